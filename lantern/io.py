@@ -1,0 +1,280 @@
+"""A component on disk: a folder with `config.json` and `model.safetensors`.
+
+Loading is strict. A file that is missing, torn or altered, and a tensor that is missing, extra,
+misshaped or not finite, is refused in one line that names the file and the tensor. Writing goes to
+a temporary name in the same folder first, so that no reader ever sees half a file.
+"""
+
+import dataclasses
+import difflib
+import json
+import math
+import os
+import re
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float, Int8
+from torch import Tensor, nn
+
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "model.safetensors"
+EMBEDDED_MODEL = "lantern-emoji"
+MAX_CONFIG_BYTES = 1 << 20
+HUB_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.md")
+
+Config = TypeVar("Config")
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[Path]:
+    """Lend a temporary path beside `path` and put what was written there in its place at the end.
+
+        with atomic_write(folder / "image.png") as temporary:
+            image.save(temporary)
+
+    The temporary name keeps the suffix, by which writers tell formats. Missing parent folders are
+    made. If the body fails, `path` is as it was and the temporary file is gone.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix[:16]}")
+    try:
+        temporary.touch(exist_ok=False)
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, value: object) -> None:
+    """Write `value` as indented JSON, aside first; NaN and infinity are refused with ValueError."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    with atomic_write(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def read_json_object(path: str | Path) -> dict[str, Any]:
+    """Read a JSON object of at most MAX_CONFIG_BYTES; ValueError names the file and the fault."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise ValueError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes, too large for a config")
+    try:
+        value = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {_one_line(error)}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a JSON {type(value).__name__}, wanted an object")
+    return value
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Read the `config.json` of a component folder."""
+    return read_json_object(Path(folder) / CONFIG_NAME)
+
+
+def build_config(kind: type[Config], values: Mapping[str, Any], *, source: str | Path) -> Config:
+    """Build the config dataclass `kind` from JSON values read from the file `source`.
+
+    Lists become tuples. ValueError names an unknown key with its nearest valid one, a missing key,
+    a number that is not finite, and whatever the dataclass itself objects to.
+    """
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name, value in values.items():
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {sorted(fields)}"
+            raise ValueError(f"{source}: unknown key {name!r}{hint}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{source}: {name} is {value}, wanted a finite number")
+    missing = dataclasses.MISSING
+    for name, field in fields.items():
+        if name not in values and field.default is missing and field.default_factory is missing:
+            raise ValueError(f"{source}: key {name!r} is missing")
+    given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{source}: {_one_line(error)}") from error
+
+
+def save_component(
+    state: Mapping[str, Tensor],
+    config: Mapping[str, object] | object,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    int8: Collection[str] = (),
+) -> None:
+    """Write a component: `state` to `model.safetensors`, `config` to `config.json`.
+
+    `config` is a mapping or a config dataclass. `dtype` converts floating tensors (torch.bfloat16
+    halves a folder). Tensors named in `int8` are stored as int8 with one scale per row, under their
+    own name and `<name>.scale`.
+    """
+    from safetensors.torch import save_file
+
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        config = dataclasses.asdict(config)
+    stored: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if name in int8:
+            stored[name], stored[f"{name}.scale"] = quantize_rows(tensor.detach().cpu().float())
+        else:
+            stored[name] = _own_storage(tensor, dtype)
+    folder = Path(folder)
+    with (
+        atomic_write(folder / WEIGHTS_NAME) as weights,
+        atomic_write(folder / CONFIG_NAME) as config_file,
+    ):
+        save_file(stored, weights, metadata={"format": "pt"})
+        text = json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False)
+        config_file.write_text(text + "\n", encoding="utf-8")
+
+
+def load_state(folder: str | Path) -> dict[str, Tensor]:
+    """Load the tensors of a component folder, int8 rows dequantised to fp32, others as stored.
+
+    ValueError names the file, and the tensor that is not finite or lacks its scale.
+    """
+    return load_tensors(Path(folder) / WEIGHTS_NAME)
+
+
+def load_tensors(path: str | Path) -> dict[str, Tensor]:
+    """Load one safetensors file; see `load_state`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} is missing")
+    try:
+        stored = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {_one_line(error)}") from error
+    for name, tensor in stored.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{path}: tensor {name!r} holds NaN or infinity")
+    state = {}
+    for name, tensor in stored.items():
+        if name.endswith(".scale") and _is_int8(stored.get(name.removesuffix(".scale"))):
+            continue
+        state[name] = _dequantized(name, stored, path) if _is_int8(tensor) else tensor
+    return state
+
+
+def check_state(
+    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, source: str | Path
+) -> None:
+    """Refuse a `state` whose names or shapes are not those of `expected` (meta tensors do)."""
+    missing = [name for name in expected if name not in state]
+    extra = [name for name in state if name not in expected]
+    if missing:
+        raise ValueError(f"{source}: tensor {missing[0]!r} is missing{_and_more(missing)}")
+    if extra:
+        raise ValueError(f"{source}: tensor {extra[0]!r} is not expected{_and_more(extra)}")
+    for name, tensor in expected.items():
+        if state[name].shape != tensor.shape:
+            got, wanted = list(state[name].shape), list(tensor.shape)
+            raise ValueError(f"{source}: tensor {name!r} has shape {got}, wanted {wanted}")
+
+
+def load_module(module: nn.Module, folder: str | Path) -> None:
+    """Fill `module` with the weights of a component folder, strictly; its dtype and device stay."""
+    state = load_state(folder)
+    check_state(state, module.state_dict(), source=Path(folder) / WEIGHTS_NAME)
+    module.load_state_dict(state)
+
+
+def quantize_rows(
+    tensor: Float[Tensor, "rows *rest"],
+) -> tuple[Int8[Tensor, "rows *rest"], Float[Tensor, " rows"]]:
+    """Round each row to 255 even steps: `tensor` is about `int8 * scale[row]`."""
+    scale = tensor.flatten(1).abs().amax(1).clamp(min=1e-12) / 127
+    broadcast = scale.view(-1, *[1] * (tensor.ndim - 1))
+    return torch.round(tensor / broadcast).to(torch.int8), scale
+
+
+def resolve_model(name: str | Path) -> Path:
+    """Find the folder of a model given by name, folder or hub id.
+
+    "lantern-emoji" is the embedded model; an existing folder is itself; "owner/name" is fetched
+    from the hub into its cache. ValueError for a name that is none of these, ConnectionError where
+    the hub does not give it.
+    """
+    if str(name) == EMBEDDED_MODEL:
+        return embedded_model()
+    try:
+        if Path(name).is_dir():
+            return Path(name)
+    except OSError as error:
+        raise ValueError(f"model {str(name)[:80]!r}: {error.strerror}") from error
+    if re.fullmatch(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", str(name)):
+        return _download(str(name))
+    near = difflib.get_close_matches(str(name), [EMBEDDED_MODEL], n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the embedded model is {EMBEDDED_MODEL!r}"
+    raise ValueError(f"model {str(name)[:80]!r} is neither a folder nor a hub id owner/name; {hint}")
+
+
+def embedded_model() -> Path:
+    """Return the folder of the embedded model: inside the package, or in the checkout around it."""
+    package = Path(__file__).resolve().parent
+    for root in (package, package.parent):
+        folder = root / "assets" / EMBEDDED_MODEL
+        if any(folder.glob(f"*/{CONFIG_NAME}")):
+            return folder
+    raise ValueError(f"this installation lacks the embedded model {EMBEDDED_MODEL!r}; reinstall it")
+
+
+def _download(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, HfHubHTTPError
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=list(HUB_PATTERNS)))
+    except HFValidationError as error:
+        raise ValueError(f"model {repository!r}: {_one_line(error)}") from error
+    except (HfHubHTTPError, OSError) as error:
+        reason = _one_line(error)
+        raise ConnectionError(f"the hub did not give model {repository!r}: {reason}") from error
+
+
+def _own_storage(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    tensor = tensor.detach().cpu().contiguous()
+    if dtype is not None and tensor.is_floating_point():
+        tensor = tensor.to(dtype)
+    # safetensors refuses tensors that share memory, as slices of one storage do
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def _is_int8(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.dtype == torch.int8
+
+
+def _dequantized(name: str, stored: Mapping[str, Tensor], path: Path) -> Tensor:
+    rows, scale = stored[name], stored.get(f"{name}.scale")
+    if scale is None:
+        raise ValueError(f"{path}: int8 tensor {name!r} has no {name + '.scale'!r}")
+    if scale.shape != rows.shape[:1]:
+        got, wanted = list(scale.shape), list(rows.shape[:1])
+        raise ValueError(f"{path}: tensor {name + '.scale'!r} has shape {got}, wanted {wanted}")
+    return rows.float() * scale.float().view(-1, *[1] * (rows.ndim - 1))
+
+
+def _and_more(names: Collection[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -1,0 +1,10 @@
+"""The models that Lantern decodes: `lantern.models.llamagen`.
+
+Their code stands in `models/` at the root of a checkout and inside this folder in a wheel.
+"""
+
+from pathlib import Path
+
+_CHECKOUT = Path(__file__).resolve().parents[2]
+if (_CHECKOUT / "pyproject.toml").is_file():
+    __path__.append(str(_CHECKOUT / "models"))
