@@ -8,26 +8,24 @@ a temporary name in the same folder first, so that no reader ever sees half a fi
 import dataclasses
 import difflib
 import json
-import math
 import os
 import re
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int8
 from torch import Tensor, nn
 
+from lantern.config import build_config, one_line, read_json_object
+
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 EMBEDDED_MODEL = "lantern-emoji"
-MAX_CONFIG_BYTES = 1 << 20
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.md")
-
-Config = TypeVar("Config")
 
 
 @contextmanager
@@ -60,53 +58,9 @@ def write_json(path: str | Path, value: object) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def read_json_object(path: str | Path) -> dict[str, Any]:
-    """Read a JSON object of at most MAX_CONFIG_BYTES; ValueError names the file and the fault."""
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
-    if len(raw) > MAX_CONFIG_BYTES:
-        raise ValueError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes, too large for a config")
-    try:
-        value = json.loads(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {_one_line(error)}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a JSON {type(value).__name__}, wanted an object")
-    return value
-
-
 def read_config(folder: str | Path) -> dict[str, Any]:
     """Read the `config.json` of a component folder."""
     return read_json_object(Path(folder) / CONFIG_NAME)
-
-
-def build_config(kind: type[Config], values: Mapping[str, Any], *, source: str | Path) -> Config:
-    """Build the config dataclass `kind` from JSON values read from the file `source`.
-
-    Lists become tuples. ValueError names an unknown key with its nearest valid one, a missing key,
-    a number that is not finite, and whatever the dataclass itself objects to.
-    """
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for name, value in values.items():
-        if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {sorted(fields)}"
-            raise ValueError(f"{source}: unknown key {name!r}{hint}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{source}: {name} is {value}, wanted a finite number")
-    missing = dataclasses.MISSING
-    for name, field in fields.items():
-        if name not in values and field.default is missing and field.default_factory is missing:
-            raise ValueError(f"{source}: key {name!r} is missing")
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    try:
-        return kind(**given)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{source}: {_one_line(error)}") from error
 
 
 def save_component(
@@ -162,10 +116,8 @@ def load_tensors(path: str | Path) -> dict[str, Tensor]:
     try:
         stored = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {_one_line(error)}") from error
-    for name, tensor in stored.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"{path}: tensor {name!r} holds NaN or infinity")
+        raise ValueError(f"{path} is not a whole safetensors file: {one_line(error)}") from error
+    check_finite(stored, source=path)
     state = {}
     for name, tensor in stored.items():
         if name.endswith(".scale") and _is_int8(stored.get(name.removesuffix(".scale"))):
@@ -188,6 +140,13 @@ def check_state(
         if state[name].shape != tensor.shape:
             got, wanted = list(state[name].shape), list(tensor.shape)
             raise ValueError(f"{source}: tensor {name!r} has shape {got}, wanted {wanted}")
+
+
+def check_finite(state: Mapping[str, Tensor], *, source: str | Path) -> None:
+    """Refuse a `state` in which a floating tensor holds NaN or infinity."""
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{source}: tensor {name!r} holds NaN or infinity")
 
 
 def load_module(module: nn.Module, folder: str | Path) -> None:
@@ -244,9 +203,9 @@ def _download(repository: str) -> Path:
     try:
         return Path(snapshot_download(repository, allow_patterns=list(HUB_PATTERNS)))
     except HFValidationError as error:
-        raise ValueError(f"model {repository!r}: {_one_line(error)}") from error
+        raise ValueError(f"model {repository!r}: {one_line(error)}") from error
     except (HfHubHTTPError, OSError) as error:
-        reason = _one_line(error)
+        reason = one_line(error)
         raise ConnectionError(f"the hub did not give model {repository!r}: {reason}") from error
 
 
@@ -276,5 +235,8 @@ def _and_more(names: Collection[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+def load_component[C, M: nn.Module](build: Callable[[C], M], kind: type[C], folder: str | Path) -> M:
+    """Build a module from a component folder: `build(config)` with the folder's weights, in fp32, in eval mode."""
+    module = build(build_config(kind, read_config(folder), source=Path(folder) / CONFIG_NAME))
+    load_module(module, folder)
+    return module.eval()

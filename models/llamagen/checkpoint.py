@@ -1,0 +1,283 @@
+"""Released checkpoints, recognised and made strict: LlamaGen's `.pt` files, LANTERN's targets and drafters.
+
+A released file says neither what it is nor for which picture size it was trained. `read_checkpoint` unwraps
+it, recognises kind and size from its tensors, asks for what they cannot tell, and refuses what does not fit.
+"""
+
+import argparse
+import math
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lantern.config import build_config, one_line, read_json_object
+from lantern.io import check_finite, check_state, load_tensors
+from lantern.models.llamagen import lantern_layout
+from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+
+Kind = Literal["t2i", "c2i", "vq", "drafter"]
+WRAPPINGS = ("model", "module", "state_dict", "ema")
+WRAPPER_PREFIXES = ("_orig_mod.", "module.")
+CODEBOOK_USED = "quantize.codebook_used"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint as it goes into a component folder: LlamaGen's tensor names, a config in the reference's fields."""
+
+    kind: Kind
+    config: dict[str, Any]
+    state: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """What a released LANTERN drafter is: EAGLE-1 on both guidance rows, one decoder layer, no norm at its input.
+
+    `cls_token_num` counts the drafter's own conditioning slots; `sees_padding` says that it attends to the
+    features of padded caption slots too.
+    """
+
+    dim: int
+    n_head: int
+    ffn_dim: int
+    vocab_size: int
+    block_size: int
+    cls_token_num: int = 119
+    norm_eps: float = 1e-6
+    rope_base: float = 10_000.0
+    has_fc_bias: bool = True
+    has_input_norm: bool = False
+    sees_padding: bool = True
+    kind: Literal["eagle1"] = "eagle1"
+    form: Literal["rows"] = "rows"
+
+    def __post_init__(self) -> None:
+        if self.n_head < 1 or self.dim % self.n_head or (self.dim // self.n_head) % 4:
+            raise ValueError(f"dim {self.dim} over {self.n_head} heads: wanted a head size divisible by 4")
+        if self.block_size < 1 or math.isqrt(self.block_size) ** 2 != self.block_size:
+            raise ValueError(f"block_size is {self.block_size}, wanted a perfect square (grid x grid codes)")
+
+
+def read_checkpoint(
+    path: str | Path,
+    *,
+    kind: Kind | None = None,
+    config: Mapping[str, Any] | None = None,
+    block_size: int | None = None,
+    prefers_ema: bool = False,
+) -> Checkpoint:
+    """Read a released file, or a folder with `config.json` and `pytorch_model.bin` or `model.safetensors`.
+
+    `config` and `block_size` (codes a picture) give what the tensors cannot tell and go before what the file
+    says. ValueError, in one line with the file's name, for anything that does not fit.
+    """
+    path = Path(path)
+    try:
+        state, known = _unwrap(*_load(path), prefers_ema=prefers_ema)
+        known |= _reference_fields(config or {}) | ({"block_size": block_size} if block_size else {})
+        found = recognise(state)
+        if kind is not None and kind != found:
+            raise ValueError(f"holds a {found} checkpoint, not {kind}")
+        if found == "vq":
+            return _vq(state, known)
+        return _drafter(state, known) if found == "drafter" else _transformer(state, known, found)
+    except ValueError as error:
+        text = str(error)
+        raise (error if text.startswith(str(path)) else ValueError(f"{path}: {text}")) from error
+
+
+def recognise(state: Mapping[str, Tensor]) -> Kind:
+    """Tell what a state dict is from its tensor names."""
+    if lantern_layout.is_drafter(state):
+        return "drafter"
+    if any(name.startswith(("encoder.", "decoder.", "quantize.")) for name in state):
+        return "vq"
+    names = {name.removeprefix("model.") for name in state}
+    if "cls_embedding.embedding_table.weight" in names:
+        return "c2i"
+    if any(name.startswith(("cls_embedding.cap_proj.", "cls_embedding.uncond_embedding")) for name in names):
+        return "t2i"
+    raise ValueError(f"is no LlamaGen transformer, tokenizer or drafter: its tensors are {sorted(state)[:3]}...")
+
+
+def _load(path: Path) -> tuple[Any, dict[str, Any]]:
+    """Load what a path holds, and the fields of the config.json beside it if the path is a folder."""
+    if path.is_dir():
+        known = _reference_fields(read_json_object(path / "config.json"))
+        for name in ("model.safetensors", "pytorch_model.bin"):
+            if (path / name).is_file():
+                return _load(path / name)[0], known
+        raise ValueError(f"{path} holds neither model.safetensors nor pytorch_model.bin")
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist")
+    if path.suffix == ".safetensors":
+        return load_tensors(path), {}
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            # only zip archives can be mapped; files of torch before 1.6 are read whole
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)), {}
+    except Exception as error:  # a damaged or hostile pickle can raise anything
+        raise ValueError(f"{path} is no whole checkpoint of plain tensors: {one_line(error)}") from error
+
+
+def _unwrap(raw: Any, known: dict[str, Any], *, prefers_ema: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Find the state dict inside its wrapping, with clean names; add to `known` what the training arguments say."""
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"holds a {type(raw).__name__}, wanted a dict of tensors")
+    known = _from_arguments(raw.get("args")) | known
+    order = ("ema", *WRAPPINGS) if prefers_ema else WRAPPINGS
+    inner = next((raw[name] for name in order if isinstance(raw.get(name), Mapping)), raw)
+    state = {}
+    for name, tensor in inner.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise ValueError(f"entry {str(name)[:60]!r} is a {type(tensor).__name__}, wanted a tensor")
+        while name.startswith(WRAPPER_PREFIXES):
+            name = name.split(".", 1)[1]
+        # rotary table and decoding cache: recomputed, never weights
+        if name != "freqs_cis" and ".kv_cache." not in name:
+            state[name] = tensor.detach()
+    return state, known
+
+
+def _from_arguments(arguments: Any) -> dict[str, Any]:
+    """Read the grid, and the heads of a named size, from the arguments that a training run recorded."""
+    if not isinstance(arguments, argparse.Namespace | Mapping):
+        return {}
+    given = arguments if isinstance(arguments, Mapping) else vars(arguments)
+    known: dict[str, Any] = {}
+    image, factor = given.get("image_size"), given.get("downsample_size", 16)
+    if isinstance(image, int) and isinstance(factor, int) and factor > 0 and image % factor == 0:
+        known["block_size"] = (image // factor) ** 2
+    size = str(given.get("gpt_model", "")).removeprefix("GPT-")
+    if size in SIZES:
+        known["n_head"] = SIZES[size]["n_head"]
+    return known
+
+
+def _reference_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    foreign = lantern_layout.is_foreign_config(values)
+    return lantern_layout.reference_config(values) if foreign else dict(values)
+
+
+def _transformer(state: dict[str, Tensor], known: dict[str, Any], kind: Kind) -> Checkpoint:
+    if lantern_layout.is_target(state):
+        state = lantern_layout.target_state(state)
+    vocab_size, dim = _shape(state, "tok_embeddings.weight", 2)
+    n_layer, hidden = _count(state, "layers"), _shape(state, "layers.0.feed_forward.w1.weight", 2)[0]
+    fields = {"dim": dim, "n_layer": n_layer, "vocab_size": vocab_size, "model_type": kind}
+    fields |= {"multiple_of": _multiple_of(dim, hidden)} | _heads(dim, n_layer)
+    if kind == "c2i":
+        fields["num_classes"] = _shape(state, "cls_embedding.embedding_table.weight", 2)[0] - 1
+    else:
+        fields["cls_token_num"], fields["caption_dim"] = _shape(state, "cls_embedding.uncond_embedding", 2)
+    known.pop("bias", None)
+    config = build_config(TransformerConfig, _complete(fields | known), source="config")
+    if config.n_layer != n_layer:
+        raise ValueError(f"config has n_layer {config.n_layer}, the file {n_layer} layers")
+    _check(state, lambda: Transformer(config))
+    return Checkpoint(kind, asdict(config), state)
+
+
+def _drafter(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
+    """Recognise an EAGLE-1 drafter: `fc` over [embedding; feature], one layer without input norm, no final norm."""
+    state = lantern_layout.drafter_state(state)
+    vocab_size, dim = _shape(state, "embed_tokens.weight", 2)
+    hidden = _shape(state, "layers.0.feed_forward.w1.weight", 2)[0]
+    fields = _complete({"dim": dim, "ffn_dim": hidden, "vocab_size": vocab_size} | _heads(dim) | known)
+    # the drafter pairs a feature with the code after it, hence one conditioning slot fewer than the target
+    fields["cls_token_num"] = fields.get("cls_token_num", 120) - 1
+    fields["has_fc_bias"] = fields.pop("bias", True)
+    irrelevant = ("n_layer", "n_kv_head", "caption_dim", "num_classes")
+    fields = {name: value for name, value in fields.items() if name not in irrelevant}
+    config = build_config(DrafterConfig, fields, source="config")
+    expected = {
+        "embed_tokens.weight": (vocab_size, dim),
+        "fc.weight": (dim, 2 * dim),
+        "layers.0.attention.wqkv.weight": (3 * dim, dim),
+        "layers.0.attention.wo.weight": (dim, dim),
+        "layers.0.feed_forward.w1.weight": (hidden, dim),
+        "layers.0.feed_forward.w3.weight": (hidden, dim),
+        "layers.0.feed_forward.w2.weight": (dim, hidden),
+        "layers.0.ffn_norm.weight": (dim,),
+    } | ({"fc.bias": (dim,)} if config.has_fc_bias else {})
+    check_state(state, {name: torch.empty(shape, device="meta") for name, shape in expected.items()}, source="weights")
+    check_finite(state, source="weights")
+    return Checkpoint("drafter", asdict(config), state)
+
+
+def _vq(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
+    codebook_size, width = _shape(state, "quantize.embedding.weight", 2)
+    ch = _shape(state, "encoder.conv_in.weight", 4)[0]
+    levels = range(_count(state, "encoder.conv_blocks"))
+    fields: dict[str, Any] = {
+        "codebook_size": codebook_size,
+        "codebook_embed_dim": width,
+        "encoder_ch_mult": [_shape(state, f"encoder.conv_blocks.{i}.res.0.conv1.weight", 4)[0] // ch for i in levels],
+        # the decoder's first block is the lowest resolution
+        "decoder_ch_mult": [
+            _shape(state, f"decoder.conv_blocks.{i}.res.0.conv1.weight", 4)[0] // ch for i in reversed(levels)
+        ],
+        "z_channels": _shape(state, "encoder.conv_out.weight", 4)[0],
+        "ch": ch,
+        "num_res_blocks": _count(state, "encoder.conv_blocks.0.res"),
+    }
+    known.pop("block_size", None)
+    config = build_config(VQConfig, fields | known, source="config")
+    if CODEBOOK_USED not in state:  # a usage diagnostic, empty in what was never trained further
+        state[CODEBOOK_USED] = torch.zeros(65536)
+    _check(state, lambda: VQVAE(config))
+    return Checkpoint("vq", asdict(config), state)
+
+
+def _shape(state: Mapping[str, Tensor], name: str, axes: int) -> tuple[int, ...]:
+    if name not in state:
+        raise ValueError(f"tensor {name!r} is missing")
+    if state[name].ndim != axes or not state[name].numel():
+        raise ValueError(f"tensor {name!r} has shape {list(state[name].shape)}, wanted {axes} axes, none empty")
+    return tuple(state[name].shape)
+
+
+def _count(state: Mapping[str, Tensor], prefix: str) -> int:
+    """Count the numbered entries `prefix.0.`, `prefix.1.`, ... of a state dict."""
+    return len({found[1] for name in state if (found := re.match(rf"{re.escape(prefix)}\.(\d+)\.", name))})
+
+
+def _heads(dim: int, n_layer: int | None = None) -> dict[str, int]:
+    """Give the heads of the released size that is this wide (and deep); no shape tells them."""
+    sizes = [size for size in SIZES.values() if size["dim"] == dim and n_layer in (None, size["n_layer"])]
+    return {"n_head": sizes[0]["n_head"]} if sizes else {}
+
+
+def _multiple_of(dim: int, hidden: int) -> int:
+    """Find a rounding under which a feed-forward of this width is `hidden` wide, the released one first."""
+    unrounded = int(2 * 4 * dim / 3)
+    roundings = (multiple for multiple in (256, 128, 64, 32, 16, 8, 4, 2, 1) if hidden % multiple == 0)
+    return next((m for m in roundings if -(-unrounded // m) * m == hidden), max(hidden, 1))
+
+
+def _complete(fields: dict[str, Any]) -> dict[str, Any]:
+    """Ask for what tensors cannot tell if neither the file nor the caller gave it."""
+    if fields.get("n_head") is None:
+        raise ValueError('cannot tell the number of heads from shapes; give --config with {"n_head": ...}')
+    if fields.get("block_size") is None:
+        raise ValueError("does not record its picture size; give --image-size (256, 384, 512) or --grid")
+    return fields
+
+
+def _check(state: Mapping[str, Tensor], build: Callable[[], nn.Module]) -> None:
+    """Compare names and shapes with those of the real module, built without memory."""
+    try:
+        with torch.device("meta"):
+            expected = build().state_dict()
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+        raise ValueError(f"config: {one_line(error)}") from error
+    check_state(state, expected, source="weights")
+    check_finite(state, source="weights")

@@ -1,0 +1,103 @@
+"""LANTERN's Hugging-Face-style key layout, translated to LlamaGen's own.
+
+Queries and keys keep their rows: both layouts rotate interleaved pairs. LANTERN is arXiv:2410.03355.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_RENAMED = {
+    "model.embed_tokens.": "tok_embeddings.",
+    "model.cls_embedding.": "cls_embedding.",
+    "model.norm.": "norm.",
+    "lm_head.": "output.",
+}
+_IN_LAYER = {
+    "self_attn.o_proj.": "attention.wo.",
+    "mlp.gate_proj.": "feed_forward.w1.",
+    "mlp.up_proj.": "feed_forward.w3.",
+    "mlp.down_proj.": "feed_forward.w2.",
+    "input_layernorm.": "attention_norm.",
+    "post_attention_layernorm.": "ffn_norm.",
+}
+_FIELDS = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "num_key_value_heads": "n_kv_head",
+    "rms_norm_eps": "norm_eps",
+    "rope_theta": "rope_base",
+}
+_SAME_FIELDS = ("vocab_size", "num_classes", "caption_dim", "cls_token_num", "block_size", "rope_base", "bias")
+_BLOCK_SIZES = {"t2i": 256, "t2i2": 1024}
+
+
+def is_target(state: Mapping[str, Tensor]) -> bool:
+    """Whether these are the keys of a LANTERN target."""
+    return "model.embed_tokens.weight" in state or "model.layers.0.self_attn.q_proj.weight" in state
+
+
+def is_drafter(state: Mapping[str, Tensor]) -> bool:
+    """Whether these are the keys of a LANTERN drafter: a decoder layer behind an `fc`, without head or final norm."""
+    return "fc.weight" in state and any(name.startswith("layers.0.") for name in state)
+
+
+def target_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename a LANTERN target's tensors and fuse its projections; unknown names stay, for strict checks to name."""
+    renamed = {_renamed(name): tensor for name, tensor in state.items()}
+    return _with_fused_qkv({name.removeprefix("model."): tensor for name, tensor in renamed.items()})
+
+
+def drafter_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename a LANTERN drafter's tensors and fuse its projections.
+
+    `embed_tokens` is the drafter's own: released drafters were trained with one that differs from their
+    target's. ValueError for the drafters of Chameleon models, which norm queries and keys.
+    """
+    if any(".self_attn.q_norm." in name for name in state):
+        raise ValueError("this is a drafter for Chameleon (Anole, Lumina-mGPT), wanted one for LlamaGen")
+    return _with_fused_qkv({_renamed(name): tensor for name, tensor in state.items()})
+
+
+def is_foreign_config(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json has Hugging Face's field names."""
+    return "hidden_size" in values
+
+
+def reference_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate a Hugging-Face-style config to the reference's field names; what has no counterpart is left out."""
+    config = {new: values[old] for old, new in _FIELDS.items() if values.get(old) is not None}
+    config |= {name: values[name] for name in _SAME_FIELDS if values.get(name) is not None}
+    if "block_size" not in config and values.get("input_type") in _BLOCK_SIZES:
+        config["block_size"] = _BLOCK_SIZES[values["input_type"]]
+    return config
+
+
+def _renamed(name: str) -> str:
+    for old, new in _RENAMED.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    layer = re.match(r"(?:model\.)?(layers\.\d+\.)(.+)", name)
+    for old, new in _IN_LAYER.items() if layer else ():
+        if layer[2].startswith(old):
+            return layer[1] + new + layer[2].removeprefix(old)
+    return name
+
+
+def _with_fused_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Replace each layer's q_proj, k_proj, v_proj by wqkv, rows [q | k | v]; an incomplete triple stays as it is."""
+    fused = dict(state)
+    for name in state:
+        if not name.endswith(".self_attn.q_proj.weight"):
+            continue
+        layer = name.removesuffix("self_attn.q_proj.weight")
+        parts = [f"{layer}self_attn.{letter}_proj.weight" for letter in "qkv"]
+        absent = [part for part in parts if part not in state]
+        if absent:
+            raise ValueError(f"tensor {absent[0]!r} is missing")
+        fused[f"{layer}attention.wqkv.weight"] = torch.cat([fused.pop(part) for part in parts])
+    return fused

@@ -1,0 +1,343 @@
+import argparse
+import collections
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lantern.models.llamagen.checkpoint import Checkpoint, read_checkpoint
+from lantern.models.llamagen.lantern_layout import reference_config
+from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from safetensors.torch import save_file
+from torch import Tensor
+
+TABLES = json.loads((Path(__file__).parents[1] / "data" / "checkpoint_tables.json").read_text())
+TINY = {"dim": 64, "n_layer": 3, "n_head": 4, "multiple_of": 32, "vocab_size": 64, "block_size": 16}
+HEADS = {"n_head": 4}
+
+
+def _table(name: str) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {key: torch.randn(shape, generator=generator) for key, (shape, _) in TABLES["tables"][name].items()}
+
+
+def _saved(value: object, path: Path) -> Path:
+    torch.save(value, path)
+    return path
+
+
+def _convert(path: Path, **given: Any) -> Checkpoint:
+    return read_checkpoint(path, **({"block_size": 16, "config": HEADS} | given))
+
+
+@pytest.mark.parametrize("kind", ["c2i", "t2i"])
+def test_a_transformer_keeps_every_tensor(tmp_path: Path, kind: str) -> None:
+    state = _table(f"gpt_{kind}")
+    found = _convert(_saved({"model": state}, tmp_path / "x.pt"))
+    assert found.kind == kind
+    assert found.config["dim"] == 64 and found.config["n_layer"] == 3 and found.config["block_size"] == 16
+    assert found.state.keys() == state.keys()
+    assert all(torch.equal(found.state[name], tensor) for name, tensor in state.items())
+    Transformer(TransformerConfig(**found.config)).load_state_dict(found.state)
+
+
+@pytest.mark.parametrize("name", ["vq_tiny", "vq16ch32"])
+def test_a_tokenizer_keeps_every_tensor(tmp_path: Path, name: str) -> None:
+    state = _table(name)
+    found = read_checkpoint(_saved({"model": state}, tmp_path / "x.pt"))
+    assert found.kind == "vq" and found.config["ch"] == 32
+    assert all(torch.equal(found.state[key], tensor) for key, tensor in state.items())
+    VQVAE(VQConfig(**found.config)).load_state_dict(found.state)
+
+
+@pytest.mark.parametrize("name", ["VQ-16", "VQ-8"])
+def test_released_tokenizers_have_the_tables_keys_and_shapes(name: str) -> None:
+    with torch.device("meta"):
+        state = VQVAE(VQConfig.named(name)).state_dict()
+    assert {key: list(tensor.shape) for key, tensor in state.items()} == {
+        key: shape for key, (shape, _) in TABLES["tables"][f"{name}_full"].items()
+    }
+
+
+@pytest.mark.parametrize("row", TABLES["params"])
+def test_released_sizes_have_the_tables_parameter_counts(row: str) -> None:
+    name, _, kind = row.partition("|")
+    if name.startswith("VQ"):
+        with torch.device("meta"):
+            model: torch.nn.Module = VQVAE(VQConfig.named(name))
+    else:
+        text = {"model_type": "t2i", "cls_token_num": 120} if kind.startswith("t2i") else {}
+        with torch.device("meta"):
+            model = Transformer(TransformerConfig.named(name.removeprefix("GPT-"), **text))
+    assert sum(parameter.numel() for parameter in model.parameters()) == TABLES["params"][row]["params"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_released_size_is_recognised_from_its_shapes(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TransformerConfig.named(size, block_size=576)
+    with torch.device("meta"):
+        state = Transformer(config).state_dict()
+    monkeypatch.setattr("lantern.models.llamagen.checkpoint._load", lambda path: (state, {}))
+    monkeypatch.setattr("lantern.models.llamagen.checkpoint.check_finite", lambda state, source: None)
+    assert TransformerConfig(**read_checkpoint("full.pt", block_size=576).config) == config
+
+
+def _wrappings() -> dict[str, Any]:
+    state = _table("gpt_c2i")
+    cache = {"freqs_cis": torch.zeros(1), "layers.0.attention.kv_cache.k_cache": torch.zeros(1)}
+    arguments = argparse.Namespace(image_size=64, downsample_size=16, gpt_model="GPT-B", lr=1e-4)
+    return {
+        "model": {"model": state, "optimizer": {"lr": 1}, "steps": 3},
+        "module": {"module": state},
+        "state_dict": {"state_dict": state},
+        "ema only": {"ema": state},
+        "bare": state,
+        "ordered": collections.OrderedDict(state),
+        "compiled": {"model": {f"_orig_mod.{name}": tensor for name, tensor in state.items()}},
+        "parallel": {f"module.{name}": tensor for name, tensor in state.items()},
+        "both": {f"module._orig_mod.{name}": tensor for name, tensor in state.items()},
+        "decoded with": state | cache,
+        "arguments": {"model": state, "args": arguments},
+    }
+
+
+@pytest.mark.parametrize("wrapping", _wrappings())
+def test_every_wrapping_holds_the_same_state(tmp_path: Path, wrapping: str) -> None:
+    found = _convert(_saved(_wrappings()[wrapping], tmp_path / "x.pt"))
+    assert found.state.keys() == _table("gpt_c2i").keys()
+
+
+def test_pickles_of_old_torch_load(tmp_path: Path) -> None:
+    torch.save({"model": _table("gpt_c2i")}, tmp_path / "x.pt", _use_new_zipfile_serialization=False)
+    assert _convert(tmp_path / "x.pt").kind == "c2i"
+
+
+def test_moving_averages_are_taken_on_request(tmp_path: Path) -> None:
+    state = _table("vq_tiny")
+    average = {name: tensor + 1 for name, tensor in state.items()}
+    path = _saved({"model": state, "ema": average}, tmp_path / "x.pt")
+    name = "quantize.embedding.weight"
+    assert torch.equal(read_checkpoint(path).state[name], state[name])
+    assert torch.equal(read_checkpoint(path, prefers_ema=True).state[name], average[name])
+
+
+def test_recorded_arguments_give_the_grid(tmp_path: Path) -> None:
+    arguments = argparse.Namespace(image_size=64, downsample_size=16, gpt_model="GPT-B")
+    path = _saved({"model": _table("gpt_c2i"), "args": arguments}, tmp_path / "x.pt")
+    assert read_checkpoint(path, config=HEADS).config["block_size"] == 16
+    assert read_checkpoint(path, config=HEADS, block_size=64).config["block_size"] == 64
+
+
+class _Bomb:
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.canary,)
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_pickle_bomb_does_not_go_off(tmp_path: Path, is_zip: bool) -> None:
+    canary = tmp_path / "canary"
+    value = {"model": _table("gpt_c2i"), "args": _Bomb(canary)}
+    torch.save(value, tmp_path / "x.pt", _use_new_zipfile_serialization=is_zip)
+    (tmp_path / "plain.bin").write_bytes(pickle.dumps(_Bomb(canary)))
+    for name in ("x.pt", "plain.bin"):
+        with pytest.raises(ValueError, match="no whole checkpoint of plain tensors"):
+            _convert(tmp_path / name)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, 5000, -1])
+def test_a_torn_file_is_refused_in_one_line(tmp_path: Path, keep: int) -> None:
+    path = _saved({"model": _table("gpt_c2i")}, tmp_path / "x.pt")
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"x\.pt") as caught:
+        _convert(path)
+    assert "\n" not in str(caught.value)
+
+
+def _without(name: str) -> dict[str, Tensor]:
+    return {key: tensor for key, tensor in _table("gpt_c2i").items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (_without("norm.weight"), "'norm.weight' is missing"),
+        (_without("tok_embeddings.weight"), "'tok_embeddings.weight' is missing"),
+        (_without("layers.1.attention.wo.weight"), "'layers.1.attention.wo.weight' is missing"),
+        (_table("gpt_c2i") | {"surplus": torch.ones(1)}, "'surplus' is not expected"),
+        (_table("gpt_c2i") | {"norm.weight": torch.ones(3)}, r"'norm.weight' has shape \[3\], wanted \[64\]"),
+        (_table("gpt_c2i") | {"norm.weight": torch.full((64,), torch.nan)}, "'norm.weight' holds NaN"),
+        (_table("gpt_c2i") | {"tok_embeddings.weight": torch.ones(3)}, "'tok_embeddings.weight' has shape"),
+        ({"w": torch.ones(1)}, "is no LlamaGen transformer"),
+        ({"model": [1, 2]}, "'model' is a list, wanted a tensor"),
+        ([1, 2], "holds a list"),
+        ({3: torch.ones(1)}, "'3' is a Tensor"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, state: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        _convert(_saved(state, tmp_path / "x.pt"))
+    assert "x.pt" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"block_size": None}, "give --image-size"),
+        ({"config": {}}, "number of heads"),
+        ({"block_size": 15}, "perfect square"),
+        ({"config": {"n_head": 4, "n_layer": 10**9}}, "config has n_layer 1000000000, the file 3 layers"),
+        ({"config": {"n_head": 4, "vocab_size": 10**9}}, "'tok_embeddings.weight' has shape"),
+        ({"config": {"n_head": 4, "vocab_size": 10**12}}, "vocab_size is '1000000000000', wanted int"),
+        ({"config": {"n_head": "four"}}, "n_head is 'four', wanted int"),
+        ({"config": {"n_heads": 4}}, "number of heads"),
+        ({"config": {"n_head": 4, "vocab_sise": 4}}, "did you mean 'vocab_size'"),
+        ({"config": {"n_head": 4, "norm_eps": float("nan")}}, "norm_eps is 'nan'"),
+        ({"kind": "vq"}, "holds a c2i checkpoint, not vq"),
+    ],
+)
+def test_what_cannot_be_so_is_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    path = _saved(_table("gpt_c2i"), tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=message):
+        _convert(path, **given)
+
+
+def _hf_layer(prefix: str, dim: int, hidden: int, **norms: int) -> dict[str, Tensor]:
+    state = {f"{prefix}self_attn.{letter}_proj.weight": torch.randn(dim, dim) for letter in "qkvo"}
+    state |= {f"{prefix}mlp.{name}_proj.weight": torch.randn(hidden, dim) for name in ("gate", "up")}
+    return state | {f"{prefix}mlp.down_proj.weight": torch.randn(dim, hidden)}
+
+
+def _hf_target() -> dict[str, Tensor]:
+    state = {
+        "model.embed_tokens.weight": torch.randn(64, 64),
+        "model.cls_embedding.uncond_embedding": torch.randn(120, 32),
+        "model.cls_embedding.cap_proj.fc1.weight": torch.randn(64, 32),
+        "model.cls_embedding.cap_proj.fc2.weight": torch.randn(64, 64),
+        "model.norm.weight": torch.randn(64),
+        "lm_head.weight": torch.randn(64, 64),
+    }
+    for layer in range(3):
+        prefix = f"model.layers.{layer}."
+        state |= _hf_layer(prefix, 64, 192)
+        state |= {f"{prefix}{name}_layernorm.weight": torch.randn(64) for name in ("input", "post_attention")}
+    return state
+
+
+def _hf_drafter() -> dict[str, Tensor]:
+    return {
+        "embed_tokens.weight": torch.randn(64, 64),
+        "fc.weight": torch.randn(64, 128),
+        "fc.bias": torch.randn(64),
+        "layers.0.post_attention_layernorm.weight": torch.randn(64),
+    } | _hf_layer("layers.0.", 64, 192)
+
+
+HF_CONFIG = {"hidden_size": 64, "num_attention_heads": 4, "rms_norm_eps": 1e-6, "model_type": "llamagen"}
+
+
+def _hf_folder(folder: Path, state: dict[str, Tensor], *, form: str, **config: Any) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(HF_CONFIG | config))
+    if form == "safetensors":
+        save_file(state, folder / "model.safetensors")
+    else:
+        torch.save(state, folder / "pytorch_model.bin")
+    return folder
+
+
+@pytest.mark.parametrize("form", ["bin", "safetensors"])
+def test_lanterns_target_becomes_llamagens(tmp_path: Path, form: str) -> None:
+    state = _hf_target()
+    extra = {"num_hidden_layers": 3, "block_size": 16, "rope_base": 10000, "input_type": "t2i"}
+    found = read_checkpoint(_hf_folder(tmp_path / "x", state, form=form, **extra))
+    assert found.kind == "t2i" and found.config["block_size"] == 16 and found.config["norm_eps"] == 1e-6
+    assert found.state.keys() == _table("gpt_t2i").keys()
+    query_key_value = torch.cat([state[f"model.layers.1.self_attn.{letter}_proj.weight"] for letter in "qkv"])
+    assert torch.equal(found.state["layers.1.attention.wqkv.weight"], query_key_value)
+    assert torch.equal(found.state["layers.2.ffn_norm.weight"], state["model.layers.2.post_attention_layernorm.weight"])
+    assert torch.equal(found.state["layers.0.feed_forward.w3.weight"], state["model.layers.0.mlp.up_proj.weight"])
+    Transformer(TransformerConfig(**found.config)).load_state_dict(found.state)
+
+
+@pytest.mark.parametrize("form", ["bin", "safetensors"])
+def test_a_released_drafter_becomes_a_component(tmp_path: Path, form: str) -> None:
+    state = _hf_drafter()
+    found = read_checkpoint(_hf_folder(tmp_path / "x", state, form=form, input_type="t2i2"))
+    assert found.kind == "drafter"
+    assert set(found.state) == {
+        "embed_tokens.weight",
+        "fc.weight",
+        "fc.bias",
+        "layers.0.attention.wqkv.weight",
+        "layers.0.attention.wo.weight",
+        "layers.0.feed_forward.w1.weight",
+        "layers.0.feed_forward.w3.weight",
+        "layers.0.feed_forward.w2.weight",
+        "layers.0.ffn_norm.weight",
+    }
+    assert torch.equal(found.state["embed_tokens.weight"], state["embed_tokens.weight"])
+    config = found.config
+    assert (config["kind"], config["form"], config["dim"], config["n_head"]) == ("eagle1", "rows", 64, 4)
+    assert (config["block_size"], config["cls_token_num"], config["norm_eps"]) == (1024, 119, 1e-6)
+    assert config["has_fc_bias"] and not config["has_input_norm"]
+
+
+def test_a_drafter_without_bias_says_so_in_its_config(tmp_path: Path) -> None:
+    state = _hf_drafter()
+    del state["fc.bias"]
+    with pytest.raises(ValueError, match=r"'fc.bias' is missing"):
+        read_checkpoint(_hf_folder(tmp_path / "a", state, form="bin", input_type="t2i"))
+    found = read_checkpoint(_hf_folder(tmp_path / "b", state, form="bin", input_type="t2i", bias=False))
+    assert not found.config["has_fc_bias"] and found.config["block_size"] == 256
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("layers.0.input_layernorm.weight", "'layers.0.attention_norm.weight' is not expected"),
+        ("layers.0.self_attn.q_norm.weight", "drafter for Chameleon"),
+        ("lm_head.weight", "'output.weight' is not expected"),
+    ],
+)
+def test_foreign_drafters_are_refused(tmp_path: Path, name: str, message: str) -> None:
+    state = _hf_drafter() | {name: torch.ones(64)}
+    with pytest.raises(ValueError, match=message):
+        read_checkpoint(_hf_folder(tmp_path / "x", state, form="bin", input_type="t2i"))
+
+
+def test_half_a_projection_is_named(tmp_path: Path) -> None:
+    state = _hf_drafter()
+    del state["layers.0.self_attn.k_proj.weight"]
+    with pytest.raises(ValueError, match=r"'layers.0.self_attn.k_proj.weight' is missing"):
+        read_checkpoint(_hf_folder(tmp_path / "x", state, form="bin", input_type="t2i"))
+
+
+def test_an_empty_folder_names_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="config.json"):
+        read_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="neither model.safetensors nor pytorch_model.bin"):
+        read_checkpoint(tmp_path)
+
+
+def test_hugging_face_fields_map_to_the_references() -> None:
+    given = {"hidden_size": 1280, "num_hidden_layers": 36, "num_attention_heads": 20, "input_type": "t2i2"}
+    assert reference_config(given) == {"dim": 1280, "n_layer": 36, "n_head": 20, "block_size": 1024}
+
+
+def test_reading_costs_no_more_than_torch() -> None:
+    code = (
+        "import sys, lantern.models.llamagen.checkpoint; "
+        "print([m for m in ('transformers', 'diffusers', 'torchvision', 'PIL') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
