@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int8
@@ -25,6 +25,8 @@ from lantern.config import build_config, one_line, read_json_object
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 EMBEDDED_MODEL = "lantern-emoji"
+Config = TypeVar("Config")
+Module = TypeVar("Module", bound=nn.Module)
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.md")
 
 
@@ -235,7 +237,9 @@ def _and_more(names: Collection[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def load_component[C, M: nn.Module](build: Callable[[C], M], kind: type[C], folder: str | Path) -> M:
+def load_component(
+    build: Callable[[Config], Module], kind: type[Config], folder: str | Path
+) -> Module:
     """Build a module from a component folder: `build(config)` with the folder's weights, in fp32, in eval mode."""
     module = build(build_config(kind, read_config(folder), source=Path(folder) / CONFIG_NAME))
     load_module(module, folder)
