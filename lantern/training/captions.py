@@ -1,0 +1,177 @@
+"""What pictures are called: articles, plurals, and weighted caption templates.
+
+A caption is (text, weight); the weights of one picture sum to one. Words reserved for evaluation never get in.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from lantern.training.emoji import Concept
+
+Captions = tuple[tuple[str, float], ...]
+
+COLOURS = {"red", "orange", "yellow", "green", "blue", "purple", "pink", "black", "white", "brown"}
+NUMBERS = {2: "two", 3: "three", 4: "four"}
+STOP_WORDS = {"a", "an", "the", "of", "and", "with", "in", "on", "for", "to", "from"}
+IRREGULAR = {
+    "sheep": "sheep",
+    "fish": "fish",
+    "pufferfish": "pufferfish",
+    "jellyfish": "jellyfish",
+    "deer": "deer",
+    "moose": "moose",
+    "bison": "bison",
+    "shrimp": "shrimp",
+    "squid": "squid",
+    "mouse": "mice",
+    "goose": "geese",
+    "ox": "oxen",
+    "wolf": "wolves",
+    "knife": "knives",
+    "leaf": "leaves",
+    "scarf": "scarves",
+    "potato": "potatoes",
+    "tomato": "tomatoes",
+    "mango": "mangoes",
+    "mosquito": "mosquitoes",
+    "volcano": "volcanoes",
+    "snowman": "snowmen",
+    "foot": "feet",
+    "man": "men",
+    "woman": "women",
+}
+# After these words a name goes on, but no longer says what is counted.
+TAIL = re.compile(r" (?:of|with|from|over|behind|in|on|at|and) ")
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a caption, lower case, hyphens kept."""
+    return re.findall(r"[a-z0-9'-]+", text.lower())
+
+
+def read_reserved(path: Path) -> frozenset[str]:
+    """The words, with their plurals, of the evaluation prompts in a JSON list of {"prompt", "concept"}."""
+    prompts = json.loads(path.read_text(encoding="utf-8"))
+    words = {w for entry in prompts for w in words_of(entry["prompt"])} - STOP_WORDS
+    return frozenset(words | {plural(word) for word in words})
+
+
+def plural(name: str) -> str:
+    """More than one of it: "box" -> "boxes", "cup of tea" -> "cups of tea", "mouse" -> "mice"."""
+    tail = TAIL.search(name)
+    head, rest = (name[: tail.start()], name[tail.start() :]) if tail else (name, "")
+    start, space, last = head.rpartition(" ")
+    if last in IRREGULAR:
+        last = IRREGULAR[last]
+    elif re.search(r"(s|x|z|ch|sh)$", last):
+        last += "es"
+    elif re.search(r"[^aeiou]y$", last):
+        last = last[:-1] + "ies"
+    else:
+        last += "s"
+    return f"{start}{space}{last}{rest}"
+
+
+def article(name: str) -> str:
+    """ "a" or "an" before the name, by its sound."""
+    if re.match(r"(uni|one-|ufo|eu)", name):
+        return f"a {name}"
+    return f"an {name}" if name[0] in "aeiou" or name.startswith("hour") else f"a {name}"
+
+
+def indefinite(name: str, concept: Concept) -> str:
+    """The name as a noun phrase: with an article unless it is a plural or a mass."""
+    return name if concept.flags & {"plural", "mass"} else article(name)
+
+
+def base_name(name: str) -> str:
+    """The name without a leading colour: "red apple" -> "apple"."""
+    first, _, rest = name.partition(" ")
+    return rest if first in COLOURS and rest else name
+
+
+def weighted(pairs: Iterable[tuple[str, float]]) -> Captions:
+    """Equal texts merged, weights scaled to sum to one, rounded for storage."""
+    merged: dict[str, float] = {}
+    for text, weight in pairs:
+        merged[text] = merged.get(text, 0.0) + weight
+    total = sum(merged.values())
+    return tuple((text, round(weight / total, 4)) for text, weight in merged.items())
+
+
+def styled(name: str, style: str, concept: Concept) -> list[tuple[str, float]]:
+    """The usual ways to ask for one thing, plain and with its style; weights sum to one."""
+    return [
+        (name, 0.22),
+        (indefinite(name, concept), 0.24),
+        (f"an emoji of {indefinite(name, concept)}", 0.02),
+        (f"a picture of {indefinite(name, concept)}", 0.02),
+        (f"{style} {name}", 0.14),
+        (indefinite(f"{style} {name}", concept), 0.10),
+        (indefinite(f"{style} style {name}", concept), 0.08),
+        (f"{name}, {style} style", 0.10),
+        (f"{indefinite(name, concept)} in {style} style", 0.08),
+    ]
+
+
+def plain_captions(
+    concept: Concept, style: str, tags: Sequence[str], *, colour: str | None
+) -> Captions:
+    """Captions of a single picture. `colour` is the natural one, if it has a single one."""
+    pairs = [(text, 0.74 * weight) for text, weight in styled(concept.name, style, concept)]
+    for synonym in concept.synonyms:
+        share = 0.12 / len(concept.synonyms)
+        pairs += [(text, share * weight) for text, weight in styled(synonym, style, concept)]
+    if colour is not None and base_name(concept.name) == concept.name != colour:
+        name = f"{colour} {concept.name}"
+        pairs += [(text, 0.10 * weight) for text, weight in styled(name, style, concept)]
+    if tags:
+        pairs.append((f"{concept.name}, {', '.join(tags[:2])}", 0.04))
+        pairs.append((f"{style} {concept.name}, {tags[-1]}", 0.03))
+        pairs.append((", ".join(tags[:3]), 0.02))
+    return weighted(pairs)
+
+
+def colour_captions(concept: Concept, style: str, colour: str) -> Captions:
+    """Captions of a recoloured picture."""
+    return weighted(styled(f"{colour} {base_name(concept.name)}", style, concept))
+
+
+def count_captions(concept: Concept, style: str, number: int, *, colour: str | None) -> Captions:
+    """Captions of `number` copies: "two red apples", "three 3d cats"."""
+    single = f"{colour} {base_name(concept.name)}" if colour else concept.name
+    word, many = NUMBERS[number], plural(single)
+    pairs = [
+        (f"{word} {many}", 0.50),
+        (f"{number} {many}", 0.06),
+        (f"{word} {style} {many}", 0.16),
+        (f"{word} {many}, {style} style", 0.14),
+        (f"{word} {many} in {style} style", 0.14),
+    ]
+    return weighted(pairs)
+
+
+def pair_captions(left: Concept, right: Concept, style: str) -> Captions:
+    """Captions of two things side by side, the left one mostly named first."""
+    one, two = indefinite(left.name, left), indefinite(right.name, right)
+    pairs = [
+        (f"{one} and {two}", 0.48),
+        (f"{two} and {one}", 0.12),
+        (f"{left.name} and {right.name}", 0.08),
+        (f"{one} and {two}, {style} style", 0.16),
+        (f"{one} and {two} in {style} style", 0.16),
+    ]
+    return weighted(pairs)
+
+
+def check_reserved(names: Iterable[str], reserved: frozenset[str]) -> None:
+    """Raise ValueError when a caption holds a word that is kept for evaluation."""
+    for name in names:
+        clash = reserved & set(words_of(name))
+        if clash:
+            raise ValueError(
+                f"{name!r} holds {sorted(clash)}, which the evaluation prompts reserve: "
+                "rename the concept or drop the prompt"
+            )

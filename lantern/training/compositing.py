@@ -1,0 +1,173 @@
+"""Pictures made of pictures: framed on white, recoloured, several of one thing, two things side by side.
+
+Everything is a pure function of its arguments. Pictures are RGBA with straight alpha, `h w 4`; finished ones are RGB on
+white. Pillow scales RGBA with premultiplied colours, so that edges stay clean.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, UInt8
+
+Rgba = UInt8[np.ndarray, "h w 4"]
+Rgb = UInt8[np.ndarray, "h w 3"]
+
+# Hue in degrees, saturation and value of the middle of an object that a person calls by that colour.
+TARGETS: dict[str, tuple[float, float, float]] = {
+    "red": (0, 0.85, 0.88),
+    "orange": (28, 0.88, 0.98),
+    "yellow": (50, 0.80, 0.99),
+    "green": (125, 0.70, 0.70),
+    "blue": (215, 0.80, 0.88),
+    "purple": (275, 0.62, 0.75),
+    "pink": (330, 0.42, 0.98),
+    "black": (240, 0.06, 0.20),
+}
+# Upper bounds of the hue circle's arcs; what lies beyond the last is red again.
+ARCS = ((13, "red"), (40, "orange"), (68, "yellow"), (165, "green"), (252, "blue"), (297, "purple"))
+BAND = 36.0
+
+# Where the copies go, as (left, top, width, height) in 64ths of the picture.
+LAYOUTS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+    1: ((2, 2, 60, 60),),
+    2: ((1, 8, 30, 48), (33, 8, 30, 48)),
+    3: ((17, 1, 30, 30), (1, 33, 30, 30), (33, 33, 30, 30)),
+    4: ((1, 1, 30, 30), (33, 1, 30, 30), (1, 33, 30, 30), (33, 33, 30, 30)),
+}
+
+
+@dataclass(frozen=True)
+class Colouring:
+    """The one colour of an object: its name, its median hue (degrees), saturation and value.
+
+    is_vivid: the hue covers most of the object, so that turning it recolours the object.
+    """
+
+    name: str
+    hue: float
+    saturation: float
+    value: float
+    is_vivid: bool
+
+
+def on_white(picture: Rgba) -> Rgb:
+    """The picture on a white ground."""
+    alpha = picture[..., 3:].astype(np.float32) / 255
+    return np.rint(picture[..., :3] * alpha + 255 * (1 - alpha)).astype(np.uint8)
+
+
+def to_hsv(picture: Rgba) -> Float[np.ndarray, "h w 3"]:
+    """Hue in degrees, saturation and value in [0, 1]."""
+    rgb = picture[..., :3].astype(np.float32) / 255
+    high, low = rgb.max(-1), rgb.min(-1)
+    spread = np.maximum(high - low, 1e-6)
+    r, g, b = np.moveaxis(rgb, -1, 0)
+    sector = np.select([high == r, high == g], [(g - b) / spread, 2 + (b - r) / spread])
+    sector = np.where((high != r) & (high != g), 4 + (r - g) / spread, sector)
+    saturation = (high - low) / np.maximum(high, 1e-6)
+    return np.stack([60 * sector % 360, saturation, high], axis=-1).astype(np.float32)
+
+
+def to_rgb(hsv: Float[np.ndarray, "h w 3"]) -> Rgb:
+    """The inverse of `to_hsv`, as bytes."""
+    hue, saturation, value = np.moveaxis(hsv, -1, 0)
+    shift = (np.array([5, 3, 1]) + hue[..., None] / 60) % 6
+    dip = np.clip(np.minimum(shift, 4 - shift), 0, 1)
+    rgb = value[..., None] * (1 - saturation[..., None] * dip)
+    return np.rint(255 * np.clip(rgb, 0, 1)).astype(np.uint8)
+
+
+def hue_distance(
+    hue: Float[np.ndarray, "*n"] | np.floating | float, centre: float
+) -> Float[np.ndarray, "*n"]:
+    """Degrees between hues, the short way round."""
+    return np.abs((np.asarray(hue, dtype=np.float32) - centre + 180) % 360 - 180)
+
+
+def colour_name(hue: float, saturation: float, value: float) -> str:
+    """What a person calls the colour."""
+    if 297 <= hue < 342 or ((hue >= 342 or hue < 13) and saturation < 0.5 and value > 0.75):
+        return "pink"
+    if 8 <= hue < 42 and (value < 0.68 or (saturation < 0.5 and value < 0.9)):
+        return "brown"
+    return next((name for bound, name in ARCS if hue < bound), "red")
+
+
+def find_colour(picture: Rgba) -> Colouring | None:
+    """The colour of the object if it has one, else None.
+
+    Vivid pixels (saturation > 0.3, value > 0.2) decide: when they make up half of the object and four fifths of them
+    share a hue, that is the colour; when hardly any pixel is vivid the object is white, grey or black.
+    """
+    solid: Bool[np.ndarray, "h w"] = picture[..., 3] > 128
+    hsv = to_hsv(picture)[solid]
+    vivid = hsv[(hsv[:, 1] > 0.3) & (hsv[:, 2] > 0.2)]
+    if len(vivid) < 0.1 * len(hsv):
+        value = float(np.median(hsv[:, 2]))
+        spread = float(np.quantile(hsv[:, 2], 0.85) - np.quantile(hsv[:, 2], 0.15))
+        name = "white" if value > 0.8 else "black" if value < 0.35 else "gray"
+        return Colouring(name, 0.0, 0.0, value, False) if spread < 0.35 else None
+    counts = np.histogram(vivid[:, 0], bins=36, range=(0, 360))[0]
+    smooth = counts + np.roll(counts, 1) + np.roll(counts, -1)
+    centre = 10.0 * int(smooth.argmax()) + 5
+    near = vivid[hue_distance(vivid[:, 0], centre) < BAND]
+    if len(near) < 0.8 * len(vivid) or len(near) < 0.5 * len(hsv):
+        return None
+    offset = float(np.median((near[:, 0] - centre + 180) % 360 - 180))
+    hue, saturation, value = (centre + offset) % 360, *np.median(near[:, 1:], axis=0)
+    name = colour_name(hue, float(saturation), float(value))
+    return Colouring(name, hue, float(saturation), float(value), True)
+
+
+def recolour(picture: Rgba, colouring: Colouring, colour: str) -> Rgba:
+    """The picture with its one colour turned into another of `TARGETS`; other hues, outlines and shading stay."""
+    hue, saturation, value = TARGETS[colour]
+    hsv = to_hsv(picture)
+    distance = hue_distance(hsv[..., 0], colouring.hue)
+    # Saturation fades the change out as well: a grey pixel's hue is noise.
+    share = np.clip((BAND + 12 - distance) / 12, 0, 1) * np.clip(hsv[..., 1] / 0.15, 0, 1)
+    turned = np.empty_like(hsv)
+    offset = (hsv[..., 0] - colouring.hue + 180) % 360 - 180
+    turned[..., 0] = (hue + 0.4 * offset) % 360
+    turned[..., 1] = np.clip(hsv[..., 1] * min(saturation / colouring.saturation, 2.5), 0, 1)
+    if value <= colouring.value:
+        turned[..., 2] = hsv[..., 2] * value / colouring.value
+    else:
+        # Towards white where the middle gets lighter, so that highlights are not clipped flat.
+        factor = (1 - value) / max(1 - colouring.value, 0.02)
+        lifted = 1 - (1 - hsv[..., 2]) * factor
+        turned[..., 2] = np.minimum(lifted, hsv[..., 2] * 1.6)
+    mixed = share[..., None] * to_rgb(turned) + (1 - share[..., None]) * picture[..., :3]
+    return np.concatenate([np.rint(mixed).astype(np.uint8), picture[..., 3:]], axis=-1)
+
+
+def arrange(pictures: list[Rgba], boxes: list[tuple[float, float, float, float]]) -> Rgb:
+    """The pictures' visible parts, each scaled to fit its box (in 64ths) and centred in it, on white."""
+    from PIL import Image
+
+    size = pictures[0].shape[0]
+    canvas = Image.new("RGBA", (size, size), (255, 255, 255, 255))
+    for picture, (left, top, width, height) in zip(pictures, boxes, strict=True):
+        image = Image.fromarray(picture)
+        # Nearly transparent rims would make the box larger than what the eye sees.
+        visible = Image.fromarray(np.where(picture[..., 3] > 16, 255, 0).astype(np.uint8))
+        image = image.crop(visible.getbbox())
+        scale = min(width * size / 64 / image.width, height * size / 64 / image.height)
+        shape = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        image = image.resize(shape, Image.Resampling.LANCZOS)
+        centre = ((left + width / 2) * size / 64, (top + height / 2) * size / 64)
+        corner = (round(centre[0] - image.width / 2), round(centre[1] - image.height / 2))
+        canvas.alpha_composite(image, corner)
+    return np.asarray(canvas.convert("RGB"))
+
+
+def copies(picture: Rgba, number: int) -> Rgb:
+    """`number` (2 to 4) copies of the picture, tidily laid out on white."""
+    return arrange([picture] * number, list(LAYOUTS[number]))
+
+
+def shifted(picture: Rgba, rng: np.random.Generator) -> Rgb:
+    """The picture at 80 to 95 % of its fullest size, somewhere on white."""
+    side = rng.uniform(0.80, 0.95) * 62
+    left, top = rng.uniform(1, 63 - side, size=2)
+    return arrange([picture], [(left, top, side, side)])
