@@ -1,0 +1,190 @@
+"""Training of the VQ tokenizer: reconstruction and perceptual loss, moving-average codebook, dead codes revived."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from lantern.io import save_component
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
+from lantern.training.contact import save_grid
+from lantern.training.data import Prepared
+from lantern.training.loop import LoopConfig, Task, train as run_loop, with_overrides
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """What to train and how; `free_steps` is how long the encoder learns before its vectors are quantised."""
+
+    model: VQConfig
+    loop: LoopConfig
+    batch: int = 32
+    lr: float = 1e-3
+    shift: int = 3
+    perceptual: float = 0.3
+    commit: float = 0.25
+    codebook_decay: float = 0.99
+    revive_below: float = 0.05
+    free_steps: int = 150
+    composites: float = 0.2
+    packages: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def load(cls, path: Path) -> "TokenizerConfig":
+        """Reads JSON; an unknown field is a ValueError."""
+        raw = json.loads(path.read_text())
+        try:
+            return cls(**{**raw, "model": VQConfig(**raw["model"]), "loop": LoopConfig(**raw["loop"])})
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def to_pixels(pictures: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, "b 3 h w"]:
+    """Bytes to [-1, 1]."""
+    return pictures.float() / 127.5 - 1.0
+
+
+class TokenizerTask(Task):
+    """Encoder and decoder by gradient, codebook by moving averages (arXiv:1711.00937, appendix A.1), all l2-normalised."""
+
+    counts: Tensor
+    sums: Tensor
+
+    def __init__(self, config: TokenizerConfig, pictures: Prepared, packages: Path) -> None:
+        super().__init__()
+        self.config = config
+        torch.manual_seed(config.loop.seed)
+        self.vq = VQVAE(config.model)
+        size, width = config.model.codebook_size, config.model.codebook_embed_dim
+        self.register_buffer("counts", torch.ones(size))
+        self.register_buffer("sums", F.normalize(torch.randn(size, width), dim=-1))
+        self.vq.quantize.embedding.weight.requires_grad_(False)
+        self._load_pictures(pictures)
+        # Kept out of the module tree: frozen weights belong in no checkpoint.
+        self._perceptual: list[torch.nn.Module] = []
+        if config.perceptual:
+            from lantern.training.perceptual import Perceptual
+
+            self._perceptual = [Perceptual(packages)]
+        self._seen: tuple[Tensor, Tensor] | None = None
+
+    def _load_pictures(self, prepared: Prepared) -> None:
+        images = prepared.images()
+        plain = [r.image for r in prepared.records if r.split == "train" and r.kind == "plain"]
+        others = [r.image for r in prepared.records if r.split == "train" and r.kind != "plain"]
+        held = [r.image for r in prepared.records if r.split == "heldout"]
+        self._images, self._plain, self._others = images, torch.tensor(plain), torch.tensor(others or plain)
+        self._held = images[torch.tensor(held or plain[:64])]
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """AdamW over encoder and decoder."""
+        trained = [p for p in self.vq.parameters() if p.requires_grad]
+        return [torch.optim.AdamW(trained, lr=self.config.lr, betas=(0.9, 0.95), weight_decay=0.01)]
+
+    def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Pictures, flipped and shifted, on a white ground; and the step."""
+        config = self.config
+        generator = torch.Generator().manual_seed((config.loop.seed << 40) + (rank << 32) + step)
+        draw = torch.rand(config.batch, 3, generator=generator)
+        pool = torch.where(
+            draw[:, 0] < config.composites,
+            self._others[(draw[:, 1] * len(self._others)).long()],
+            self._plain[(draw[:, 1] * len(self._plain)).long()],
+        )
+        x = self._images[pool]
+        x = torch.where(draw[:, 2, None, None, None] < 0.5, x, x.flip(-1))
+        shift = torch.randint(0, 2 * config.shift + 1, (2,), generator=generator).tolist()
+        size = x.shape[-1]
+        padded = F.pad(x, (config.shift,) * 4, value=255)
+        x = padded[..., shift[0] : shift[0] + size, shift[1] : shift[1] + size]
+        return to_pixels(x).to(device), torch.tensor(step)
+
+    def forward(self, pixels: Float[Tensor, "b 3 h w"], step: Int[Tensor, ""]) -> dict[str, Tensor]:
+        """Reconstruction through the codebook; through the bare vectors while `free_steps` last."""
+        config = self.config
+        z = F.normalize(self.vq.latents(pixels).float(), dim=1)
+        flat = z.permute(0, 2, 3, 1).flatten(0, 2)
+        with torch.no_grad():
+            codes = self.vq.quantize.nearest(flat)
+            quantised = self.vq.quantize.codes()[codes].view(z.shape[0], *z.shape[2:], -1).permute(0, 3, 1, 2)
+        is_free = bool(step < config.free_steps)
+        self._seen = (flat.detach(), codes)
+        made = self.vq.decode_latents(z if is_free else z + (quantised - z).detach())
+        pixel = (made - pixels).abs().mean() + (made - pixels).square().mean()
+        commit = z.new_zeros(()) if is_free else (z - quantised).square().sum(1).mean()
+        part = config.batch // 3
+        perceptual = self._perceptual[0](made[:part], pixels[:part]) if self._perceptual else z.new_zeros(())
+        loss = pixel + config.perceptual * perceptual + config.commit * commit
+        return {"loss": loss, "pixel": pixel, "perceptual": perceptual, "commit": commit}
+
+    @torch.no_grad()
+    def after_step(self, step: int) -> None:
+        """Moves the codebook toward what was assigned to it, and gives unused codes the worst-served vectors."""
+        assert self._seen is not None
+        flat, codes = self._seen
+        weight, decay = self.vq.quantize.embedding.weight, self.config.codebook_decay
+        if step <= self.config.free_steps:
+            if step == self.config.free_steps:
+                self._begin_codebook()
+            return
+        self.counts.mul_(decay).index_add_(0, codes, torch.ones_like(codes, dtype=torch.float), alpha=1 - decay)
+        self.sums.mul_(decay).index_add_(0, codes, flat, alpha=1 - decay)
+        dead = (self.counts < self.config.revive_below).nonzero()[:, 0]
+        if len(dead):
+            worst = (flat * weight[codes]).sum(1).argsort()[: 4 * len(dead)]
+            order = torch.randperm(len(worst), generator=torch.Generator().manual_seed(step))[: len(dead)]
+            dead = dead[: len(order)]
+            self.sums[dead], self.counts[dead] = flat[worst[order]], 1.0
+        weight.copy_(F.normalize(self.sums, dim=-1))
+
+    def _begin_codebook(self) -> None:
+        """Starts every code at a random encoded vector."""
+        generator = torch.Generator().manual_seed(self.config.loop.seed)
+        chosen = self._plain[torch.randperm(len(self._plain), generator=generator)[:512]]
+        device = self.sums.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.loop.precision == "bf16"):
+            z = torch.cat([self.vq.latents(to_pixels(self._images[c]).to(device)) for c in chosen.split(64)])
+        flat = F.normalize(z.float(), dim=1).permute(0, 2, 3, 1).flatten(0, 2)
+        picks = torch.randint(0, len(flat), (self.config.model.codebook_size,), generator=generator)
+        self.sums.copy_(flat[picks] + 1e-3 * torch.randn(self.sums.shape, generator=generator).to(device))
+        self.counts.fill_(1.0)
+        self.vq.quantize.embedding.weight.copy_(F.normalize(self.sums, dim=-1))
+
+    def evaluate(self) -> dict[str, float]:
+        """PSNR (dB, of bytes) and codebook use on the held-out pictures; use of the codebook on training ones."""
+        device = self.sums.device
+        errors, used = [], []
+        for x in self._held.split(64):
+            codes = self.vq.encode(to_pixels(x).to(device))
+            made = to_uint8(self.vq.decode(codes)).permute(0, 3, 1, 2).cpu()
+            errors.append((made.float() - x.float()).square().mean((1, 2, 3)))
+        for index in self._plain[:512].split(64):
+            used.append(self.vq.encode(to_pixels(self._images[index]).to(device)))
+        mse = torch.cat(errors).clamp(min=1e-3)
+        share = torch.bincount(torch.cat(used).flatten().cpu(), minlength=len(self.counts)).float()
+        law = share / share.sum()
+        return {
+            "psnr": float((10 * torch.log10(255.0**2 / mse)).mean()),
+            "used": float((share > 0).float().mean()),
+            "perplexity": float(torch.exp(-(law * law.clamp(min=1e-12).log()).sum())),
+        }
+
+    def sample(self, path: Path) -> None:
+        """Held-out pictures above their reconstructions."""
+        x = self._held[:16]
+        made = to_uint8(self.vq.decode(self.vq.encode(to_pixels(x).to(self.sums.device)))).permute(0, 3, 1, 2).cpu()
+        save_grid(torch.cat([x, made]), path, columns=16)
+
+    def export(self, folder: Path) -> None:
+        """Writes the tokenizer to `folder/vqvae`."""
+        save_component(self.vq.state_dict(), self.config.model, folder / "vqvae", dtype=torch.bfloat16)
+
+
+def train(config: TokenizerConfig, *, out: Path, data: Path, packages: Path, steps: int | None = None, decay: int | None = None) -> None:
+    """Trains a tokenizer on prepared pictures and writes `out/vqvae`; resumes what `out` holds."""
+    config = with_overrides(config, loop=with_overrides(config.loop, steps=steps, decay=decay))
+    run_loop(TokenizerTask(config, Prepared.open(data), packages), config.loop, out=out)

@@ -1,0 +1,343 @@
+"""The LlamaGen transformer: caption or class in, logits over VQ codes out (arXiv:2406.06525, section 3.2)."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Shape of a LlamaGen transformer, in the reference's field names.
+
+    `block_size` is the number of codes of a picture, a perfect square; `cls_token_num` the number of
+    conditioning slots (1 for classes, the caption length for text).
+    """
+
+    dim: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    n_kv_head: int | None = None
+    multiple_of: int = 256
+    ffn_dim_multiplier: float | None = None
+    rope_base: float = 10_000.0
+    norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    token_dropout_p: float = 0.1
+    attn_dropout_p: float = 0.0
+    resid_dropout_p: float = 0.1
+    ffn_dropout_p: float = 0.1
+    class_dropout_prob: float = 0.1
+    model_type: Literal["c2i", "t2i"] = "c2i"
+    num_classes: int = 1000
+    caption_dim: int = 2048
+    cls_token_num: int = 1
+    vocab_size: int = 16384
+    block_size: int = 256
+
+    def __post_init__(self) -> None:
+        if self.model_type not in ("c2i", "t2i"):
+            raise ValueError(f'model_type is "{self.model_type}", wanted "c2i" or "t2i"')
+        if math.isqrt(max(self.block_size, 0)) ** 2 != self.block_size or self.block_size < 1:
+            raise ValueError(f"block_size is {self.block_size}, wanted a perfect square (grid x grid codes)")
+        if self.n_head < 1 or self.dim % self.n_head or (self.dim // self.n_head) % 4:
+            raise ValueError(f"dim {self.dim} over {self.n_head} heads: wanted a head size divisible by 4")
+        if self.n_kv_head not in (None, self.n_head):
+            raise ValueError(f"n_kv_head is {self.n_kv_head}, wanted {self.n_head}: grouped queries are in no release")
+        for name in ("n_layer", "multiple_of", "cls_token_num", "vocab_size", "caption_dim", "num_classes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
+
+    @property
+    def grid(self) -> int:
+        """Side of the square code grid."""
+        return math.isqrt(self.block_size)
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one attention head."""
+        return self.dim // self.n_head
+
+    @property
+    def ffn_dim(self) -> int:
+        """Hidden size of the SwiGLU feed-forward."""
+        hidden = int(2 * 4 * self.dim / 3)
+        if self.ffn_dim_multiplier is not None:
+            hidden = int(self.ffn_dim_multiplier * hidden)
+        return -(-hidden // self.multiple_of) * self.multiple_of
+
+    @classmethod
+    def named(cls, size: str, **changes: object) -> "TransformerConfig":
+        """A released size (`SIZES`) with fields changed; unknown names are a ValueError that lists the known ones."""
+        if size not in SIZES:
+            raise ValueError(f'size is "{size}", wanted one of {", ".join(SIZES)}')
+        return dataclasses.replace(cls(**SIZES[size]), **changes)  # type: ignore[arg-type]
+
+
+SIZES: dict[str, dict[str, int]] = {
+    "B": {"dim": 768, "n_layer": 12, "n_head": 12},
+    "L": {"dim": 1024, "n_layer": 24, "n_head": 16},
+    "XL": {"dim": 1280, "n_layer": 36, "n_head": 20},
+    "XXL": {"dim": 1536, "n_layer": 48, "n_head": 24},
+    "XXXL": {"dim": 2560, "n_layer": 48, "n_head": 40},
+    "1B": {"dim": 2048, "n_layer": 22, "n_head": 32},
+    "3B": {"dim": 3200, "n_layer": 24, "n_head": 32},
+    "7B": {"dim": 4096, "n_layer": 32, "n_head": 32},
+}
+
+
+class LayerCache(Protocol):
+    """Where a pass leaves its keys and values and finds those of earlier passes."""
+
+    def write(
+        self, layer: int, slots: Int[Tensor, "b n"], keys: Float[Tensor, "b h n d"], values: Float[Tensor, "b h n d"]
+    ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:
+        """Stores n keys and values at `slots` of a layer and returns all of that layer's."""
+        ...
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm in fp32, cast back before the weight is applied (the order matters in bf16)."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Normalises the last axis."""
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (wide * scale).to(x.dtype) * self.weight
+
+
+def rope_table(grid: int, prefix: int, head_dim: int, base: float) -> Float[Tensor, "p half 2"]:
+    """Two-dimensional rotary table (cos, sin); its first `prefix` rows are ZERO, not the identity.
+
+    Half the frequencies turn with the row, half with the column. Zero rows make queries and keys of every
+    conditioning slot exactly zero, as in the released models.
+    """
+    half = head_dim // 2
+    frequencies = 1.0 / base ** (torch.arange(0, half, 2)[: half // 2].float() / half)
+    angles = torch.outer(torch.arange(grid).float(), frequencies)
+    rows = angles[:, None, :].expand(grid, grid, -1)
+    columns = angles[None, :, :].expand(grid, grid, -1)
+    turn = torch.cat([rows, columns], dim=-1).reshape(grid * grid, half)
+    table = torch.stack([turn.cos(), turn.sin()], dim=-1)
+    return torch.cat([torch.zeros(prefix, half, 2), table])
+
+
+def rotate(x: Float[Tensor, "b n h d"], table: Float[Tensor, "b n half 2"]) -> Float[Tensor, "b n h d"]:
+    """Applies rotary rows to interleaved pairs (x[2i], x[2i+1]), in fp32."""
+    pairs = x.float().unflatten(-1, (-1, 2))
+    cos, sin = table[:, :, None, :, 0], table[:, :, None, :, 1]
+    even, odd = pairs[..., 0], pairs[..., 1]
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head attention with one fused projection, rows [q | k | v]."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.n_head = config.n_head
+        self.dropout = config.attn_dropout_p
+        self.wqkv = nn.Linear(config.dim, 3 * config.dim, bias=False)
+        self.wo = nn.Linear(config.dim, config.dim, bias=False)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        table: Float[Tensor, "b n half 2"],
+        mask: Bool[Tensor, "b n s"] | None,
+        *,
+        layer: int,
+        cache: LayerCache | None,
+        slots: Int[Tensor, "b n"] | None,
+    ) -> Float[Tensor, "b n c"]:
+        """Attends to the cache (or, without one, to x itself); no mask means causal."""
+        q, k, v = self.wqkv(x).unflatten(-1, (3, self.n_head, -1)).unbind(2)
+        q, k = rotate(q, table).transpose(1, 2), rotate(k, table).transpose(1, 2)
+        v = v.transpose(1, 2)
+        if cache is not None:
+            assert slots is not None
+            k, v = cache.write(layer, slots, k, v)
+        out = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=None if mask is None else mask[:, None],
+            is_causal=mask is None,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        return self.wo(out.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: w2(silu(w1 x) * w3 x), no biases."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(dim, hidden, bias=False)
+        self.w3 = nn.Linear(dim, hidden, bias=False)
+        self.w2 = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
+        """Maps dim -> hidden -> dim."""
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Block(nn.Module):
+    """One pre-norm decoder layer."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config.dim, config.ffn_dim)
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+        self.resid_dropout = nn.Dropout(config.resid_dropout_p)
+        self.ffn_dropout = nn.Dropout(config.ffn_dropout_p)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        table: Float[Tensor, "b n half 2"],
+        mask: Bool[Tensor, "b n s"] | None,
+        *,
+        layer: int,
+        cache: LayerCache | None,
+        slots: Int[Tensor, "b n"] | None,
+    ) -> Float[Tensor, "b n c"]:
+        """Attention, then feed-forward, each added to its input."""
+        attended = self.attention(self.attention_norm(x), table, mask, layer=layer, cache=cache, slots=slots)
+        x = x + self.resid_dropout(attended)
+        return x + self.ffn_dropout(self.feed_forward(self.ffn_norm(x)))
+
+
+class LabelEmbedder(nn.Module):
+    """Class number to one conditioning slot; the last row is the unconditional class."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.num_classes = config.num_classes
+        self.embedding_table = nn.Embedding(config.num_classes + (config.class_dropout_prob > 0), config.dim)
+
+    def forward(self, labels: Int[Tensor, " b"]) -> Float[Tensor, "b 1 c"]:
+        """Embeds labels in [0, num_classes); num_classes itself is the unconditional one."""
+        return self.embedding_table(labels)[:, None]
+
+    def unconditional(self, labels: Int[Tensor, " b"]) -> Float[Tensor, "b 1 c"]:
+        """The guidance row of each label."""
+        return self(torch.full_like(labels, self.num_classes))
+
+
+class CaptionProjection(nn.Module):
+    """Two bias-free linears with a tanh-GELU between: a zero (padding) row stays zero."""
+
+    def __init__(self, caption_dim: int, dim: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(caption_dim, dim, bias=False)
+        self.fc2 = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: Float[Tensor, "b t e"]) -> Float[Tensor, "b t c"]:
+        """Maps caption features to the model's width."""
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+class CaptionEmbedder(nn.Module):
+    """Caption features to conditioning slots, with the stored unconditional caption."""
+
+    uncond_embedding: Tensor
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.cap_proj = CaptionProjection(config.caption_dim, config.dim)
+        # A buffer, as in the released files: random, never trained, and part of the weights.
+        uncond = torch.randn(config.cls_token_num, config.caption_dim) / config.caption_dim**0.5
+        self.register_buffer("uncond_embedding", uncond)
+
+    def forward(self, captions: Float[Tensor, "b t e"]) -> Float[Tensor, "b t c"]:
+        """Embeds left-padded caption features; t may be shorter than cls_token_num (pads cut off)."""
+        return self.cap_proj(captions)
+
+    def unconditional(self, captions: Float[Tensor, "b t e"]) -> Float[Tensor, "b t c"]:
+        """The guidance rows: the last t rows of the stored embedding, whatever the caption says."""
+        rows = self.uncond_embedding[-captions.shape[1] :].to(captions.dtype)
+        return self.cap_proj(rows.expand(captions.shape[0], -1, -1))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the target says of n positions: logits `(rows n v)` in fp32 and features `(rows n c)` after the final norm."""
+
+    logits: Float[Tensor, "rows n v"]
+    features: Float[Tensor, "rows n c"]
+
+
+class Transformer(nn.Module):
+    """LlamaGen's transformer. One forward serves prefill, plain and tree passes: positions and mask are arguments."""
+
+    rope: Tensor
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.cls_embedding = LabelEmbedder(config) if config.model_type == "c2i" else CaptionEmbedder(config)
+        self.tok_embeddings = nn.Embedding(config.vocab_size, config.dim)
+        self.tok_dropout = nn.Dropout(config.token_dropout_p)
+        self.layers = nn.ModuleList([Block(config) for _ in range(config.n_layer)])
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
+        table = rope_table(config.grid, config.cls_token_num, config.head_dim, config.rope_base)
+        self.register_buffer("rope", table, persistent=False)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Normal(0, initializer_range) for linears and embeddings, zero for the output head, as the reference does."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                module.weight.data.normal_(0.0, self.config.initializer_range, generator=generator)
+        self.output.weight.data.zero_()
+
+    def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
+        """Features after the final norm to fp32 logits."""
+        return self.output(features).float()
+
+    def features(
+        self,
+        inputs: Float[Tensor, "b n c"],
+        positions: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n s"] | None = None,
+        *,
+        cache: LayerCache | None = None,
+        slots: Int[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b n c"]:
+        """Runs the layers and the final norm over embedded inputs.
+
+        `positions` are rows of the rotary table: conditioning slots first (cls_token_num of them), then the
+        codes in raster order. `mask` says which of the s cache slots (without a cache: of the n inputs)
+        each input sees; None is causal. With a cache, keys and values go to `slots`.
+        """
+        table = self.rope[positions]
+        x = self.tok_dropout(inputs)
+        for layer, block in enumerate(self.layers):
+            x = block(x, table, mask, layer=layer, cache=cache, slots=slots)
+        return self.norm(x)
+
+    def forward(
+        self,
+        inputs: Float[Tensor, "b n c"],
+        positions: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n s"] | None = None,
+        *,
+        cache: LayerCache | None = None,
+        slots: Int[Tensor, "b n"] | None = None,
+    ) -> Scores:
+        """As `features`, with the head's logits: row i is the law of the code that follows input i."""
+        features = self.features(inputs, positions, mask, cache=cache, slots=slots)
+        return Scores(logits=self.head(features), features=features)

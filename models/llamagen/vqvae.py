@@ -1,0 +1,274 @@
+"""The LlamaGen VQ tokenizer: pictures to codes and back (arXiv:2406.06525, section 3.1)."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class VQConfig:
+    """Shape of a VQ tokenizer, in the reference's field names.
+
+    Each entry of `encoder_ch_mult` is one resolution; between two of them the picture halves, so the
+    downsampling is 2 ** (len - 1).
+    """
+
+    codebook_size: int = 16384
+    codebook_embed_dim: int = 8
+    codebook_l2_norm: bool = True
+    encoder_ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)
+    decoder_ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)
+    z_channels: int = 256
+    ch: int = 128
+    num_res_blocks: int = 2
+    dropout_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "encoder_ch_mult", tuple(self.encoder_ch_mult))
+        object.__setattr__(self, "decoder_ch_mult", tuple(self.decoder_ch_mult))
+        if self.ch < 32 or self.ch % 32:
+            raise ValueError(f"ch is {self.ch}, wanted a multiple of 32 (group norm has 32 groups)")
+        if not self.encoder_ch_mult or len(self.encoder_ch_mult) != len(self.decoder_ch_mult):
+            raise ValueError("encoder_ch_mult and decoder_ch_mult differ in length, wanted one entry a resolution in each")
+        for name in ("codebook_size", "codebook_embed_dim", "z_channels", "num_res_blocks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
+
+    @property
+    def downsample(self) -> int:
+        """Pixels along one side of one code."""
+        return 2 ** (len(self.encoder_ch_mult) - 1)
+
+    @classmethod
+    def named(cls, name: str, **changes: object) -> "VQConfig":
+        """A released tokenizer, "VQ-16" or "VQ-8", with fields changed."""
+        mults = {"VQ-16": (1, 1, 2, 2, 4), "VQ-8": (1, 2, 2, 4)}
+        if name not in mults:
+            raise ValueError(f'tokenizer is "{name}", wanted one of {", ".join(mults)}')
+        config = cls(encoder_ch_mult=mults[name], decoder_ch_mult=mults[name])
+        return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+
+
+def group_norm(channels: int) -> nn.GroupNorm:
+    """The tokenizer's one normalisation."""
+    return nn.GroupNorm(32, channels, eps=1e-6)
+
+
+class ResnetBlock(nn.Module):
+    """norm-swish-conv twice, added to the input."""
+
+    def __init__(self, channels: int, out: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = group_norm(channels)
+        self.conv1 = nn.Conv2d(channels, out, 3, padding=1)
+        self.norm2 = group_norm(out)
+        self.dropout = nn.Dropout(dropout)
+        self.conv2 = nn.Conv2d(out, out, 3, padding=1)
+        if channels != out:
+            self.nin_shortcut = nn.Conv2d(channels, out, 1)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d h w"]:
+        """Maps channels -> out at one resolution."""
+        h = self.conv1(F.silu(self.norm1(x)))
+        h = self.conv2(self.dropout(F.silu(self.norm2(h))))
+        return h + (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x)
+
+
+class AttnBlock(nn.Module):
+    """Single-head self-attention over all pixels, added to the input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = group_norm(channels)
+        self.q = nn.Conv2d(channels, channels, 1)
+        self.k = nn.Conv2d(channels, channels, 1)
+        self.v = nn.Conv2d(channels, channels, 1)
+        self.proj_out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+        """Every pixel attends to every pixel."""
+        h = self.norm(x)
+        q, k, v = (f(h).flatten(2).transpose(1, 2)[:, None] for f in (self.q, self.k, self.v))
+        out = F.scaled_dot_product_attention(q, k, v)[:, 0]
+        return x + self.proj_out(out.transpose(1, 2).reshape(x.shape))
+
+
+class Downsample(nn.Module):
+    """Halves the picture: pad right and bottom by one, convolve with stride two."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
+        """Maps (h, w) -> (h/2, w/2)."""
+        return self.conv(F.pad(x, (0, 1, 0, 1)))
+
+
+class Upsample(nn.Module):
+    """Doubles the picture: nearest neighbour, then a convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
+        """Maps (h, w) -> (2h, 2w)."""
+        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+class Level(nn.Module):
+    """The blocks of one resolution; attention follows each residual block at the lowest one only."""
+
+    def __init__(self, channels: int, out: int, *, blocks: int, has_attention: bool, dropout: float) -> None:
+        super().__init__()
+        self.res = nn.ModuleList([ResnetBlock(channels if i == 0 else out, out, dropout) for i in range(blocks)])
+        self.attn = nn.ModuleList([AttnBlock(out) for _ in range(blocks if has_attention else 0)])
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d h2 w2"]:
+        """Residual blocks (with attention), then the change of resolution if this level has one."""
+        for i, res in enumerate(self.res):
+            x = res(x)
+            if len(self.attn):
+                x = self.attn[i](x)
+        for name in ("downsample", "upsample"):
+            if hasattr(self, name):
+                x = getattr(self, name)(x)
+        return x
+
+
+def middle(channels: int, dropout: float) -> nn.ModuleList:
+    """Residual block, attention, residual block at the lowest resolution."""
+    return nn.ModuleList([ResnetBlock(channels, channels, dropout), AttnBlock(channels), ResnetBlock(channels, channels, dropout)])
+
+
+class Encoder(nn.Module):
+    """Picture to `z_channels` at the code grid's resolution."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        widths = [config.ch * m for m in config.encoder_ch_mult]
+        self.conv_in = nn.Conv2d(3, config.ch, 3, padding=1)
+        self.conv_blocks = nn.ModuleList()
+        previous = config.ch
+        for i, width in enumerate(widths):
+            is_lowest = i == len(widths) - 1
+            level = Level(
+                previous, width, blocks=config.num_res_blocks, has_attention=is_lowest, dropout=config.dropout_p
+            )
+            if not is_lowest:
+                level.downsample = Downsample(width)
+            self.conv_blocks.append(level)
+            previous = width
+        self.mid = middle(previous, config.dropout_p)
+        self.norm_out = group_norm(previous)
+        self.conv_out = nn.Conv2d(previous, config.z_channels, 3, padding=1)
+
+    def forward(self, x: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b z h2 w2"]:
+        """Maps pixels in [-1, 1] to latents."""
+        x = self.conv_in(x)
+        for block in (*self.conv_blocks, *self.mid):
+            x = block(x)
+        return self.conv_out(F.silu(self.norm_out(x)))
+
+
+class Decoder(nn.Module):
+    """Latents at the code grid's resolution back to pixels; its first block is the lowest resolution."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        widths = [config.ch * m for m in reversed(config.decoder_ch_mult)]
+        self.conv_in = nn.Conv2d(config.z_channels, widths[0], 3, padding=1)
+        self.mid = middle(widths[0], config.dropout_p)
+        self.conv_blocks = nn.ModuleList()
+        previous = widths[0]
+        for i, width in enumerate(widths):
+            level = Level(
+                previous, width, blocks=config.num_res_blocks + 1, has_attention=i == 0, dropout=config.dropout_p
+            )
+            if i < len(widths) - 1:
+                level.upsample = Upsample(width)
+            self.conv_blocks.append(level)
+            previous = width
+        self.norm_out = group_norm(previous)
+        self.conv_out = nn.Conv2d(previous, 3, 3, padding=1)
+
+    @property
+    def last_layer(self) -> Tensor:
+        """Weight of the last convolution (adversarial losses balance on it)."""
+        return self.conv_out.weight
+
+    def forward(self, z: Float[Tensor, "b z h w"]) -> Float[Tensor, "b 3 h2 w2"]:
+        """Maps latents to pixels, nominally in [-1, 1], not clamped."""
+        x = self.conv_in(z)
+        for block in (*self.mid, *self.conv_blocks):
+            x = block(x)
+        return self.conv_out(F.silu(self.norm_out(x)))
+
+
+class Codebook(nn.Module):
+    """The codes; rows are l2-normalised when used, not when stored."""
+
+    codebook_used: Tensor
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.has_l2_norm = config.codebook_l2_norm
+        self.embedding = nn.Embedding(config.codebook_size, config.codebook_embed_dim)
+        # Usage diagnostics of the released files, always this long; kept so that their keys match.
+        self.register_buffer("codebook_used", torch.zeros(65536))
+
+    def codes(self) -> Float[Tensor, "v c"]:
+        """The codebook as used at run time."""
+        weight = self.embedding.weight
+        return F.normalize(weight, dim=-1) if self.has_l2_norm else weight
+
+    def nearest(self, z: Float[Tensor, "n c"]) -> Int[Tensor, " n"]:
+        """Index of the code nearest to each (normalised) vector."""
+        codes = self.codes()
+        z = F.normalize(z, dim=-1) if self.has_l2_norm else z
+        distance = z.square().sum(1, keepdim=True) + codes.square().sum(1) - 2 * z @ codes.T
+        return distance.argmin(dim=1)
+
+
+class VQVAE(nn.Module):
+    """Encoder, codebook, decoder."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config)
+        self.decoder = Decoder(config)
+        self.quantize = Codebook(config)
+        self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_embed_dim, 1)
+        self.post_quant_conv = nn.Conv2d(config.codebook_embed_dim, config.z_channels, 1)
+
+    def latents(self, pixels: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b c h2 w2"]:
+        """Pixels in [-1, 1] to vectors before quantisation."""
+        return self.quant_conv(self.encoder(pixels))
+
+    def encode(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b n"]:
+        """Pixels in [-1, 1] to codes in raster order."""
+        z = self.latents(pixels).permute(0, 2, 3, 1)
+        return self.quantize.nearest(z.flatten(0, 2)).view(z.shape[0], -1)
+
+    def decode_latents(self, quantised: Float[Tensor, "b c h w"]) -> Float[Tensor, "b 3 h2 w2"]:
+        """Quantised vectors to pixels, nominally in [-1, 1]."""
+        return self.decoder(self.post_quant_conv(quantised))
+
+    def decode(self, codes: Int[Tensor, "b n"]) -> Float[Tensor, "b 3 h w"]:
+        """Codes of a square grid, in raster order, to pixels; a code out of range or a ragged grid is a ValueError."""
+        side = round(codes.shape[1] ** 0.5)
+        if side * side != codes.shape[1]:
+            raise ValueError(f"got {codes.shape[1]} codes a picture, wanted a square grid")
+        vectors = self.quantize.codes()[codes.long()].unflatten(1, (side, side)).permute(0, 3, 1, 2)
+        return self.decode_latents(vectors)
+
+
+def to_uint8(pixels: Float[Tensor, "b 3 h w"]) -> UInt8[Tensor, "b h w 3"]:
+    """Pixels in [-1, 1] to bytes, rounded as the reference does: clamp(127.5 x + 128)."""
+    return (127.5 * pixels.float() + 128.0).clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
