@@ -1,0 +1,1 @@
+"""Decoding: the loop, its baseline, and the cache they share."""

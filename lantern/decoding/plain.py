@@ -1,0 +1,73 @@
+"""Plain decoding, one code a pass: the baseline of every speedup and the oracle of every test."""
+
+from collections.abc import Sequence
+
+import torch
+
+from lantern.decoding.cache import StaticCache
+from lantern.decoding.prefill import FirstScores, start
+from lantern.decoding.stopwatch import Stopwatch
+from lantern.sampling import Sampling
+from lantern.types import Callback, Condition, Generation, Step, Target
+
+
+@torch.no_grad()
+def generate(
+    target: Target,
+    condition: Condition,
+    *,
+    sampling: Sampling,
+    keys: Sequence[tuple[int, int]],
+    drafter: None = None,
+    verifier: None = None,
+    callback: Callback | None = None,
+    keep_steps: bool = False,
+    is_timed: bool = False,
+    cache: StaticCache | None = None,
+) -> Generation:
+    """Draws code j of each image as argmax(log p_j + g_j), with the noise g of its key (seed, image number).
+
+    `drafter` and `verifier` are part of the signature that all decoders share, and None here. `callback` sees every
+    step. An image's codes do not depend on the batch it is in, but for rounding.
+    """
+    # 1) the prompt gives code 0
+    watch = Stopwatch(condition.device, is_timed)
+    begun = start(target, condition, sampling=sampling, keys=keys, stage=0, cache=cache)
+    config, cache, rows = target.config, begun.cache, sampling.rows
+    images, count, prefix = condition.batch, config.block_size, cache.prefix
+    place = torch.zeros(images, 1, dtype=torch.long, device=condition.device)
+    scores = FirstScores(begun.logits.flatten(0, 1), begun.features[:, :, -1:].flatten(0, 1))
+    codes = torch.zeros(images, count, dtype=torch.long, device=condition.device)
+    seen = torch.zeros(images, rows, 1, cache.slots, dtype=torch.bool, device=condition.device)
+    seen[..., :prefix] = begun.mask[:, None, None]
+    watch.lap("prefill")
+    steps: list[Step] = []
+    for j in range(count):
+        # 2) draw code j from the law that the last pass gave
+        log_p = sampling.log_probs(scores.logits.unflatten(0, (images, rows)), place)
+        codes[:, j : j + 1] = (log_p + begun.noise.gumbel(place)).argmax(-1)
+        watch.lap("draw")
+        if callback is not None or keep_steps:
+            _report(j, codes, scores, callback, steps if keep_steps else None)
+        if j == count - 1:
+            break
+        # 3) score it: slot and rotary row follow the prompt
+        seen[..., prefix + j] = True
+        slots = (place + prefix).repeat_interleave(rows, 0)
+        inputs = target.tok_embeddings(codes[:, j : j + 1]).repeat_interleave(rows, 0)
+        positions = slots + (config.cls_token_num - prefix)
+        scores = target(inputs, positions, seen.flatten(0, 1), cache=cache, slots=slots)
+        place = place + 1
+        watch.lap("score")
+    none = torch.zeros(images, 0, dtype=torch.long, device=condition.device)
+    passes = torch.full((images,), count, device=condition.device)
+    free = torch.zeros(images, device=condition.device)
+    return Generation(codes, passes, none, none, free.long(), free, steps, watch.seconds)
+
+
+def _report(j: int, codes: torch.Tensor, scores: object, callback: Callback | None, steps: list[Step] | None) -> None:
+    start, counts = torch.full_like(codes[:, 0], j), torch.ones_like(codes[:, 0])
+    if callback is not None:
+        callback(Step(j, start, counts, codes[:, j : j + 1], scores))  # type: ignore[arg-type]
+    if steps is not None:
+        steps.append(Step(j, start, counts, codes[:, j : j + 1].clone()))

@@ -1,0 +1,1 @@
+"""Drafters: who guesses what the target would say."""

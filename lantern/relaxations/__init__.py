@@ -1,0 +1,1 @@
+"""Relaxations: which codes may stand in for one another."""

@@ -1,0 +1,122 @@
+"""Logits to laws: the one function that plain decoding, every drafter and every verifier call."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+MAX_GUIDANCE = 1000.0
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 100.0
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a law is made of logits: guidance, then temperature, then top-k, then top-p, in fp32.
+
+    `guidance` s gives u + s (c - u); at 1 or below only the conditional row is computed. `temperature` 0 is
+    greedy: the law is the arg-max alone, the lowest index among equals. `top_k` 0 keeps all codes, and codes equal
+    to the k-th are kept with it; `top_p` 1 keeps all. With `guidance_interval` k >= 0 only codes 0 .. k + 1 are
+    guided, as in LlamaGen. ValueError names the option that is out of range.
+    """
+
+    guidance: float | int = 3.0
+    temperature: float | int = 1.0
+    top_k: int = 0
+    top_p: float | int = 1.0
+    guidance_interval: int = -1
+
+    def __post_init__(self) -> None:
+        _check_number("guidance", self.guidance, 0.0, MAX_GUIDANCE)
+        _check_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise ValueError(f"temperature is {self.temperature}, wanted 0 (greedy) or at least {MIN_TEMPERATURE}")
+        _check_number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise ValueError("top_p is 0, wanted above 0 and at most 1 (1 keeps all codes)")
+        _check_count("top_k", self.top_k, 0)
+        _check_count("guidance_interval", self.guidance_interval, -1)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the target per image: 2 with guidance, 1 without."""
+        return 2 if self.guidance > 1 else 1
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every law is a single code."""
+        return self.temperature == 0
+
+    def soft(self) -> "Sampling":
+        """The same guidance at temperature 1 without filters: what relaxed greedy decoding measures mass on."""
+        return dataclasses.replace(self, temperature=1.0, top_k=0, top_p=1.0)
+
+    def scales(self, positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """The guidance in force at each code number: `guidance`, or 1 outside the interval."""
+        scale = float(self.guidance) if self.rows == 2 else 1.0
+        full = torch.full(positions.shape, scale, device=positions.device)
+        if self.guidance_interval < 0:
+            return full
+        return torch.where(positions <= self.guidance_interval + 1, full, torch.ones_like(full))
+
+    def guide(self, rows: Float[Tensor, "b r n c"], positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n c"]:
+        """Combines the guidance rows u + s (c - u) in fp32: of logits, or of the features the head reads.
+
+        The head is linear, so guided features have guided logits.
+        """
+        if rows.shape[1] != self.rows:
+            raise ValueError(f"got {rows.shape[1]} rows per image, wanted {self.rows} at guidance {self.guidance}")
+        conditional = rows[:, 0].float()
+        if self.rows == 1:
+            return conditional
+        unconditional = rows[:, 1].float()
+        if self.guidance_interval < 0:
+            return unconditional + (conditional - unconditional) * self.guidance
+        guided = unconditional + (conditional - unconditional) * self.guidance
+        return torch.where((positions <= self.guidance_interval + 1)[..., None], guided, conditional)
+
+    def log_probs(self, logits: Float[Tensor, "b r n v"], positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n v"]:
+        """The law at each code number in `positions`, as log-probabilities."""
+        return self.filtered(self.guide(logits, positions))
+
+    def filtered(self, guided: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
+        """The law of logits that guidance has already combined: temperature, top-k, top-p, log-softmax."""
+        logits = guided.float()
+        if self.is_greedy:
+            return greedy_law(logits)
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            threshold = logits.topk(self.top_k).values[..., -1:]
+            logits = logits.masked_fill(logits < threshold, -torch.inf)
+        if self.top_p < 1:
+            logits = keep_nucleus(logits, self.top_p)
+        return logits.log_softmax(-1)
+
+
+def greedy_law(logits: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
+    """The law that is the arg-max alone, the lowest index among equals."""
+    best = logits.argmax(-1, keepdim=True)
+    return torch.full_like(logits, -torch.inf).scatter_(-1, best, 0.0)
+
+
+def keep_nucleus(logits: Float[Tensor, "*n v"], top_p: float) -> Float[Tensor, "*n v"]:
+    """Drops all codes after the first whose cumulative probability exceeds top_p (arXiv:1904.09751)."""
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
+    before[..., 0] = 0.0
+    dropped = torch.empty_like(before, dtype=torch.bool).scatter_(-1, order, before > top_p)
+    return logits.masked_fill(dropped, -torch.inf)
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[operator]
+        raise ValueError(f"{name} is {value}, wanted a number from {low:g} to {high:g}")
+
+
+def _check_count(name: str, value: object, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name} is {value}, wanted a whole number, {low} or more")

@@ -1,0 +1,1 @@
+"""Trees: what a drafter grows."""

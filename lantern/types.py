@@ -1,0 +1,308 @@
+"""The nouns of speculative decoding and the protocols its parts speak.
+
+Every tensor has a leading image axis b. Under guidance one image has r = 2 rows, conditional then
+unconditional, an inner axis that only the target (and a drafter that asks for it) ever sees. p is the
+target's law and q the draft's, both after guidance and filters. Row i of either is the law of what
+FOLLOWS node i, so siblings share a row.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+DraftMode = Literal["point", "sampled", "iid", "gumbel"]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What the pictures shall show: caption features, left-padded, with their mask, or class labels.
+
+    ValueError for both or neither, for a batch of no images, and for a mask that is not left-padded's shape.
+    """
+
+    embeddings: Float[Tensor, "b t e"] | None = None
+    mask: Bool[Tensor, "b t"] | None = None
+    labels: Int[Tensor, " b"] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.embeddings is None) == (self.labels is None):
+            raise ValueError("a condition is caption embeddings with their mask, or class labels: give one of them")
+        if self.embeddings is not None and (self.mask is None or self.mask.shape != self.embeddings.shape[:2]):
+            got = None if self.mask is None else list(self.mask.shape)
+            raise ValueError(f"the caption mask is {got}, wanted {list(self.embeddings.shape[:2])} like the embeddings")
+        if self.batch < 1:
+            raise ValueError("the condition is of 0 images, wanted at least 1")
+
+    @property
+    def batch(self) -> int:
+        """Number of images."""
+        given = self.labels if self.embeddings is None else self.embeddings
+        assert given is not None
+        return given.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        given = self.labels if self.embeddings is None else self.embeddings
+        assert given is not None
+        return given.device
+
+
+@runtime_checkable
+class NoiseSource(Protocol):
+    """Noise that depends on (seed, image number, purpose, code number, code) only; `lantern.noise.Noise` is it."""
+
+    def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = 1) -> Float[Tensor, "b n v"]:
+        """Standard Gumbel noise of every code at these code numbers."""
+        ...
+
+    def uniform(self, positions: Int[Tensor, "b n"], lanes: int) -> Float[Tensor, "b n lanes"]:
+        """Uniforms of acceptance tests, one lane a sibling."""
+        ...
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """What the target says of n inputs: fp32 logits `(rows n v)`, and features `(rows n c)` after its final norm."""
+
+    @property
+    def logits(self) -> Float[Tensor, "rows n v"]:
+        """Row i is the law of the code that follows input i, before guidance and filters."""
+        ...
+
+    @property
+    def features(self) -> Float[Tensor, "rows n c"]:
+        """What the head reads."""
+        ...
+
+
+@runtime_checkable
+class Target(Protocol):
+    """The model to be imitated: knows nothing of trees, temperature or prompts; `Transformer` is one.
+
+    Calling it scores embedded inputs `(rows n c)` at `positions` (rows of its rotary table: cls_token_num
+    conditioning slots, then the codes in raster order) under a mask over cache slots. `features` does so
+    without the head, `head` maps features to fp32 logits.
+    """
+
+    config: Any
+    tok_embeddings: Any
+    cls_embedding: Any
+
+    def __call__(
+        self,
+        inputs: Float[Tensor, "rows n c"],
+        positions: Int[Tensor, "rows n"],
+        mask: Bool[Tensor, "rows n s"] | None = None,
+        *,
+        cache: Any = None,
+        slots: Int[Tensor, "rows n"] | None = None,
+    ) -> Scores:
+        """Scores n inputs."""
+        ...
+
+    def features(
+        self,
+        inputs: Float[Tensor, "rows n c"],
+        positions: Int[Tensor, "rows n"],
+        mask: Bool[Tensor, "rows n s"] | None = None,
+        *,
+        cache: Any = None,
+        slots: Int[Tensor, "rows n"] | None = None,
+    ) -> Float[Tensor, "rows n c"]:
+        """As calling it, without the head."""
+        ...
+
+    def head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
+        """Features to fp32 logits."""
+        ...
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """Who descends from whom: node 0 is the root (the last committed code), parents stand before children.
+
+    `parents`, `ranks` (place among its siblings, in draw order) and `depths` are `(n)`, or `(b n)` where images
+    differ; the root is its own parent. `ancestors[i, j]`: j is i or an ancestor of i. `widths[d]` is the largest
+    number of children that a node of depth d has, known on the host: its length is the depth of the tree.
+    """
+
+    parents: Int[Tensor, "*b n"]
+    ranks: Int[Tensor, "*b n"]
+    depths: Int[Tensor, "*b n"]
+    ancestors: Bool[Tensor, "*b n n"]
+    widths: tuple[int, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, the root included."""
+        return self.parents.shape[-1]
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node."""
+        return len(self.widths)
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A drafter's guess: a code for each node, and for classical verification the laws they were drawn from.
+
+    `mode` says how children were chosen: "point" (without randomness), "sampled" (without replacement, in
+    draw order), "iid" (independently), "gumbel" (top-K of log q + the target's own noise). `log_q` row i is the
+    law from which the children of node i were drawn; rows of leaves mean nothing.
+    """
+
+    tokens: Int[Tensor, "b n"]
+    shape: TreeShape
+    mode: DraftMode
+    log_q: Float[Tensor, "b n v"] | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verifier keeps of a tree: the first `length` nodes of `path` (root left out), then `next_token`.
+
+    Entries of `path` past `length` are 0. `relaxed[:, j]` is true where path node j was accepted only thanks
+    to a relaxation; `total_variation[:, j]` is the probability mass that was moved at the node before it
+    (j = length: at the node that gave `next_token`).
+    """
+
+    path: Int[Tensor, "b d"]
+    length: Int[Tensor, " b"]
+    next_token: Int[Tensor, " b"]
+    relaxed: Bool[Tensor, "b d"] | None = None
+    total_variation: Float[Tensor, "b d1"] | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass of the target and what came of it, as callbacks, drafters and adaptive policies see it.
+
+    `codes[:, j]` is code number `start + j` of its image, of which the first `counts` are good. A finished image
+    idles with counts 0. `verdict` and `tree` are None in the first pass (over the prompt) and in plain decoding.
+    """
+
+    index: int
+    start: Int[Tensor, " b"]
+    counts: Int[Tensor, " b"]
+    codes: Int[Tensor, "b m"]
+    scores: Scores | None = None
+    tree: DraftTree | None = None
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """What the prompt left behind: `features` of its t slots, which of them are no padding, and the first code."""
+
+    features: Float[Tensor, "b r t c"]
+    mask: Bool[Tensor, "b t"]
+    first: Int[Tensor, " b"]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Finished code grids and how they came about.
+
+    `passes` counts target passes of each image, the one over the prompt included. `reached[:, d]` counts steps that
+    came to a node of depth d with children to test, `accepted[:, d]` those in which one was taken. `relaxed` counts
+    codes accepted only thanks to a relaxation; `total_variation` sums the probability mass it moved, over codes.
+    `steps` is filled only when asked for, `seconds` by phase only when timed.
+    """
+
+    codes: Int[Tensor, "b n"]
+    passes: Int[Tensor, " b"]
+    accepted: Int[Tensor, "b d"]
+    reached: Int[Tensor, "b d"]
+    relaxed: Int[Tensor, " b"]
+    total_variation: Float[Tensor, " b"]
+    steps: list[Step] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def step_compression(self) -> Float[Tensor, " b"]:
+        """Codes committed per target pass (tau), bonus codes and the pass over the prompt included."""
+        return self.codes.shape[1] / self.passes.float()
+
+
+Callback = Callable[[Step], None]
+
+
+@runtime_checkable
+class TreePolicy(Protocol):
+    """What a drafter grows: held by the drafter, unknown to the loop."""
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the largest tree, the root included."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest tree."""
+        ...
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Guesses what the target would say next. One drafter serves one generation at a time."""
+
+    mode: DraftMode
+    needs_whole_prefix: bool
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the largest tree, the root included: it sizes the cache."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest tree."""
+        ...
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Forgets the last generation and reads the prompt of the next."""
+        ...
+
+    def propose(self) -> DraftTree:
+        """Grows a tree below the last committed code of each image."""
+        ...
+
+    def observe(self, step: Step) -> None:
+        """Learns which codes were committed and what the target's features at them were."""
+        ...
+
+
+@runtime_checkable
+class Relaxation(Protocol):
+    """A law nearer the draft, put in the target's place before any child is looked at."""
+
+    def relax(self, log_p: Float[Tensor, "b n v"], log_q: Float[Tensor, "b n v"]) -> Float[Tensor, "b n v"]:
+        """Gives log r."""
+        ...
+
+
+@runtime_checkable
+class Verifier(Protocol):
+    """Decides how much of a tree to keep. `modes` are the draft modes for which it keeps its promise."""
+
+    modes: frozenset[str]
+    is_exact: bool
+    reads_soft_law: bool
+
+    def draw(
+        self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
+    ) -> Int[Tensor, "b n"]:
+        """Draws a code from each law where there is no draft to test."""
+        ...
+
+    def walk(
+        self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
+    ) -> Verdict:
+        """Keeps a path. `positions[i]` is the code number that row i of `log_p` is the law of."""
+        ...

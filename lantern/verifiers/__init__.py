@@ -1,0 +1,1 @@
+"""Verifiers: how much of a draft tree is kept."""

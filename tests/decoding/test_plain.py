@@ -1,0 +1,102 @@
+"""Plain decoding."""
+
+import pytest
+import torch
+
+from lantern.decoding import plain
+from lantern.decoding.cache import StaticCache
+from lantern.noise import Noise
+from lantern.sampling import Sampling
+from lantern.types import Condition, Step
+from tests.tiny import select, tiny_condition, tiny_target
+
+KEYS = [(11, 0), (11, 1), (2**62, 0), (3, 5)]
+
+
+def test_codes_are_the_argmax_of_the_law_plus_the_noise() -> None:
+    target, condition, sampling = tiny_target(), tiny_condition((4,)), Sampling(guidance=3)
+    made = plain.generate(target, condition, sampling=sampling, keys=KEYS[:1])
+    noise = Noise(KEYS[:1], positions=16, vocab_size=24)
+    assert condition.embeddings is not None
+    words = condition.embeddings[:, -4:]
+    rows = torch.cat([target.cls_embedding(words), target.cls_embedding.unconditional(words)])
+    inputs = torch.cat([rows, target.tok_embeddings(made.codes[:, :-1]).expand(2, -1, -1)], 1)
+    with torch.no_grad():
+        logits = target(inputs, torch.arange(2, 21).expand(2, -1)).logits[None, :, 3:]
+    where = torch.arange(16)[None]
+    assert torch.equal((sampling.log_probs(logits, where) + noise.gumbel(where)).argmax(-1), made.codes)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_codes_do_not_depend_on_the_batch_or_its_order(guidance: float) -> None:
+    target, condition = tiny_target(), tiny_condition((4, 1, 6, 3))
+    sampling = Sampling(guidance=guidance)
+    batch = plain.generate(target, condition, sampling=sampling, keys=KEYS).codes
+    order = [2, 0, 3, 1]
+    turned = plain.generate(target, select(condition, order), sampling=sampling, keys=[KEYS[i] for i in order])
+    assert torch.equal(turned.codes, batch[order])
+    for i in range(4):
+        alone = plain.generate(target, select(condition, [i]), sampling=sampling, keys=[KEYS[i]])
+        assert torch.equal(alone.codes, batch[i : i + 1])
+
+
+def test_another_seed_gives_another_picture() -> None:
+    target, condition = tiny_target(), tiny_condition((4, 4))
+    made = plain.generate(target, select(condition, [0, 0]), sampling=Sampling(), keys=[(0, 0), (1, 0)])
+    assert not torch.equal(made.codes[0], made.codes[1])
+
+
+def test_padding_changes_nothing() -> None:
+    target, wide = tiny_target(), tiny_condition((3,))
+    assert wide.embeddings is not None and wide.mask is not None
+    cut = Condition(embeddings=wide.embeddings[:, -3:], mask=wide.mask[:, -3:])
+    one = plain.generate(target, wide, sampling=Sampling(), keys=KEYS[:1])
+    assert torch.equal(one.codes, plain.generate(target, cut, sampling=Sampling(), keys=KEYS[:1]).codes)
+
+
+def test_classes_condition_too() -> None:
+    target = tiny_target(model_type="c2i", cls_token_num=1, num_classes=3)
+    condition = Condition(labels=torch.tensor([0, 2]))
+    made = plain.generate(target, condition, sampling=Sampling(guidance=2), keys=KEYS[:2])
+    assert made.codes.shape == (2, 16)
+    assert not torch.equal(made.codes[0], made.codes[1])
+
+
+def test_a_grid_of_one_code_takes_one_pass() -> None:
+    target = tiny_target(block_size=1)
+    made = plain.generate(target, tiny_condition(), sampling=Sampling(), keys=KEYS[:1])
+    assert made.codes.shape == (1, 1) and made.passes.tolist() == [1]
+
+
+def test_a_used_cache_gives_the_same_codes() -> None:
+    target, condition = tiny_target(), tiny_condition((4,))
+    cache = StaticCache(
+        layers=2, images=1, rows=2, heads=2, head_dim=16, prefix=4, codes=16, stage=0, dtype=torch.float32, device="cpu"
+    )
+    runs = [
+        plain.generate(target, condition, sampling=Sampling(), keys=keys, cache=cache).codes
+        for keys in ([(1, 0)], [(2, 0)], [(1, 0)])
+    ]
+    assert torch.equal(runs[0], runs[2]) and cache.buffer.abs().sum() > 0
+
+
+def test_callbacks_see_every_code() -> None:
+    seen: list[Step] = []
+    made = plain.generate(
+        tiny_target(), tiny_condition(), sampling=Sampling(), keys=KEYS[:1], callback=seen.append, is_timed=True
+    )
+    assert torch.cat([step.codes for step in seen], 1).shape == made.codes.shape
+    assert set(made.seconds) == {"prefill", "draw", "score"}
+
+
+def test_faults_are_named() -> None:
+    target, condition = tiny_target(), tiny_condition()
+    with pytest.raises(ValueError, match="2 noise keys for 1 images"):
+        plain.generate(target, condition, sampling=Sampling(), keys=KEYS[:2])
+    with pytest.raises(ValueError, match="at most 6"):
+        plain.generate(target, tiny_condition((9,), slots=9), sampling=Sampling(), keys=KEYS[:1])
+    with pytest.raises(ValueError, match="training mode"):
+        plain.generate(target.train(), condition, sampling=Sampling(), keys=KEYS[:1])
+    with pytest.raises(ValueError, match="on the left"):
+        right = Condition(embeddings=torch.zeros(1, 3, 8), mask=torch.tensor([[True, True, False]]))
+        plain.generate(target.eval(), right, sampling=Sampling(), keys=KEYS[:1])

@@ -1,0 +1,93 @@
+"""The transformer and plain decoding against numbers of the reference implementation."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.decoding import plain
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rope_table
+from lantern.sampling import Sampling
+from lantern.types import Condition, Generation, Step
+
+DATA = Path(__file__).parents[1] / "data"
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def vectors() -> dict:
+    return torch.load(DATA / "gpt_t2i_io.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def target(vectors: dict) -> Transformer:
+    model = Transformer(TransformerConfig(**vectors["config"])).eval()
+    model.load_state_dict(torch.load(DATA / "gpt_t2i_state.pt", weights_only=True))
+    return model
+
+
+def decode(target: Transformer, vectors: dict, sampling: Sampling) -> tuple[Generation, Tensor]:
+    seen: list[Tensor] = []
+
+    def remember(step: Step) -> None:
+        assert step.scores is not None
+        logits = step.scores.logits.unflatten(0, (2, sampling.rows))
+        seen.append(sampling.guide(logits, step.start[:, None]))
+
+    condition = Condition(embeddings=vectors["caption"], mask=vectors["emb_masks"].bool())
+    keys = [(0, 0), (0, 1)]
+    return plain.generate(target, condition, sampling=sampling, keys=keys, callback=remember), torch.cat(seen, 1)
+
+
+def teacher_forced(target: Transformer, vectors: dict, captions: Tensor, mask: Tensor | None) -> Tensor:
+    codes = target.tok_embeddings(vectors["idx"][:, :-1])
+    inputs = torch.cat([captions, codes], 1)
+    positions = torch.arange(inputs.shape[1]).expand(2, -1)
+    seen = None if mask is None else mask[:, 0, : inputs.shape[1], : inputs.shape[1]]
+    return target(inputs, positions, seen).logits[:, captions.shape[1] - 1 :]
+
+
+@torch.no_grad()
+def test_teacher_forced_logits_are_the_references(target: Transformer, vectors: dict) -> None:
+    captions = target.cls_embedding(vectors["caption"])
+    unconditional = target.cls_embedding.unconditional(vectors["caption"])
+    with_mask = teacher_forced(target, vectors, captions, vectors["attn_mask"])
+    without = teacher_forced(target, vectors, captions, None)
+    guidance_row = teacher_forced(target, vectors, unconditional, vectors["attn_mask"])
+    assert (with_mask - vectors["tf_logits"]).abs().max() <= TOLERANCE
+    assert (without - vectors["tf_logits_nomask"]).abs().max() <= TOLERANCE
+    assert (guidance_row - vectors["tf_logits_uncond"]).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "guidance"), [("greedy_cfg1", 1.0), ("greedy_cfg75", 7.5)])
+def test_greedy_codes_are_the_references(target: Transformer, vectors: dict, name: str, guidance: float) -> None:
+    made, logits = decode(target, vectors, Sampling(guidance=guidance, temperature=0))
+    assert torch.equal(made.codes, vectors[f"{name}_tokens"].long())
+    assert (logits - vectors[f"{name}_logits"]).abs().max() <= TOLERANCE * max(guidance, 1.0)
+
+
+@torch.no_grad()
+def test_logits_of_sampled_codes_are_the_references(target: Transformer, vectors: dict) -> None:
+    sampling = Sampling(guidance=7.5, top_k=20)
+    codes = vectors["sample_cfg75_k20_tokens"].long()
+    forced = {**vectors, "idx": codes}
+    rows = [
+        teacher_forced(target, forced, captions, vectors["attn_mask"])
+        for captions in (
+            target.cls_embedding(vectors["caption"]),
+            target.cls_embedding.unconditional(vectors["caption"]),
+        )
+    ]
+    positions = torch.arange(16).expand(2, -1)
+    guided = sampling.guide(torch.stack(rows, 1), positions)
+    assert (guided - vectors["sample_cfg75_k20_logits"]).abs().max() <= TOLERANCE * 7.5
+    law = sampling.filtered(vectors["sample_cfg75_k20_logits"])
+    assert (law.isfinite().sum(-1) == 20).all()
+    assert law.gather(-1, codes[..., None]).isfinite().all()
+
+
+def test_prefix_rows_of_the_rotary_table_are_zero(target: Transformer, vectors: dict) -> None:
+    assert (target.rope[:120] == 0).all()
+    assert torch.equal(rope_table(4, 120, 16, 10_000.0), target.rope)
+    assert (target.rope - vectors["freqs_cis"]).abs().max() <= 1e-6

@@ -1,0 +1,114 @@
+"""The noise: known answers, laws, and independence of everything but its key."""
+
+import pytest
+import torch
+
+from lantern.noise import MASK, Key, Noise, Purpose, philox, purpose_key, random_words, to_gumbel, to_uniform
+
+ANSWERS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((MASK,) * 4, (MASK, MASK), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), ANSWERS)
+def test_philox_gives_the_published_answers(
+    counter: tuple[int, ...], key: tuple[int, int], answer: tuple[int, ...]
+) -> None:
+    words = philox([torch.tensor(word) for word in counter], Key(*key))
+    assert tuple(int(word) for word in words) == answer
+
+
+def test_uniforms_and_gumbels_are_finite_at_both_ends() -> None:
+    words = torch.tensor([0, 1, MASK - 1, MASK])
+    uniform = to_uniform(words)
+    assert (uniform > 0).all() and (uniform < 1).all()
+    gumbel = to_gumbel(words)
+    assert gumbel.isfinite().all()
+    assert gumbel[0] == pytest.approx(-3.1300, abs=1e-3) and gumbel[-1] == pytest.approx(33 * 0.693147, abs=1e-4)
+
+
+@pytest.mark.parametrize("vocab", [8, 16384])
+def test_gumbel_argmax_has_the_law_it_is_added_to(vocab: int) -> None:
+    draws, blocks = 1_000_000 if vocab == 8 else 4096, 8 if vocab == 8 else 16
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1)) * (1.5 if vocab == 8 else 3.0)
+    law = logits.softmax(-1)
+    counts = torch.zeros(vocab)
+    for block in range(blocks):
+        where = torch.arange(draws // blocks) + block * (draws // blocks)
+        drawn = (to_gumbel(random_words(3, 0, Purpose.TARGET, where, vocab)) + logits).argmax(-1)
+        counts += torch.bincount(drawn, minlength=vocab)
+    bins = torch.argsort(law).chunk(8)  # rare codes are pooled, so that every bin expects many draws
+    observed = torch.stack([counts[chosen].sum() for chosen in bins])
+    expected = torch.stack([law[chosen].sum() for chosen in bins]) * draws
+    kept = expected > 5
+    chi_square = ((observed - expected).square() / expected)[kept].sum()
+    assert chi_square < 30  # 7 degrees of freedom: 1e-4
+
+
+def test_streams_are_uncorrelated() -> None:
+    where = torch.arange(64)
+    streams = {
+        "a": random_words(1, 0, Purpose.TARGET, where, 256),
+        "image": random_words(1, 1, Purpose.TARGET, where, 256),
+        "seed": random_words(2, 0, Purpose.TARGET, where, 256),
+        "purpose": random_words(1, 0, Purpose.DRAFT, where, 256),
+        "position": random_words(1, 0, Purpose.TARGET, where + 1, 256),
+    }
+    flat = torch.stack([to_uniform(words).flatten() for words in streams.values()])
+    correlation = torch.corrcoef(flat) - torch.eye(len(flat))
+    assert correlation.abs().max() < 5 / (64 * 256) ** 0.5
+    by_code = torch.corrcoef(to_uniform(streams["a"]).T)[0, 1:8]
+    assert by_code.abs().max() < 0.6
+
+
+def test_keys_of_purposes_differ() -> None:
+    keys = {purpose_key(seed, purpose) for seed in (0, 1, 2**63 - 1) for purpose in Purpose}
+    assert len(keys) == 3 * len(Purpose)
+
+
+def test_noise_does_not_depend_on_the_place_in_the_batch() -> None:
+    keys = [(5, i) for i in range(16)]
+    every = Noise(keys, positions=9, vocab_size=37)
+    where = torch.arange(9).expand(16, -1)
+    for i in (0, 7, 15):
+        alone = Noise([keys[i]], positions=9, vocab_size=37)
+        for purpose in (Purpose.TARGET, Purpose.RESIDUAL):
+            assert torch.equal(alone.gumbel(where[:1], purpose)[0], every.gumbel(where, purpose)[i])
+        assert torch.equal(alone.uniform(where[:1], 4)[0], every.uniform(where, 4)[i])
+
+
+def test_tables_made_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = torch.arange(9)[None]
+    whole = Noise([(1, 2)], positions=9, vocab_size=37).gumbel(where)
+    monkeypatch.setattr("lantern.noise.BLOCK", 50)
+    assert torch.equal(Noise([(1, 2)], positions=9, vocab_size=37).gumbel(where), whole)
+
+
+def test_more_lanes_leave_the_first_ones_alone() -> None:
+    noise, where = Noise([(1, 0)], positions=4, vocab_size=5), torch.arange(4)[None]
+    assert torch.equal(noise.uniform(where, 3), noise.uniform(where, 9)[..., :3])
+
+
+def test_silent_noise_is_zero() -> None:
+    noise = Noise([(1, 0)], positions=4, vocab_size=5, is_silent=True)
+    assert (noise.gumbel(torch.arange(4)[None]) == 0).all()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_out_of_range_is_refused(seed: int) -> None:
+    with pytest.raises(ValueError, match="seed is"):
+        Noise([(seed, 0)], positions=1, vocab_size=4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_makes_the_same_bits() -> None:
+    where = torch.arange(64)
+    words = random_words(7, 3, Purpose.TARGET, where.cuda(), 4096)
+    assert torch.equal(words.cpu(), random_words(7, 3, Purpose.TARGET, where, 4096))

@@ -1,0 +1,53 @@
+"""The real classes at toy size, with weights that give laws worth sampling from."""
+
+import torch
+
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from lantern.types import Condition
+
+
+def tiny_config(**changes: object) -> TransformerConfig:
+    """A text-conditional transformer of 4x4 codes out of 24, six caption slots."""
+    fields: dict[str, object] = {
+        "dim": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "multiple_of": 16,
+        "model_type": "t2i",
+        "caption_dim": 8,
+        "cls_token_num": 6,
+        "vocab_size": 24,
+        "block_size": 16,
+    }
+    return TransformerConfig(**(fields | changes))  # type: ignore[arg-type]
+
+
+def tiny_target(seed: int = 0, **changes: object) -> Transformer:
+    """A target with random weights, larger than a fresh model's so that codes depend on each other."""
+    target = Transformer(tiny_config(**changes)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    target.init_weights(generator)
+    for parameter in target.parameters():
+        if parameter.ndim == 2:
+            parameter.data.normal_(0.0, 0.6 / parameter.shape[1] ** 0.5, generator=generator)
+    target.output.weight.data.normal_(0.0, 0.4, generator=generator)
+    target.tok_embeddings.weight.data.normal_(0.0, 1.0, generator=generator)
+    return target
+
+
+def tiny_condition(lengths: tuple[int, ...] = (4,), slots: int = 6, width: int = 8, seed: int = 0) -> Condition:
+    """Left-padded captions with these numbers of words; caption i is the same in every batch."""
+    rows = []
+    for i in range(len(lengths)):
+        generator = torch.Generator().manual_seed(seed * 1000 + i)
+        rows.append(torch.randn(slots, width, generator=generator) * 3)
+    mask = torch.arange(slots) >= slots - torch.tensor(lengths)[:, None]
+    return Condition(embeddings=torch.stack(rows) * mask[..., None], mask=mask)
+
+
+def select(condition: Condition, images: list[int]) -> Condition:
+    """The condition of some of the images, in this order."""
+    if condition.labels is not None:
+        return Condition(labels=condition.labels[images])
+    assert condition.embeddings is not None and condition.mask is not None
+    return Condition(embeddings=condition.embeddings[images], mask=condition.mask[images])
