@@ -1,7 +1,7 @@
 """What a target learns from, computed once: codes of pictures and features of captions, cached on disk."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def fingerprint(paths: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def cached(path: Path, compute) -> dict[str, Tensor]:  # noqa: ANN001 - a thunk
+def cached(path: Path, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors from a safetensors file, computed and written when it is not there."""
     from safetensors.torch import save_file
 
@@ -53,7 +53,9 @@ class Captions:
 
     @classmethod
     @torch.no_grad()
-    def encode(cls, encoder: TextEncoder, prepared: Prepared, path: Path, *, slots: int, batch: int = 256) -> "Captions":
+    def encode(
+        cls, encoder: TextEncoder, prepared: Prepared, path: Path, *, slots: int, batch: int = 256
+    ) -> "Captions":
         """Encodes every caption of every record once; longer ones are cut at `slots` tokens."""
         texts = sorted({text for record in prepared.records for text, _ in record.captions})
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import sys
 import time
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -41,7 +42,9 @@ class LoopConfig:
         if self.precision not in ("bf16", "fp32"):
             raise ValueError(f'precision is "{self.precision}", wanted "bf16" or "fp32"')
         if self.steps < 1 or self.warmup < 0 or not 0 <= self.decay <= self.steps:
-            raise ValueError(f"steps {self.steps}, warmup {self.warmup}, decay {self.decay}: wanted 0 <= decay <= steps")
+            raise ValueError(
+                f"steps {self.steps}, warmup {self.warmup}, decay {self.decay}: wanted 0 <= decay <= steps"
+            )
 
     def scale(self, step: int) -> float:
         """Factor on every learning rate at a step."""
@@ -92,7 +95,11 @@ class Processes:
     def from_environment(cls) -> "Processes":
         """Joins the others, if there are others."""
         rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if torch.cuda.is_available() else torch.device("cpu")
+        device = (
+            torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+            if torch.cuda.is_available()
+            else torch.device("cpu")
+        )
         if count > 1 and not torch.distributed.is_initialized():
             torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
         return cls(rank, count, device)
@@ -102,7 +109,9 @@ class Processes:
         return nn.parallel.DistributedDataParallel(task, broadcast_buffers=False) if self.count > 1 else task
 
 
-def save_checkpoint(path: Path, task: Task, optimizers: list[torch.optim.Optimizer], step: int, config: LoopConfig) -> None:
+def save_checkpoint(
+    path: Path, task: Task, optimizers: list[torch.optim.Optimizer], step: int, config: LoopConfig
+) -> None:
     """Replaces the checkpoint at once or not at all."""
     state = {
         "task": task.state_dict(),
@@ -120,7 +129,9 @@ def load_checkpoint(path: Path, task: Task, optimizers: list[torch.optim.Optimiz
         return 0
     state = torch.load(path, weights_only=True, map_location="cpu")
     if state["seed"] != config.seed:
-        raise ValueError(f"{path} was trained with seed {state['seed']}, got {config.seed}: use another folder or that seed")
+        raise ValueError(
+            f"{path} was trained with seed {state['seed']}, got {config.seed}: use another folder or that seed"
+        )
     rates = [[g["lr"] for g in o.param_groups] for o in optimizers]
     task.load_state_dict(state["task"])
     for optimizer, saved, rate in zip(optimizers, state["optimizers"], rates, strict=True):
@@ -150,7 +161,8 @@ class Journal:
 
         self.quiet = quiet
         self.path = out / "log.jsonl"
-        self.bar = tqdm(total=config.steps, initial=start, unit="step", dynamic_ncols=True, disable=quiet, mininterval=2)
+        is_hidden = quiet or not sys.stderr.isatty()
+        self.bar = tqdm(total=config.steps, initial=start, unit="step", dynamic_ncols=True, disable=is_hidden)
         self.began = time.monotonic()
 
     def report(self, step: int, figures: dict[str, float]) -> None:
@@ -165,7 +177,12 @@ class Journal:
 
 
 def take_step(
-    model: nn.Module, task: Task, optimizers: list[torch.optim.Optimizer], config: LoopConfig, step: int, processes: Processes
+    model: nn.Module,
+    task: Task,
+    optimizers: list[torch.optim.Optimizer],
+    config: LoopConfig,
+    step: int,
+    processes: Processes,
 ) -> dict[str, Tensor]:
     """One update. Dropout noise is seeded by the step, so that a resumed run repeats it."""
     torch.manual_seed(hash((config.seed, step, processes.rank)) & 0x7FFFFFFF)
@@ -179,7 +196,7 @@ def take_step(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     task.after_step(step)
-    return figures
+    return {name: figure.detach() for name, figure in figures.items()}
 
 
 def train(task: Task, config: LoopConfig, *, out: Path) -> None:

@@ -16,7 +16,8 @@ from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.training.contact import save_grid
 from lantern.training.data import Prepared
 from lantern.training.features import Captions, cached, encode_pictures, fingerprint
-from lantern.training.loop import LoopConfig, Task, train as run_loop, with_overrides
+from lantern.training.loop import LoopConfig, Task, with_overrides
+from lantern.training.loop import train as run_loop
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Training of the VQ tokenizer: reconstruction and perceptual loss, moving-average codebook, dead codes revived."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +13,8 @@ from lantern.io import save_component
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.training.contact import save_grid
 from lantern.training.data import Prepared
-from lantern.training.loop import LoopConfig, Task, train as run_loop, with_overrides
+from lantern.training.loop import LoopConfig, Task, with_overrides
+from lantern.training.loop import train as run_loop
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,6 @@ class TokenizerConfig:
     revive_below: float = 0.05
     free_steps: int = 150
     composites: float = 0.2
-    packages: tuple[str, ...] = field(default=())
 
     @classmethod
     def load(cls, path: Path) -> "TokenizerConfig":
@@ -49,7 +49,7 @@ def to_pixels(pictures: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, "b 3 h w"]:
 
 
 class TokenizerTask(Task):
-    """Encoder and decoder by gradient, codebook by moving averages (arXiv:1711.00937, appendix A.1), all l2-normalised."""
+    """Encoder and decoder by gradient, codebook by moving averages (arXiv:1711.00937, appendix A.1), on the sphere."""
 
     counts: Tensor
     sums: Tensor
@@ -184,7 +184,15 @@ class TokenizerTask(Task):
         save_component(self.vq.state_dict(), self.config.model, folder / "vqvae", dtype=torch.bfloat16)
 
 
-def train(config: TokenizerConfig, *, out: Path, data: Path, packages: Path, steps: int | None = None, decay: int | None = None) -> None:
+def train(
+    config: TokenizerConfig,
+    *,
+    out: Path,
+    data: Path,
+    packages: Path,
+    steps: int | None = None,
+    decay: int | None = None,
+) -> None:
     """Trains a tokenizer on prepared pictures and writes `out/vqvae`; resumes what `out` holds."""
     config = with_overrides(config, loop=with_overrides(config.loop, steps=steps, decay=decay))
     run_loop(TokenizerTask(config, Prepared.open(data), packages), config.loop, out=out)

@@ -274,7 +274,7 @@ class CaptionEmbedder(nn.Module):
 
 @dataclass(frozen=True)
 class Scores:
-    """What the target says of n positions: logits `(rows n v)` in fp32 and features `(rows n c)` after the final norm."""
+    """What the target says of n inputs: fp32 logits `(rows n v)`, and features `(rows n c)` after the final norm."""
 
     logits: Float[Tensor, "rows n v"]
     features: Float[Tensor, "rows n c"]

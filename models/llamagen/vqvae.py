@@ -33,7 +33,9 @@ class VQConfig:
         if self.ch < 32 or self.ch % 32:
             raise ValueError(f"ch is {self.ch}, wanted a multiple of 32 (group norm has 32 groups)")
         if not self.encoder_ch_mult or len(self.encoder_ch_mult) != len(self.decoder_ch_mult):
-            raise ValueError("encoder_ch_mult and decoder_ch_mult differ in length, wanted one entry a resolution in each")
+            raise ValueError(
+                "encoder_ch_mult and decoder_ch_mult differ in length, wanted one entry a resolution in each"
+            )
         for name in ("codebook_size", "codebook_embed_dim", "z_channels", "num_res_blocks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
@@ -143,7 +145,9 @@ class Level(nn.Module):
 
 def middle(channels: int, dropout: float) -> nn.ModuleList:
     """Residual block, attention, residual block at the lowest resolution."""
-    return nn.ModuleList([ResnetBlock(channels, channels, dropout), AttnBlock(channels), ResnetBlock(channels, channels, dropout)])
+    return nn.ModuleList(
+        [ResnetBlock(channels, channels, dropout), AttnBlock(channels), ResnetBlock(channels, channels, dropout)]
+    )
 
 
 class Encoder(nn.Module):
