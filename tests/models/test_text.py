@@ -1,0 +1,139 @@
+"""Facts about text conditioning, on a T5 of random weights."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern.models.llamagen.text import TextEncoder, rotate_to_right
+
+WORDS = ["<pad>", "</s>", "<unk>", "a", "red", "apple", "blue", "cat", "and", "dog", "two"]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TextEncoder:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=len(WORDS), d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu"
+    )
+    return TextEncoder(T5EncoderModel(config), fast)
+
+
+def test_rotation_moves_valid_slots_to_the_right_and_zeros_the_rest() -> None:
+    embeddings = torch.arange(1.0, 9.0).view(2, 4, 1)
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
+    turned = rotate_to_right(embeddings, mask)
+    assert turned.embeddings[..., 0].tolist() == [[0, 0, 1, 2], [5, 6, 7, 8]]
+    assert turned.mask.tolist() == [[False, False, True, True], [True] * 4]
+
+
+def test_rotation_discards_whatever_stood_in_the_padding() -> None:
+    embeddings = torch.tensor([[[1.0], [float("nan")]]])
+    turned = rotate_to_right(embeddings, torch.tensor([[True, False]]))
+    assert turned.embeddings[..., 0].tolist() == [[0, 1]]
+
+
+def test_rotation_refuses_a_mask_with_gaps() -> None:
+    with pytest.raises(ValueError, match="gaps"):
+        rotate_to_right(torch.zeros(1, 3, 1), torch.tensor([[True, False, True]]))
+
+
+def test_valid_embeddings_equal_a_right_padded_run(encoder: TextEncoder) -> None:
+    prompts = ["a red apple", "two cat and a dog", "blue"]
+    batch = encoder.tokenizer(prompts, max_length=12, padding="max_length", return_tensors="pt")
+    want = encoder.model(**{k: batch[k] for k in ("input_ids", "attention_mask")}).last_hidden_state
+    got = encoder.encode(prompts, slots=12)
+    for row, n in enumerate(batch["attention_mask"].sum(1).tolist()):
+        torch.testing.assert_close(got.embeddings[row, 12 - n :], want[row, :n], atol=1e-6, rtol=1e-5)
+        assert got.mask[row].tolist() == [False] * (12 - n) + [True] * n
+        assert got.embeddings[row, : 12 - n].eq(0).all()
+
+
+def test_company_does_not_change_an_embedding(encoder: TextEncoder) -> None:
+    alone = encoder.encode(["red cat"], slots=8).embeddings[0]
+    together = encoder.encode(["a dog and a cat", "red cat", "apple"], slots=8).embeddings[1]
+    assert torch.equal(alone, together)
+
+
+def test_batched_passes_agree_to_rounding(encoder: TextEncoder) -> None:
+    prompts = ["red cat", "a dog and a cat", "apple"]
+    together = encoder.encode(prompts, slots=8, batch_size=3)
+    torch.testing.assert_close(together.embeddings, encoder.encode(prompts, slots=8).embeddings, atol=1e-6, rtol=1e-5)
+
+
+def test_long_prompt_keeps_its_end_token(encoder: TextEncoder) -> None:
+    condition = encoder.encode(["red " * 2000], slots=6)
+    want = encoder.encode(["red red red red red"], slots=6)
+    assert condition.mask.all() and torch.equal(condition.embeddings, want.embeddings)
+
+
+def test_cleaning_is_applied_only_where_asked(encoder: TextEncoder) -> None:
+    cleaned = encoder.encode(["red & apple"], slots=8).mask.sum()
+    raw = encoder.encode(["red & apple"], slots=8, clean=False).mask.sum()
+    assert (cleaned, raw) == (3, 4)
+
+
+@pytest.mark.parametrize("prompt", ["", "   ", "...", "png", "一只猫"])
+def test_prompt_without_content_is_refused(encoder: TextEncoder, prompt: str) -> None:
+    with pytest.raises(ValueError, match="empty") as error:
+        encoder.encode([prompt])
+    assert "\n" not in str(error.value)
+
+
+def test_allowed_empty_prompt_is_one_end_token(encoder: TextEncoder) -> None:
+    condition = encoder.encode([""], slots=5, allow_empty=True)
+    assert condition.mask.tolist() == [[False] * 4 + [True]]
+
+
+def test_lone_surrogate_is_encoded(encoder: TextEncoder) -> None:
+    assert encoder.encode(["red \ud83d cat"], slots=8).embeddings.isfinite().all()
+
+
+def test_text_in_place_of_a_list_is_refused(encoder: TextEncoder) -> None:
+    with pytest.raises(ValueError, match="wanted a list"):
+        encoder.encode("red apple")
+
+
+@pytest.mark.parametrize("layout", ["one folder", "two folders", "named", "parent"])
+def test_saved_encoder_loads_to_the_same_embeddings(encoder: TextEncoder, tmp_path: Path, layout: str) -> None:
+    weights, words = tmp_path / "text_encoder", tmp_path / "tokenizer"
+    encoder.save_pretrained(weights, None if layout == "one folder" else words)
+    if layout == "parent":
+        loaded = TextEncoder.from_pretrained(tmp_path)
+    else:
+        loaded = TextEncoder.from_pretrained(weights, words if layout == "named" else None)
+    before, after = (e.encode(["a red apple"], slots=6) for e in (encoder, loaded))
+    assert torch.equal(before.embeddings, after.embeddings)
+
+
+def test_encoder_of_a_whole_t5_loads(encoder: TextEncoder, tmp_path: Path) -> None:
+    from transformers import T5ForConditionalGeneration
+
+    whole = T5ForConditionalGeneration(encoder.model.config)
+    whole.save_pretrained(tmp_path)
+    encoder.tokenizer.save_pretrained(tmp_path)
+    loaded = TextEncoder.from_pretrained(tmp_path)
+    assert torch.equal(loaded.model.get_input_embeddings().weight, whole.shared.weight)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_missing_file_is_named(encoder: TextEncoder, tmp_path: Path, name: str) -> None:
+    encoder.save_pretrained(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=name):
+        TextEncoder.from_pretrained(tmp_path)
+
+
+def test_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(ValueError, match="bert"):
+        TextEncoder.from_pretrained(tmp_path)
