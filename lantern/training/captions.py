@@ -83,7 +83,7 @@ def article(name: str) -> str:
 
 def indefinite(name: str, concept: Concept) -> str:
     """The name as a noun phrase: with an article unless it is a plural or a mass."""
-    return name if concept.flags & {"plural", "mass"} else article(name)
+    return article(name) if concept.takes_article else name
 
 
 def base_name(name: str) -> str:
@@ -116,14 +116,12 @@ def styled(name: str, style: str, concept: Concept) -> list[tuple[str, float]]:
     ]
 
 
-def plain_captions(
-    concept: Concept, style: str, tags: Sequence[str], *, colour: str | None
-) -> Captions:
+def plain_captions(concept: Concept, style: str, tags: Sequence[str], *, colour: str | None) -> Captions:
     """Captions of a single picture. `colour` is the natural one, if it has a single one."""
     pairs = [(text, 0.74 * weight) for text, weight in styled(concept.name, style, concept)]
-    for synonym in concept.synonyms:
+    for other in concept.other_names:
         share = 0.12 / len(concept.synonyms)
-        pairs += [(text, share * weight) for text, weight in styled(synonym, style, concept)]
+        pairs += [(text, share * weight) for text, weight in styled(other.name, style, other)]
     if colour is not None and base_name(concept.name) == concept.name != colour:
         name = f"{colour} {concept.name}"
         pairs += [(text, 0.10 * weight) for text, weight in styled(name, style, concept)]

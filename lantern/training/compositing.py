@@ -24,7 +24,7 @@ TARGETS: dict[str, tuple[float, float, float]] = {
     "black": (240, 0.06, 0.20),
 }
 # Upper bounds of the hue circle's arcs; what lies beyond the last is red again.
-ARCS = ((13, "red"), (40, "orange"), (68, "yellow"), (165, "green"), (252, "blue"), (297, "purple"))
+ARCS = ((13, "red"), (32, "orange"), (68, "yellow"), (165, "green"), (252, "blue"), (297, "purple"))
 BAND = 36.0
 
 # Where the copies go, as (left, top, width, height) in 64ths of the picture.
@@ -77,18 +77,22 @@ def to_rgb(hsv: Float[np.ndarray, "h w 3"]) -> Rgb:
     return np.rint(255 * np.clip(rgb, 0, 1)).astype(np.uint8)
 
 
-def hue_distance(
-    hue: Float[np.ndarray, "*n"] | np.floating | float, centre: float
-) -> Float[np.ndarray, "*n"]:
+def hue_distance(hue: Float[np.ndarray, "*n"] | np.floating | float, centre: float) -> Float[np.ndarray, "*n"]:
     """Degrees between hues, the short way round."""
     return np.abs((np.asarray(hue, dtype=np.float32) - centre + 180) % 360 - 180)
 
 
 def colour_name(hue: float, saturation: float, value: float) -> str:
     """What a person calls the colour."""
+    if value < 0.35:
+        return "black"
+    if 150 <= hue < 300 and saturation < 0.42:
+        return "gray"
     if 297 <= hue < 342 or ((hue >= 342 or hue < 13) and saturation < 0.5 and value > 0.75):
         return "pink"
-    if 8 <= hue < 42 and (value < 0.68 or (saturation < 0.5 and value < 0.9)):
+    if 8 <= hue < 36 and (value < 0.80 or saturation < 0.62):
+        return "brown"
+    if (hue >= 342 or hue < 8) and saturation < 0.68 and value < 0.72:
         return "brown"
     return next((name for bound, name in ARCS if hue < bound), "red")
 
@@ -116,7 +120,18 @@ def find_colour(picture: Rgba) -> Colouring | None:
     offset = float(np.median((near[:, 0] - centre + 180) % 360 - 180))
     hue, saturation, value = (centre + offset) % 360, *np.median(near[:, 1:], axis=0)
     name = colour_name(hue, float(saturation), float(value))
-    return Colouring(name, hue, float(saturation), float(value), True)
+    # Lightening what is nearly black shows its noise, not its colour.
+    return Colouring(name, hue, float(saturation), float(value), bool(value >= 0.35))
+
+
+def other_colours(colouring: Colouring) -> list[str]:
+    """The colours of `TARGETS` that would be seen as a change."""
+    return [
+        name
+        for name, (hue, saturation, _) in TARGETS.items()
+        if name != colouring.name
+        and (name == "black" or hue_distance(colouring.hue, hue) > 20 or abs(colouring.saturation - saturation) > 0.3)
+    ]
 
 
 def recolour(picture: Rgba, colouring: Colouring, colour: str) -> Rgba:

@@ -21,6 +21,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 SOURCES = ("emoji", "folder", "classes", "webdataset")
+FILES = {"pictures.tar", "records.jsonl", "summary.json"}
 KINDS = ("plain", "colour", "count", "pair")
 Progress = Callable[[int, int], None]
 
@@ -31,9 +32,9 @@ class DataConfig:
 
     size: side of a picture in pixels. seed: of everything random. path: what a source other than emoji reads.
     concepts: lists of concepts. styles: which art. reserved: the evaluation prompts whose words no caption may hold.
-    held_out: share of cells (emoji: concept and style; otherwise: pictures) kept from training. mirrors: add a mirror image of
-    each plain picture; shifts: add so many shifted ones. colours, counts, pairs: how many composites to make.
-    Relative paths are resolved against the file that the config is loaded from.
+    held_out: share of cells (emoji: concept and style; otherwise: pictures) kept from training. mirrors: add a
+    mirror image of each plain picture; shifts: add so many shifted ones. colours, counts, pairs: how many
+    composites to make. Relative paths are resolved against the file that the config is loaded from.
     """
 
     source: str = "emoji"
@@ -52,9 +53,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
-            raise ValueError(
-                f"source is {self.source!r}, wanted one of {', '.join(SOURCES)}: change the config"
-            )
+            raise ValueError(f"source is {self.source!r}, wanted one of {', '.join(SOURCES)}: change the config")
         if not 8 <= self.size <= 4096:
             raise ValueError(f"size is {self.size}, wanted 8 to 4096 pixels: change the config")
         if not 0 <= self.held_out < 0.5:
@@ -85,8 +84,8 @@ class DataConfig:
             wanted = {tuple: list, float: (int, float)}.get(known[name], known[name])
             if not isinstance(value, wanted) or (isinstance(value, bool) != (known[name] is bool)):
                 raise ValueError(f"{path}: {name} is {value!r}, wanted a {known[name].__name__}")
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        config = cls(**values)
+        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        config = cls(**given)
         home = path.resolve().parent
         return replace(
             config,
@@ -102,7 +101,8 @@ class Record:
 
     image: its number. captions: (text, weight) pairs, weights summing to one. kind: one of KINDS. concepts: names, one
     for plain, colour and count, two for a pair (left, right), none where unknown. split: train or heldout.
-    variant: original, mirror or shift. may_mirror: no letters or sides are told by the captions.
+    variant: original, mirror or shift. may_mirror: the mirror image is as good a picture. colour: the one it was
+    given, or "". number: how many things it shows.
     """
 
     image: int
@@ -113,6 +113,8 @@ class Record:
     split: str
     variant: str = "original"
     may_mirror: bool = True
+    colour: str = ""
+    number: int = 1
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,9 @@ class Summary:
     sha256: str = ""
     bytes: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.records} pictures, {self.bytes / 2**20:.1f} MiB, {self.num_skipped} inputs left out"
+
 
 @dataclass
 class Writer:
@@ -146,7 +151,8 @@ class Writer:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True)
-        self.tar = tarfile.open(self.folder / "pictures.tar", "w", format=tarfile.USTAR_FORMAT)
+        path = self.folder / "pictures.tar"
+        self.tar = tarfile.open(path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 (closed by close)
 
     def add(self, picture: UInt8[np.ndarray, "h w 3"], record: Record) -> None:
         """Append a picture; the record's `image` is set to its number."""
@@ -186,9 +192,7 @@ class Prepared:
             summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
             records = [record_of(json.loads(line)) for line in lines]
         except (OSError, json.JSONDecodeError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"{folder} holds no prepared data ({error}): make it with `lantern train data`"
-            ) from error
+            raise ValueError(f"{folder} holds no prepared data ({error}): make it with `lantern train data`") from error
         return cls(folder, records, summary)
 
     def image(self, number: int) -> UInt8[Tensor, "3 h w"]:
@@ -233,23 +237,21 @@ def count_by(records: Iterable[Record]) -> dict[str, dict[str, int]]:
     """How many records there are of each kind, split and style."""
     listed = list(records)
     return {
-        name: dict(sorted(Counter(getattr(r, name) for r in listed).items()))
-        for name in ("kind", "split", "style")
+        name: dict(sorted(Counter(getattr(r, name) for r in listed).items())) for name in ("kind", "split", "style")
     }
 
 
-def prepare(
-    config: DataConfig, *, out: Path, packages: Path, progress: Progress | None = None
-) -> Summary:
+def prepare(config: DataConfig, *, out: Path, packages: Path, progress: Progress | None = None) -> Summary:
     """Prepare data into `out`, which is replaced as a whole once everything is written.
 
-    packages: folder of npm archives, for the emoji source; missing ones are fetched into it. progress: called with (done, total).
+    packages: folder of npm archives, for the emoji source; missing ones are fetched into it. progress: called with
+    (done, total), total 0 where it is not known.
     Raises ValueError, in one line, for wrong archives, a wrong path, or when no picture is usable.
     """
     from lantern.training.emoji_set import write_emoji
     from lantern.training.sources import write_source
 
-    if out.exists() and not (out / "summary.json").is_file() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not (out.is_dir() and {path.name for path in out.iterdir()} <= FILES):
         raise ValueError(f"{out} exists and is no prepared data: choose another folder or remove it")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -262,7 +264,10 @@ def prepare(
             skipped, used = write_source(config, writer, progress=report), []
         writer.close()
         if not writer.records:
-            raise ValueError(f"{config.path or config.source}: no usable picture with a caption; skipped: {skipped[:5]}")
+            raise ValueError(
+                f"{config.path or config.source}: no usable picture with a caption among "
+                f"{len(skipped)}, first of them: {', '.join(skipped[:3]) or 'none'}"
+            )
         summary = summarise(config, writer, skipped=skipped, packages=used)
         text = json.dumps(asdict(summary), indent=2, ensure_ascii=False)
         (partial / "summary.json").write_text(text + "\n", encoding="utf-8")
@@ -274,9 +279,7 @@ def prepare(
     return summary
 
 
-def summarise(
-    config: DataConfig, writer: Writer, *, skipped: list[str], packages: list[dict[str, str]]
-) -> Summary:
+def summarise(config: DataConfig, writer: Writer, *, skipped: list[str], packages: list[dict[str, str]]) -> Summary:
     """The summary of a finished writer."""
     with (writer.folder / "pictures.tar").open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

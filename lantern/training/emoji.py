@@ -72,6 +72,8 @@ FLAGS = {"text", "plural", "mass", "scene"}
 class Concept:
     """One thing the model learns: its codepoints, the name a person types, other words for it, and its grammar.
 
+    A synonym that starts with ~ takes an article where the name takes none, and the other way round: "~coffee" is a
+    synonym of "cup of coffee".
     flags: `text` (the picture holds letters, never mirror it), `plural` and `mass` (the name takes no article and is
     never counted), `scene` (fills the picture: no copies, no neighbours, no recolouring).
     """
@@ -80,6 +82,21 @@ class Concept:
     name: str
     synonyms: tuple[str, ...] = ()
     flags: frozenset[str] = frozenset()
+
+    @property
+    def takes_article(self) -> bool:
+        """Whether the name is one of something: neither a plural nor a mass."""
+        return not self.flags & {"plural", "mass"}
+
+    @property
+    def other_names(self) -> tuple["Concept", ...]:
+        """The concept under each of its synonyms."""
+        bare = self.flags - {"plural", "mass"}
+        flipped = bare | {"mass"} if self.takes_article else bare
+        return tuple(
+            Concept(self.hexcode, s.removeprefix("~"), (), flipped if s[0] == "~" else self.flags)
+            for s in self.synonyms
+        )
 
 
 def find_package(package: Package, folder: Path) -> Path:
@@ -92,24 +109,16 @@ def find_package(package: Package, folder: Path) -> Path:
     if not path.is_file():
         npm = shutil.which("npm")
         if npm is None:
-            raise ValueError(
-                f"{path} is missing and npm is not installed: put the archive of {wanted} there"
-            )
+            raise ValueError(f"{path} is missing and npm is not installed: put the archive of {wanted} there")
         folder.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run(
-            [npm, "pack", "--silent", wanted], cwd=folder, capture_output=True, text=True
-        )
+        done = subprocess.run([npm, "pack", "--silent", wanted], cwd=folder, capture_output=True, text=True)
         if done.returncode or not path.is_file():
             reason = " ".join(done.stderr.split())[:200]
-            raise ValueError(
-                f"npm pack {wanted} failed ({reason}): put the archive at {path} by hand"
-            )
+            raise ValueError(f"npm pack {wanted} failed ({reason}): put the archive at {path} by hand")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != package.sha256:
-        raise ValueError(
-            f"{path}: sha256 is {digest}, wanted {package.sha256}: delete the file and run again"
-        )
+        raise ValueError(f"{path}: sha256 is {digest}, wanted {package.sha256}: delete the file and run again")
     return path
 
 
@@ -124,9 +133,7 @@ def read_concepts(path: Path) -> list[Concept]:
         line = line.strip()
         if not line or line.startswith("#"):
             continue
-        match = re.fullmatch(
-            r"([0-9A-F-]+) ([a-z0-9' -]+?)(?: : ([a-z0-9', -]+?))?((?: @[a-z]+)*)", line
-        )
+        match = re.fullmatch(r"([0-9A-F-]+) ([a-z0-9' -]+?)(?: : ([a-z0-9',~ -]+?))?((?: @[a-z]+)*)", line)
         flags = frozenset(match[4].replace("@", "").split()) if match else frozenset()
         if match is None or not flags <= FLAGS:
             raise ValueError(
@@ -134,9 +141,7 @@ def read_concepts(path: Path) -> list[Concept]:
                 f"with flags of {sorted(FLAGS)}"
             )
         if seen & {match[1], match[2]}:
-            raise ValueError(
-                f"{path}:{number}: {match[1]} {match[2]!r} appears twice, remove one line"
-            )
+            raise ValueError(f"{path}:{number}: {match[1]} {match[2]!r} appears twice, remove one line")
         seen |= {match[1], match[2]}
         synonyms = tuple(s.strip() for s in (match[3] or "").split(",") if s.strip())
         concepts.append(Concept(match[1], match[2], synonyms, flags))
@@ -145,17 +150,13 @@ def read_concepts(path: Path) -> list[Concept]:
 
 def read_tags(packages: Path) -> dict[str, list[str]]:
     """Hexcode -> words that emojibase (first) and emojilib attach to it, lower case, in order."""
-    keywords = json.loads(
-        archive_member(find_package(PACKAGES["keywords"], packages), "dist/emoji-en-US.json")
-    )
+    keywords = json.loads(archive_member(find_package(PACKAGES["keywords"], packages), "dist/emoji-en-US.json"))
     labels = json.loads(archive_member(find_package(PACKAGES["labels"], packages), "en/data.json"))
     tags = {}
     for record in labels:
         words = [*record.get("tags", ()), *keywords.get(record["emoji"], ())]
-        clean = (word.lower().replace("_", " ").replace("’", "'").strip() for word in words)
-        tags[record["hexcode"]] = list(
-            dict.fromkeys(w for w in clean if re.fullmatch(r"[a-z][a-z '-]{2,}", w))
-        )
+        clean = (word.lower().replace("_", " ").replace("\u2019", "'").strip() for word in words)
+        tags[record["hexcode"]] = list(dict.fromkeys(w for w in clean if re.fullmatch(r"[a-z][a-z '-]{2,}", w)))
     return tags
 
 
@@ -201,9 +202,7 @@ def rasterise(data: bytes, size: int, *, is_vector: bool) -> UInt8[np.ndarray, "
     if is_vector:
         import resvg_py
 
-        data = bytes(
-            resvg_py.svg_to_bytes(svg_string=data.decode("utf-8"), width=size, height=size)
-        )
+        data = bytes(resvg_py.svg_to_bytes(svg_string=data.decode("utf-8"), width=size, height=size))
     with Image.open(BytesIO(data)) as image:
         # Pillow resamples RGBA with premultiplied colours, so transparent pixels bleed no colour.
         rgba = image.convert("RGBA").resize((size, size), Image.Resampling.LANCZOS)

@@ -1,14 +1,14 @@
 """The emoji training set: plain pictures of every concept and style, and composites of them, with captions."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
 
 from lantern.training.captions import (
-    base_name,
     check_reserved,
     colour_captions,
     count_captions,
@@ -19,12 +19,12 @@ from lantern.training.captions import (
 )
 from lantern.training.compositing import (
     LAYOUTS,
-    TARGETS,
     Colouring,
     arrange,
     copies,
     find_colour,
     on_white,
+    other_colours,
     recolour,
     shifted,
 )
@@ -32,12 +32,13 @@ from lantern.training.data import DataConfig, Record, Writer, share_of
 from lantern.training.emoji import (
     PACKAGES,
     Concept,
-    find_package,
     read_concepts,
     read_pictures,
     read_tags,
 )
 
+# Share of combinations (a colour, a number or a neighbour of a thing) that is kept from training.
+COMPOSITES_HELD_OUT = 0.04
 Drawn = tuple[UInt8[np.ndarray, "h w 3"], Record]
 
 
@@ -65,9 +66,9 @@ class Cell:
             return []
         if self.concept.flags & {"scene", "text"}:
             return []
-        near = {"brown": {"orange"}, "pink": {"red"}, "red": {"pink"}}.get(colouring.name, set())
-        free = [c for c in TARGETS if c != colouring.name and c not in near]
-        return sorted(free, key=lambda colour: share_of(f"{self.key}/{colour}"))
+        order = {colour: share_of(f"{self.key}/{colour}") for colour in other_colours(colouring)}
+        # Black hides what a thing looks like inside, so it comes late in the order.
+        return sorted(order, key=lambda c: order[c] + 0.15 * (c == "black"))
 
     @property
     def can_repeat(self) -> bool:
@@ -96,14 +97,15 @@ def write_emoji(
     train = [cell for cell in cells if cell.split == "train"]
     total = len(cells) * (1 + config.mirrors + config.shifts)
     total += config.colours + config.counts + config.pairs
-    for picture, record in (
-        *map(draw_plain, cells),
-        *(draw_mirror(cell) for cell in train if config.mirrors and cell.may_mirror),
-        *(draw_shift(cell, n, config.seed) for cell in train for n in range(config.shifts)),
-        *draw_colours(train, config.colours),
-        *draw_counts(train, config.counts),
-        *draw_pairs(train, config.pairs, seed=config.seed),
-    ):
+    drawn = chain(
+        map(draw_plain, cells),
+        (draw_mirror(cell) for cell in train if config.mirrors and cell.may_mirror),
+        (draw_shift(cell, n, config.seed) for cell in train for n in range(config.shifts)),
+        draw_colours(train, config.colours),
+        draw_counts(train, config.counts),
+        draw_pairs(train, config.pairs, seed=config.seed),
+    )
+    for picture, record in drawn:
         check_reserved((text for text, _ in record.captions), reserved)
         writer.add(picture, record)
         progress(len(writer.records), total)
@@ -120,9 +122,7 @@ def check_unique(concepts: list[Concept]) -> None:
     seen: set[str] = set()
     for concept in concepts:
         if seen & {concept.name, concept.hexcode}:
-            raise ValueError(
-                f"{concept.hexcode} {concept.name!r} is in two lists: remove it from one"
-            )
+            raise ValueError(f"{concept.hexcode} {concept.name!r} is in two lists: remove it from one")
         seen |= {concept.name, concept.hexcode}
 
 
@@ -157,9 +157,7 @@ def held_out_style(concept: Concept, styles: list[str], share: float) -> str | N
     return min(drawn, key=lambda style: share_of(f"{concept.hexcode}/{style}"), default=None)
 
 
-def usable_tags(
-    concept: Concept, style: str, tags: list[str], reserved: frozenset[str]
-) -> tuple[str, ...]:
+def usable_tags(concept: Concept, style: str, tags: list[str], reserved: frozenset[str]) -> tuple[str, ...]:
     """Up to three of the first eight short tags that add a word and hold no reserved one; other ones in each style."""
     taken = set(words_of(" ".join((concept.name, *concept.synonyms))))
     new = [t for t in tags if not taken & set(words_of(t)) and not reserved & set(words_of(t))]
@@ -171,9 +169,14 @@ def draw_plain(cell: Cell) -> Drawn:
     """The picture as the package has it, on white."""
     colour = cell.colouring.name if cell.colouring else None
     captions = plain_captions(cell.concept, cell.style, cell.tags, colour=colour)
-    names, mirror = (cell.concept.name,), cell.may_mirror
     record = Record(
-        0, captions, "plain", names, cell.style, cell.split, "original", mirror
+        image=0,
+        captions=captions,
+        kind="plain",
+        concepts=(cell.concept.name,),
+        style=cell.style,
+        split=cell.split,
+        may_mirror=cell.may_mirror,
     )
     return on_white(cell.picture), record
 
@@ -181,34 +184,23 @@ def draw_plain(cell: Cell) -> Drawn:
 def draw_mirror(cell: Cell) -> Drawn:
     """The mirror image of a plain picture."""
     picture, record = draw_plain(cell)
-    return picture[:, ::-1], variant_of(record, "mirror")
+    return picture[:, ::-1].copy(), replace(record, variant="mirror")
 
 
 def draw_shift(cell: Cell, number: int, seed: int) -> Drawn:
     """The picture a little smaller, somewhere else."""
     rng = np.random.default_rng([seed, int(share_of(cell.key) * 2**32), number])
-    return shifted(cell.picture, rng), variant_of(draw_plain(cell)[1], "shift")
-
-
-def variant_of(record: Record, variant: str) -> Record:
-    """The same record for another variant of its picture."""
-    from dataclasses import replace
-
-    return replace(record, variant=variant)
+    return shifted(cell.picture, rng), replace(draw_plain(cell)[1], variant="shift")
 
 
 def draw_colours(cells: list[Cell], number: int) -> Iterator[Drawn]:
     """Recoloured pictures: every cell that can be turned gets its first colour before any gets its second."""
-    turns = [
-        (rank, share_of(cell.key), cell, colour)
-        for cell in cells
-        for rank, colour in enumerate(cell.colours)
-    ]
+    turns = [(rank, share_of(cell.key), cell, colour) for cell in cells for rank, colour in enumerate(cell.colours)]
     for _, _, cell, colour in sorted(turns, key=lambda turn: turn[:2])[:number]:
         assert cell.colouring is not None
         picture = on_white(recolour(cell.picture, cell.colouring, colour))
         captions = colour_captions(cell.concept, cell.style, colour)
-        yield picture, composite("colour", cell, captions, f"{cell.key}/{colour}")
+        yield picture, composite(cell, captions, number=1, colour=colour)
 
 
 def draw_counts(cells: list[Cell], number: int) -> Iterator[Drawn]:
@@ -225,8 +217,7 @@ def draw_counts(cells: list[Cell], number: int) -> Iterator[Drawn]:
         if colour is not None and cell.colouring is not None:
             picture = recolour(picture, cell.colouring, colour)
         captions = count_captions(cell.concept, cell.style, many, colour=colour)
-        key = f"{cell.key}/{many}/{colour}"
-        yield copies(picture, many), composite("count", cell, captions, key)
+        yield copies(picture, many), composite(cell, captions, number=many, colour=colour)
 
 
 def draw_pairs(cells: list[Cell], number: int, *, seed: int) -> Iterator[Drawn]:
@@ -243,17 +234,34 @@ def draw_pairs(cells: list[Cell], number: int, *, seed: int) -> Iterator[Drawn]:
         picture = arrange([left.picture, right.picture], list(LAYOUTS[2]))
         captions = pair_captions(left.concept, right.concept, style)
         names = (left.concept.name, right.concept.name)
-        split = "heldout" if share_of("/".join(("pair", *names))) < 0.04 else "train"
-        mirror = left.may_mirror and right.may_mirror
-        yield picture, Record(0, captions, "pair", names, style, split, "original", mirror)
+        is_held = share_of("/".join(("pair", *names))) < COMPOSITES_HELD_OUT
+        yield (
+            picture,
+            Record(
+                image=0,
+                captions=captions,
+                kind="pair",
+                concepts=names,
+                style=style,
+                split="heldout" if is_held else "train",
+                may_mirror=left.may_mirror and right.may_mirror,
+                number=2,
+            ),
+        )
 
 
-def composite(
-    kind: str, cell: Cell, captions: tuple[tuple[str, float], ...], key: str
-) -> Record:
+def composite(cell: Cell, captions: tuple[tuple[str, float], ...], *, number: int, colour: str | None) -> Record:
     """The record of a composite of one cell; one in twenty-five is held out."""
-    split = "heldout" if share_of(f"{kind}/{key}") < 0.04 else "train"
-    name = cell.concept.name if kind == "count" else base_name(cell.concept.name)
+    kind = "count" if number > 1 else "colour"
+    key = f"{kind}/{cell.key}/{number}/{colour}"
     return Record(
-        0, captions, kind, (name,), cell.style, split, "original", cell.may_mirror
+        image=0,
+        captions=captions,
+        kind=kind,
+        concepts=(cell.concept.name,),
+        style=cell.style,
+        split="heldout" if share_of(key) < COMPOSITES_HELD_OUT else "train",
+        may_mirror=cell.may_mirror,
+        colour=colour or "",
+        number=number,
     )
