@@ -61,7 +61,7 @@ class Captions:
 
         def compute() -> dict[str, Tensor]:
             blocks = [texts[i : i + batch] for i in range(0, len(texts), batch)]
-            parts = [encoder.encode(block, slots=slots) for block in blocks]
+            parts = [encoder.encode(block, slots=slots, batch_size=batch) for block in blocks]
             return {
                 "features": torch.cat([p.embeddings.bfloat16() for p in parts]),
                 "mask": torch.cat([p.mask for p in parts]),

@@ -1,6 +1,7 @@
 """The one training loop: resumable, logged, the same on a CPU, a GPU or several processes."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import signal
@@ -51,6 +52,11 @@ class LoopConfig:
         rise = min(1.0, (step + 1) / max(1, self.warmup))
         fall = min(1.0, (self.steps - step) / max(1, self.decay))
         return rise * fall
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """A 32-bit seed (a CPU generator uses no more bits) for everything random in one process's step."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=4).digest())
 
 
 class Task(nn.Module):
@@ -185,7 +191,7 @@ def take_step(
     processes: Processes,
 ) -> dict[str, Tensor]:
     """One update. Dropout noise is seeded by the step, so that a resumed run repeats it."""
-    torch.manual_seed(hash((config.seed, step, processes.rank)) & 0x7FFFFFFF)
+    torch.manual_seed(step_seed(config.seed, step, processes.rank))
     batch = task.batch(step, processes.rank, processes.device)
     with torch.autocast(processes.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
         figures = model(*batch)

@@ -16,7 +16,7 @@ from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.training.contact import save_grid
 from lantern.training.data import Prepared
 from lantern.training.features import Captions, cached, encode_pictures, fingerprint
-from lantern.training.loop import LoopConfig, Task, with_overrides
+from lantern.training.loop import LoopConfig, Task, step_seed, with_overrides
 from lantern.training.loop import train as run_loop
 
 
@@ -69,6 +69,7 @@ class TargetTask(Task):
     def __init__(self, config: TargetConfig, prepared: Prepared, codes: Tensor, captions: Captions, vq: VQVAE) -> None:
         super().__init__()
         self.config = config
+        torch.manual_seed(config.loop.seed)  # the unconditional caption is random, and stays as it begins
         self.target = Transformer(config.model)
         self.target.init_weights(torch.Generator().manual_seed(config.loop.seed))
         for block in self.target.layers:
@@ -105,7 +106,7 @@ class TargetTask(Task):
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Caption features, their mask, codes, and which captions are dropped."""
-        generator = torch.Generator().manual_seed((self.config.loop.seed << 40) + (rank << 32) + step)
+        generator = torch.Generator().manual_seed(step_seed(self.config.loop.seed, step, rank))
         size, kinds = self.config.batch, list(self.config.kinds)
         weights = torch.tensor([self.config.kinds[k] for k in kinds])
         drawn = torch.multinomial(weights, size, replacement=True, generator=generator).tolist()

@@ -13,7 +13,7 @@ from lantern.io import save_component
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.training.contact import save_grid
 from lantern.training.data import Prepared
-from lantern.training.loop import LoopConfig, Task, with_overrides
+from lantern.training.loop import LoopConfig, Task, step_seed, with_overrides
 from lantern.training.loop import train as run_loop
 
 
@@ -88,7 +88,7 @@ class TokenizerTask(Task):
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Pictures, flipped and shifted, on a white ground; and the step."""
         config = self.config
-        generator = torch.Generator().manual_seed((config.loop.seed << 40) + (rank << 32) + step)
+        generator = torch.Generator().manual_seed(step_seed(config.loop.seed, step, rank))
         draw = torch.rand(config.batch, 3, generator=generator)
         pool = torch.where(
             draw[:, 0] < config.composites,

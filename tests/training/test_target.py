@@ -1,0 +1,77 @@
+"""Training of the target at toy size: it learns captions, and what it learns from is laid out as decoding lays it out."""
+
+from pathlib import Path
+
+import torch
+
+from lantern.decoding.plain import generate
+from lantern.io import load_component
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.sampling import Sampling
+from lantern.training.data import Prepared, Record
+from lantern.training.features import Captions
+from lantern.training.loop import LoopConfig, train
+from lantern.training.target import TargetConfig, TargetTask, grow, prefix_mask
+from lantern.types import Condition
+from tests.tiny import tiny_config
+
+SLOTS = 4
+MODEL = tiny_config(cls_token_num=SLOTS, token_dropout_p=0.0, resid_dropout_p=0.0, ffn_dropout_p=0.0)
+
+
+def task_of(tmp_path: Path, steps: int) -> TargetTask:
+    """Three captions, each with its own constant picture of codes; the last record is held out."""
+    splits = ("train", "train", "heldout")
+    records = [
+        Record(image=i, captions=((f"c{i}", 1.0),), kind="plain", concepts=(f"c{i}",), style="flat", split=split)
+        for i, split in enumerate(splits)
+    ]
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.tensor([[False, True, True, True], [True] * 4, [False, False, True, True]])
+    features = torch.randn(3, SLOTS, MODEL.caption_dim, generator=generator) * mask[..., None]
+    captions = Captions({f"c{i}": i for i in range(3)}, features, mask)
+    codes = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
+    vq = VQVAE(VQConfig(ch=32, encoder_ch_mult=(1, 1), decoder_ch_mult=(1, 1), z_channels=8, codebook_size=24))
+    loop = LoopConfig(steps=steps, warmup=2, precision="fp32", log_every=50, evaluate_every=steps)
+    config = TargetConfig(model=MODEL, loop=loop, batch=8, slots=SLOTS)
+    return TargetTask(config, Prepared(tmp_path, records, {}), codes, captions, vq)
+
+
+def test_trained_target_says_what_its_captions_say(tmp_path: Path) -> None:
+    task = task_of(tmp_path, 150)
+    train(task, task.config.loop, out=tmp_path)
+    target = load_component(Transformer, TransformerConfig, tmp_path / "transformer")
+    condition = Condition(embeddings=task._captions.features[:2], mask=task._captions.mask[:2])
+    made = generate(target, condition, sampling=Sampling(guidance=1.0, temperature=0), keys=[(0, 0), (0, 1)])
+    assert torch.equal(made.codes, task._codes[:2].long())
+    assert len(list((tmp_path / "samples").glob("*.png"))) == 1
+
+
+def test_held_out_pictures_are_never_drawn(tmp_path: Path) -> None:
+    task = task_of(tmp_path, 10)
+    drawn = torch.cat([task.batch(step, 0, torch.device("cpu"))[2][:, 0] for step in range(20)])
+    assert set(drawn.tolist()) == {3, 8}
+
+
+def test_batch_is_a_function_of_step_and_rank(tmp_path: Path) -> None:
+    task = task_of(tmp_path, 10)
+    cpu = torch.device("cpu")
+    again = zip(task.batch(3, 0, cpu), task.batch(3, 0, cpu), strict=True)
+    assert all(torch.equal(a, b) for a, b in again)
+    assert not torch.equal(task.batch(3, 0, cpu)[0], task.batch(3, 1, cpu)[0])
+
+
+def test_padding_is_seen_by_itself_alone() -> None:
+    mask = prefix_mask(torch.tensor([[False, True]]), 2)[0]
+    wanted = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
+    assert mask.int().tolist() == wanted
+
+
+def test_grown_model_repeats_the_layers_of_the_shallow_one() -> None:
+    shallow = Transformer(MODEL).state_dict()
+    deep = Transformer(TransformerConfig(**{**vars(MODEL), "n_layer": 4}))
+    deep.load_state_dict(grow(shallow, 4))
+    for layer in range(4):
+        name = f"layers.{layer}.attention.wqkv.weight"
+        assert torch.equal(deep.state_dict()[name], shallow[f"layers.{layer % 2}.attention.wqkv.weight"])
