@@ -128,9 +128,7 @@ def load_tensors(path: str | Path) -> dict[str, Tensor]:
     return state
 
 
-def check_state(
-    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, source: str | Path
-) -> None:
+def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, source: str | Path) -> None:
     """Refuse a `state` whose names or shapes are not those of `expected` (meta tensors do)."""
     missing = [name for name in expected if name not in state]
     extra = [name for name in state if name not in expected]
@@ -159,8 +157,8 @@ def load_module(module: nn.Module, folder: str | Path) -> None:
 
 
 def quantize_rows(
-    tensor: Float[Tensor, "rows *rest"],
-) -> tuple[Int8[Tensor, "rows *rest"], Float[Tensor, " rows"]]:
+    tensor: Float[Tensor, " rows *rest"],
+) -> tuple[Int8[Tensor, " rows *rest"], Float[Tensor, " rows"]]:
     """Round each row to 255 even steps: `tensor` is about `int8 * scale[row]`."""
     scale = tensor.flatten(1).abs().amax(1).clamp(min=1e-12) / 127
     broadcast = scale.view(-1, *[1] * (tensor.ndim - 1))
@@ -177,7 +175,7 @@ def resolve_model(name: str | Path) -> Path:
     if str(name) == EMBEDDED_MODEL:
         return embedded_model()
     try:
-        if Path(name).is_dir():
+        if str(name) and Path(name).is_dir():
             return Path(name)
     except OSError as error:
         raise ValueError(f"model {str(name)[:80]!r}: {error.strerror}") from error
@@ -195,12 +193,12 @@ def embedded_model() -> Path:
         folder = root / "assets" / EMBEDDED_MODEL
         if any(folder.glob(f"*/{CONFIG_NAME}")):
             return folder
-    raise ValueError(f"this installation lacks the embedded model {EMBEDDED_MODEL!r}; reinstall it")
+    raise ValueError(f"this installation lacks the embedded model {EMBEDDED_MODEL!r}; install lantern anew")
 
 
 def _download(repository: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         return Path(snapshot_download(repository, allow_patterns=list(HUB_PATTERNS)))
@@ -237,9 +235,7 @@ def _and_more(names: Collection[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
-def load_component(
-    build: Callable[[Config], Module], kind: type[Config], folder: str | Path
-) -> Module:
+def load_component(build: Callable[[Config], Module], kind: type[Config], folder: str | Path) -> Module:
     """Build a module from a component folder: `build(config)` with the folder's weights, in fp32, in eval mode."""
     module = build(build_config(kind, read_config(folder), source=Path(folder) / CONFIG_NAME))
     load_module(module, folder)

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
 from lantern.models.llamagen.checkpoint import Checkpoint, read_checkpoint
 from lantern.models.llamagen.lantern_layout import reference_config
 from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from safetensors.torch import save_file
-from torch import Tensor
 
 TABLES = json.loads((Path(__file__).parents[1] / "data" / "checkpoint_tables.json").read_text())
 TINY = {"dim": 64, "n_layer": 3, "n_head": 4, "multiple_of": 32, "vocab_size": 64, "block_size": 16}

@@ -1,0 +1,94 @@
+"""What the commands share: a parser that answers in one line, and the exit codes.
+
+0: done. 1: the surroundings failed (disk full, hub out of reach, package missing, out of memory).
+2: the user asked for what cannot be (unknown option, bad value, damaged file).
+"""
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from lantern.config import one_line
+
+DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: its name, a line of help, how it fills a parser, and what runs; `run` returns the exit code."""
+
+    name: str
+    summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line on stderr, naming the nearest valid option."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and leave with code 2."""
+        complain(message)
+        sys.exit(REFUSED)
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
+        """Parse strictly; an unknown option is answered with the nearest one there is."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            options = [option for action in self._actions for option in action.option_strings]
+            self.error(f"unknown argument {unknown[0][:80]!r}{nearest(unknown[0].split('=')[0], options)}")
+        return parsed
+
+
+def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
+    """Parse `argv` and run the command; every failure becomes one line and an exit code, unless --debug is given."""
+    parser = Parser(
+        prog=prog or f"lantern-{command.name}",
+        description=command.summary,
+        allow_abbrev=False,
+    )
+    command.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show where an error arose")
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as leaving:  # --help, or a complaint already made
+        return int(leaving.code or DONE)
+    try:
+        return command.run(args)
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # who read our output has gone; keep Python from complaining about it once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:  # the one place where failures become exit codes
+        if args.debug:
+            raise
+        complain(_explained(error))
+        return REFUSED if isinstance(error, ValueError) else FAILED
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return "; did you mean X?" for the known name closest to `name`, or "" if none is close."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def complain(message: str) -> None:
+    """Write one line on stderr, in the form of every error of every command."""
+    print(f"lantern: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
+
+
+def _explained(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f'{error}; in the clone of lantern run: pip install ".[eval,train]"'
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if isinstance(error, ValueError | OSError | ImportError):
+        return one_line(error)
+    return f"{type(error).__name__}: {one_line(error)} (--debug shows where)"

@@ -1,0 +1,144 @@
+"""`lantern doctor`: what is installed, whether it fits together, and what to run if it does not."""
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+from lantern.cli.command import DONE, FAILED, Command, run_command
+from lantern.config import one_line
+
+NEEDED = ("numpy", "safetensors", "tokenizers", "transformers", "diffusers", "pillow", "einops", "jaxtyping", "ftfy")
+OPTIONAL = {
+    "eval": ("torchmetrics", "clean-fid", "open-clip-torch", "torch-fidelity"),
+    "train": ("accelerate", "tensorboard", "resvg-py"),
+}
+SUPPORTED = '"torch>=2.9,<2.14" "torchvision>=0.24,<0.29"'
+TORCH_MINORS = range(9, 14)
+TORCHVISION_AHEAD = 15  # torch 2.n and torchvision 0.(n + 15) are released together
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; a finding with a `repair` is a fault, and the repair is the command to run."""
+
+    text: str
+    repair: str = ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command on its own."""
+    return run_command(COMMAND, argv)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the options: there are none."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every finding; 1 if one of them is a fault."""
+    is_well = True
+    for check in CHECKS:
+        for finding in check():
+            print(f"{'broken' if finding.repair else 'ok':<8}{finding.text}")
+            if finding.repair:
+                is_well = False
+                print(f"{'':<8}run: {finding.repair}")
+    print("all is well" if is_well else "something is off")
+    return DONE if is_well else FAILED
+
+
+def pairing(torch_version: str, torchvision_version: str) -> Finding:
+    """Judge a pair of versions by their minor numbers."""
+    text = f"torch {torch_version} with torchvision {torchvision_version}"
+    try:
+        torch_major, torch_minor = map(int, torch_version.split(".")[:2])
+        vision_major, vision_minor = map(int, torchvision_version.split(".")[:2])
+    except ValueError:
+        return Finding(f"{text}: a version that is no release, pairing unknown")
+    wanted = torch_minor + TORCHVISION_AHEAD
+    if torch_major != 2 or torch_minor not in TORCH_MINORS:
+        return Finding(f"{text}: outside what lantern supports", f"{_pip()} {SUPPORTED}")
+    if (vision_major, vision_minor) != (0, wanted):
+        return Finding(f"{text}: not a pair", f'{_pip()} "torch==2.{torch_minor}.*" "torchvision==0.{wanted}.*"')
+    return Finding(f"{text}: released as a pair")
+
+
+def _system() -> Iterator[Finding]:
+    from lantern import __version__
+
+    yield Finding(f"lantern {__version__}")
+    yield Finding(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def _torch() -> Iterator[Finding]:
+    versions = {name: _version(name) for name in ("torch", "torchvision")}
+    for name, found in versions.items():
+        if not found:
+            yield Finding(f"{name} is not installed", f"{_pip()} {SUPPORTED}")
+            return
+    verdict = pairing(versions["torch"], versions["torchvision"])
+    yield verdict
+    for name in ("torch", "torchvision"):
+        try:
+            import_module(name)
+        except (ImportError, OSError, RuntimeError) as error:
+            again = f'{_pip()} --force-reinstall --no-deps "{name}=={versions[name].split("+")[0]}"'
+            yield Finding(f"{name} does not import: {one_line(error)}", verdict.repair or again)
+            return
+
+
+def _packages() -> Iterator[Finding]:
+    found = {name: _version(name) for name in NEEDED}
+    yield Finding(", ".join(f"{name} {number}" for name, number in found.items() if number))
+    absent = [name for name, number in found.items() if not number]
+    if absent:
+        yield Finding(f"not installed: {', '.join(absent)}", f"{_pip()} {' '.join(absent)}")
+    for extra, names in OPTIONAL.items():
+        present = [f"{name} {_version(name)}" for name in names if _version(name)]
+        absent = [name for name in names if not _version(name)]
+        rest = f"; for the rest: {_pip()} {' '.join(absent)}" if absent else ""
+        yield Finding(f"extra {extra}: {', '.join(present) or 'none'}{rest}")
+
+
+def _devices() -> Iterator[Finding]:
+    try:
+        import torch
+    except (ImportError, OSError):
+        return
+    yield Finding(f"cpu: {os.cpu_count()} cores, {torch.get_num_threads()} threads for torch")
+    for index in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(index)
+        yield Finding(f"cuda:{index}: {found.name}, {found.total_memory / 2**30:.0f} GiB")
+    if torch.backends.mps.is_available():
+        yield Finding("mps: available")
+
+
+def _model() -> Iterator[Finding]:
+    try:
+        from lantern.io import embedded_model
+
+        yield Finding(f"embedded model: {embedded_model()}")
+    except (ImportError, OSError) as error:
+        yield Finding(f"embedded model: not looked for, {one_line(error)}")
+    except ValueError as error:
+        yield Finding(one_line(error), "git checkout -- assets && pip install . (in a clone of lantern)")
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _pip() -> str:
+    return f"{sys.executable} -m pip install"
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_system, _torch, _packages, _devices, _model)
+COMMAND = Command("doctor", "Print versions and devices, and what to run if something is off.", add_arguments, run)

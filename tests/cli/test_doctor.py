@@ -1,0 +1,49 @@
+import pytest
+
+from lantern.cli import doctor
+from lantern.cli.doctor import Finding, pairing
+from lantern.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("torch", "torchvision"), [("2.9.0", "0.24.1"), ("2.11.0+cu130", "0.26.0"), ("2.13.0+cpu", "0.28.0")]
+)
+def test_versions_released_together_are_a_pair(torch: str, torchvision: str) -> None:
+    assert not pairing(torch, torchvision).repair
+
+
+def test_a_torchvision_ahead_of_its_torch_gets_a_repair() -> None:
+    assert pairing("2.13.0+cpu", "0.29.2").repair.endswith('"torch==2.13.*" "torchvision==0.28.*"')
+
+
+def test_a_torch_too_old_gets_a_supported_range() -> None:
+    assert '"torch>=2.9,<2.14"' in pairing("2.4.1", "0.19.1").repair
+
+
+def test_a_version_that_is_no_release_is_no_fault() -> None:
+    assert not pairing("git", "0.28.0").repair
+
+
+def test_the_report_names_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor"])
+    out = capsys.readouterr().out
+    assert all(word in out for word in ("lantern", "python", "torch", "torchvision", "cpu", "embedded model"))
+    assert code == (1 if "broken" in out else 0)
+
+
+def test_a_fault_is_code_1_with_its_repair(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: iter([Finding("good"), Finding("bad", "mend it")]),))
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "ok      good",
+        "broken  bad",
+        "        run: mend it",
+        "something is off",
+    ]
+
+
+def test_a_missing_package_is_a_fault_with_its_repair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "NEEDED", ("numpy", "no-such-package"))
+    assert [finding.repair.split(" -m ")[-1] for finding in doctor._packages() if finding.repair] == [
+        "pip install no-such-package"
+    ]

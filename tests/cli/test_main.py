@@ -1,0 +1,122 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lantern.cli import command as command_module
+from lantern.cli.command import Command, run_command
+from lantern.cli.main import SUMMARIES, main
+from lantern.cli.values import existing, integer, one_of, real
+
+
+def _one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("lantern: error: "), lines
+    return lines[0]
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in SUMMARIES)
+
+
+def test_nothing_to_do_is_refused_with_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "usage: lantern" in capsys.readouterr().err
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    from lantern import __version__
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"lantern {__version__}\n"
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["genrate"]) == 2
+    assert _one_line(capsys).endswith("unknown command 'genrate'; did you mean generate?")
+
+
+def test_an_unknown_command_is_answered_with_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zzz"]) == 2
+    assert "known are generate, convert, train, doctor" in _one_line(capsys)
+
+
+def test_a_misspelt_option_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["convert", str(tmp_path), "out", "--image-sise", "256"]) == 2
+    assert "did you mean --image-size?" in _one_line(capsys)
+
+
+def _failing(error: BaseException) -> Command:
+    def fail(args: object) -> int:
+        raise error
+
+    return Command("fail", "Fails.", lambda parser: None, fail)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ValueError("got 3,\nwanted 4"), 2, "got 3, wanted 4"),
+        (OSError(28, "No space left on device", "x.png"), 1, "x.png: No space left on device"),
+        (ConnectionError("the hub did not answer"), 1, "the hub did not answer"),
+        (ModuleNotFoundError("No module named 'accelerate'"), 1, "No module named 'accelerate'; in the clone"),
+        (KeyError("k"), 1, "KeyError: 'k' (--debug shows where)"),
+        (MemoryError(), 1, "MemoryError"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_a_failure_is_one_line_and_a_code(
+    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, text: str
+) -> None:
+    assert run_command(_failing(error), []) == code
+    assert text in _one_line(capsys)
+
+
+def test_debug_shows_where_a_failure_arose() -> None:
+    with pytest.raises(KeyError):
+        run_command(_failing(KeyError("k")), ["--debug"])
+
+
+def test_a_reader_that_leaves_causes_no_traceback() -> None:
+    command = f"{sys.executable} -m lantern.cli.main doctor | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "1e999", "101", "", "x", "0x10"])
+def test_a_number_out_of_range_is_refused(text: str) -> None:
+    with pytest.raises(Exception, match="wanted a number from 0 to 100"):
+        real(0, 100)(text)
+    with pytest.raises(Exception, match="wanted a whole number from 0 to 100"):
+        integer(0, 100)(text)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=60))
+def test_every_text_is_a_value_or_an_argparse_error(text: str) -> None:
+    from argparse import ArgumentTypeError
+
+    for kind in (real(0, 1), integer(0, 1), one_of(["plain", "lantern"]), existing):
+        try:
+            kind(text)
+        except ArgumentTypeError as error:
+            assert len(str(error)) < 200
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.sampled_from(["--config", "--out", "target", "-", "--", "x", "--steps", "nan", "", "--help", "--no"]))
+)
+def test_random_arguments_end_in_a_code(arguments: list[str]) -> None:
+    for name in ("convert", "train"):
+        assert main([name, *arguments]) in (0, 1, 2)
+
+
+def test_errors_have_their_own_codes() -> None:
+    codes = (command_module.DONE, command_module.FAILED, command_module.REFUSED, command_module.INTERRUPTED)
+    assert codes == (0, 1, 2, 130)

@@ -1,0 +1,129 @@
+"""What is installed is what stands in the checkout: the wheel, built and used outside of it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = ("lantern", "lantern-generate")
+
+
+def _run(*command: str | Path, cwd: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, f"{command}: {done.stderr[-3000:]}"
+    return done.stdout
+
+
+def _copy_of_sources(target: Path) -> Path:
+    """Copy what a clone would hold, so that builds neither see nor leave anything in the checkout."""
+    ignored = shutil.ignore_patterns("__pycache__", ".git", ".venv", "*.egg-info", ".*_cache", "dist", "build", "out")
+    return Path(shutil.copytree(ROOT, target, symlinks=True, ignore=ignored))
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the sdist, and the wheel built from that sdist."""
+    folder = tmp_path_factory.mktemp("built")
+    _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, cwd=_copy_of_sources(folder / "clone"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def empty_environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an environment that holds the wheel alone and sees this one's packages behind it."""
+    folder = _environment(tmp_path_factory.mktemp("environment"))
+    _install(folder, next(built.glob("*.whl")))
+    return folder
+
+
+def _environment(folder: Path) -> Path:
+    """Make an environment without packages of its own, behind whose own packages those of this one are found."""
+    _run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
+    # "z": path files are read in order, and what is installed here goes before what this process has
+    (_site(folder) / "z_parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder
+
+
+def _site(environment: Path) -> Path:
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return Path(_run(environment / "bin/python", "-c", code, cwd=environment).strip())
+
+
+def _install(environment: Path, *what: str | Path) -> None:
+    install = ("install", "-q", "--no-deps", "--no-index", "--no-build-isolation", "--force-reinstall", *what)
+    _run(sys.executable, "-m", "pip", "--python", environment / "bin/python", *install, cwd=environment)
+
+
+def test_the_wheel_holds_the_package_alone(built: Path) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        names = wheel.namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"lantern"}
+    assert {"lantern/models/llamagen/transformer.py", "lantern/py.typed", "lantern/eval/__init__.py"} <= set(names)
+    assert any(name.startswith("lantern/assets/lantern-emoji/") for name in names)
+    assert len(names) == len(set(names))
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_wheel_holds_every_source_of_the_checkout(built: Path) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        names = set(wheel.namelist())
+    moved = {"lantern": "lantern", "models/llamagen": "lantern/models/llamagen", "eval": "lantern/eval"}
+    moved["assets/lantern-emoji"] = "lantern/assets/lantern-emoji"
+    for source, target in moved.items():
+        files = [path for path in (ROOT / source).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        assert {f"{target}/{path.relative_to(ROOT / source).as_posix()}" for path in files} <= names
+
+
+def test_the_sdist_holds_what_the_wheel_is_built_from(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
+        names = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
+    assert {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "NOTICE", "tests/test_io.py"} <= names
+    assert {"models/llamagen/transformer.py", "assets/lantern-emoji/NOTICE"} <= names
+
+
+def test_the_installed_package_imports_outside_the_checkout(empty_environment: Path, tmp_path: Path) -> None:
+    code = """
+import lantern, lantern.models.llamagen.transformer, lantern.eval, importlib.util
+print(lantern.__file__)
+print(lantern.models.llamagen.__file__)
+print(list(lantern.eval.__path__))
+print([name for name in ("models", "eval") if importlib.util.find_spec(name)])
+"""
+    here, llamagen, evaluation, top_level = _run(
+        empty_environment / "bin/python", "-c", code, cwd=tmp_path
+    ).splitlines()
+    for place in (here, llamagen, evaluation):
+        assert str(empty_environment) in place
+    assert top_level == "[]"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_installed_command_helps(empty_environment: Path, tmp_path: Path, command: str) -> None:
+    assert f"usage: {command}" in _run(empty_environment / "bin" / command, "--help", cwd=tmp_path)
+
+
+def test_an_editable_install_is_the_checkout(tmp_path: Path) -> None:
+    clone = _copy_of_sources(tmp_path / "clone")
+    folder = _environment(tmp_path / "environment")
+    _install(folder, "-e", clone)
+    assert not (_site(folder) / "lantern").exists()
+    code = "import importlib.util as u; print(u.find_spec('lantern.models.llamagen').origin)"
+    found = _run(folder / "bin/python", "-c", code, cwd=tmp_path).strip()
+    assert found == str(clone / "models/llamagen/__init__.py")
+
+
+def test_the_readme_gives_both_lines() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = [part.split("```sh\n", 1)[1].split("\n```", 1)[0] for part in text.split("<!-- run: ")[1:]]
+    picture, tests = lines
+    assert picture.startswith("python3 -m venv .venv && ") and picture.endswith('--prompt "a red apple"')
+    assert tests.endswith("python -m pytest -q")
+    assert "\n" not in picture and "\n" not in tests
