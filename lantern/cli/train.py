@@ -73,8 +73,15 @@ STAGES = {
         "lantern.training.drafter",
         "train",
         "DrafterConfig",
-        {"data": existing, "target": existing, "steps": STEPS},
-        required=("data", "target"),
+        {
+            "data": existing,
+            "target": existing,
+            "text_encoder": existing,
+            "tokenizer": existing,
+            "steps": STEPS,
+            "decay": STEPS,
+        },
+        required=("data", "target", "text_encoder"),
     ),
 }
 HELP = {
