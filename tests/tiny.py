@@ -2,6 +2,7 @@
 
 import torch
 
+from lantern.drafters.eagle import Eagle, EagleConfig
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.types import Condition
 
@@ -51,3 +52,13 @@ def select(condition: Condition, images: list[int]) -> Condition:
         return Condition(labels=condition.labels[images])
     assert condition.embeddings is not None and condition.mask is not None
     return Condition(embeddings=condition.embeddings[images], mask=condition.mask[images])
+
+
+def tiny_eagle(target: Transformer, seed: int = 1, **changes: object) -> Eagle:
+    """A drafter of random weights for a target."""
+    module = Eagle(EagleConfig.for_target(target.config, **changes)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        if parameter.ndim == 2:
+            parameter.data.normal_(0.0, 0.7 / parameter.shape[1] ** 0.5, generator=generator)
+    return module

@@ -26,16 +26,13 @@ class TreeMask:
         self._buffer[..., : cache.prefix] = prefix[:, None, None]
         self._codes = torch.arange(cache.codes, device=device)
 
-    def update(
-        self, lengths: Int[Tensor, " b"], ancestors: Bool[Tensor, "*b n m"], offset: int = 0
-    ) -> Bool[Tensor, "rows n s"]:
-        """Masks for n nodes that see `lengths` committed codes and `ancestors` among m stage slots from `offset`."""
+    def update(self, lengths: Int[Tensor, " b"], ancestors: Bool[Tensor, "*b n m"]) -> Bool[Tensor, "rows n s"]:
+        """Masks for n nodes that see `lengths` committed codes and `ancestors` among the first m stage slots."""
         nodes, width = ancestors.shape[-2:]
         view = self._buffer[:, :, :nodes]
         first = self._cache.first_stage_slot
         seen = self._codes < lengths[:, None]
         view[..., self._cache.prefix : first] = seen[:, None, None]
-        view[..., first : first + offset] = False
-        view[..., first + offset : first + offset + width] = ancestors if ancestors.ndim == 2 else ancestors[:, None]
-        view[..., first + offset + width :] = False
+        view[..., first : first + width] = ancestors if ancestors.ndim == 2 else ancestors[:, None]
+        view[..., first + width :] = False
         return view.flatten(0, 1)

@@ -1,0 +1,186 @@
+"""THE loop: a drafter proposes a tree, the target scores it, a verifier walks it, the cache keeps the path."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from lantern.decoding.cache import StaticCache
+from lantern.decoding.ledger import Ledger
+from lantern.decoding.prefill import FirstScores, Start, start
+from lantern.decoding.stopwatch import Stopwatch
+from lantern.decoding.tree_mask import TreeMask
+from lantern.sampling import Sampling
+from lantern.types import (
+    Callback,
+    Condition,
+    Drafter,
+    DraftTree,
+    Generation,
+    Prefill,
+    Scores,
+    Step,
+    Target,
+    Verdict,
+    Verifier,
+)
+
+
+@torch.no_grad()
+def generate(
+    target: Target,
+    condition: Condition,
+    *,
+    sampling: Sampling,
+    keys: Sequence[tuple[int, int]],
+    drafter: Drafter,
+    verifier: Verifier,
+    callback: Callback | None = None,
+    keep_steps: bool = False,
+    is_timed: bool = False,
+    cache: StaticCache | None = None,
+) -> Generation:
+    """Decodes with a drafter and a verifier; images advance each at its own pace and idle when they are done.
+
+    Noise comes from `keys`, a (seed, image number) each. ValueError for a verifier that cannot judge this drafter's
+    trees. The host waits for the device only when the slowest image could be done.
+    """
+    check_modes(drafter, verifier)
+    watch = Stopwatch(condition.device, is_timed)
+    # 1) the prompt gives code 0
+    begun = start(
+        target,
+        condition,
+        sampling=sampling,
+        keys=keys,
+        stage=drafter.max_nodes,
+        needs_whole_prefix=drafter.needs_whole_prefix,
+        cache=cache,
+    )
+    law = sampling.soft() if verifier.reads_soft_law else sampling
+    run = Run(target, begun, law, drafter.max_nodes, drafter.depth)
+    first = run.draw_first(verifier)
+    steps: list[Step] = []
+    _tell(first, callback, steps if keep_steps else None)
+    drafter.begin(Prefill(begun.features, begun.mask, run.codes[:, 0]), begun.noise)
+    watch.lap("prefill")
+    while not run.is_done():
+        # 2) propose, score, walk, commit, observe
+        tree = drafter.propose()
+        watch.lap("propose")
+        scores = run.score(tree)
+        watch.lap("score")
+        verdict = run.walk(verifier, tree, scores)
+        watch.lap("walk")
+        step = run.commit(tree, scores, verdict)
+        drafter.observe(step)
+        _tell(step, callback, steps if keep_steps else None)
+        watch.lap("commit")
+    totals = run.ledger.totals(condition.batch, drafter.depth, condition.device)
+    return Generation(
+        codes=run.codes[:, : run.count],
+        passes=totals.passes,
+        accepted=totals.accepted,
+        reached=totals.reached,
+        relaxed=totals.relaxed,
+        total_variation=totals.total_variation,
+        steps=steps,
+        seconds=watch.seconds,
+    )
+
+
+def check_modes(drafter: Drafter, verifier: Verifier) -> None:
+    """Refuses a verifier that cannot judge trees drawn in this way; ValueError names the modes that it can."""
+    if drafter.mode not in verifier.modes:
+        legal = ", ".join(sorted(verifier.modes))
+        raise ValueError(
+            f'{type(verifier).__name__} cannot verify trees drafted in mode "{drafter.mode}": use one of {legal}'
+        )
+
+
+@dataclass
+class Host:
+    """What the host knows of the progress: no more than that the slowest image lacks `left` codes, `age` steps ago."""
+
+    left: int
+    age: int = 0
+
+
+class Run:
+    """The state of one generation: `known` codes of each image are decided, the last of them not yet cached."""
+
+    def __init__(self, target: Target, begun: Start, law: Sampling, nodes: int, depth: int) -> None:
+        self.target, self.begun, self.law = target, begun, law
+        self.cache, self.noise = begun.cache, begun.noise
+        self.count, self.depth = target.config.block_size, depth
+        images, device = begun.mask.shape[0], begun.mask.device
+        # Codes past the end of the picture are written too, and cut off at the end.
+        self.codes = torch.zeros(images, self.count + depth + 1, dtype=torch.long, device=device)
+        self.known = torch.ones(images, dtype=torch.long, device=device)
+        self.ledger = Ledger(self.count)
+        self.host = Host(left=self.count - 1)
+        self._mask = TreeMask(self.cache, begun.mask, nodes)
+        self._ahead = torch.arange(depth + 1, device=device)
+        self._slots = torch.arange(nodes, device=device) + self.cache.first_stage_slot
+        self._index = 0
+
+    def is_done(self) -> bool:
+        """Whether every image is finished; asks the device only when that is possible."""
+        if self.host.left > self.host.age * (self.depth + 1):
+            return False
+        if self.host.age > 0:
+            self.host = Host(left=self.count - int(self.known.min()))  # sync
+        return self.host.left <= 0
+
+    def draw_first(self, verifier: Verifier) -> Step:
+        """Draws code 0 from what the prompt says."""
+        place = torch.zeros_like(self.known)[:, None]
+        log_p = self.law.log_probs(self.begun.logits, place)
+        self.codes[:, :1] = verifier.draw(log_p, place, self.noise)
+        features = self.begun.features[:, :, -1:].flatten(0, 1)
+        scores = FirstScores(self.begun.logits.flatten(0, 1), features)
+        return Step(0, place[:, 0], torch.ones_like(self.known), self.codes[:, :1].clone(), scores)
+
+    def score(self, tree: DraftTree) -> Scores:
+        """Runs the target over the tree; all rows of an image see the same codes."""
+        rows, config = self.cache.rows, self.target.config
+        mask = self._mask.update(self.known - 1, tree.shape.ancestors)
+        places = (self.known[:, None] - 1 + tree.shape.depths).clamp(max=self.count - 1)
+        positions = (places + config.cls_token_num).repeat_interleave(rows, 0)
+        inputs = self.target.tok_embeddings(tree.tokens).repeat_interleave(rows, 0)
+        slots = self._slots[: tree.shape.num_nodes].expand(len(positions), -1)
+        return self.target(inputs, positions, mask, cache=self.cache, slots=slots)
+
+    def walk(self, verifier: Verifier, tree: DraftTree, scores: Scores) -> Verdict:
+        """Turns logits into laws and lets the verifier walk; row i is the law of the code that follows node i."""
+        places = (self.known[:, None] + tree.shape.depths).clamp(max=self.count - 1)
+        logits = scores.logits.unflatten(0, (len(self.known), self.cache.rows))
+        log_p = self.law.log_probs(logits, places)
+        return verifier.walk(tree, log_p, places, self.noise)
+
+    def commit(self, tree: DraftTree, scores: Scores, verdict: Verdict) -> Step:
+        """Keeps the path in codes and cache; what lies past the end is dropped."""
+        visited = torch.nn.functional.pad(verdict.path, (1, 0))
+        self.cache.commit(visited, self.known - 1)
+        drafted = torch.nn.functional.pad(tree.tokens.gather(1, verdict.path), (0, 1))
+        fresh = drafted.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
+        counts = torch.minimum(verdict.length + 1, self.count - self.known)
+        self._write(fresh)
+        self._index += 1
+        step = Step(self._index, self.known, counts, fresh, scores, tree, verdict)
+        self.ledger.enter(tree.shape, verdict, self.known)
+        self.known = self.known + counts
+        self.host.age += 1
+        return step
+
+    def _write(self, fresh: Int[Tensor, "b m"]) -> None:
+        self.codes.scatter_(1, self.known[:, None] + self._ahead[: fresh.shape[1]], fresh)
+
+
+def _tell(step: Step, callback: Callback | None, steps: list[Step] | None) -> None:
+    if callback is not None:
+        callback(step)
+    if steps is not None:
+        steps.append(replace(step, scores=None))

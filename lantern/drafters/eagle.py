@@ -1,0 +1,204 @@
+"""EAGLE-1: one decoder layer that predicts the target's next feature (arXiv:2401.15077).
+
+Pair j = (feature that predicts code j, code j) gives an estimate of the feature that predicts code j + 1, and the
+target's own head turns it into a law. Two forms:
+
+    guided  one row, on the guidance-combined feature F* = f_u + s (f_c - f_u), whose head logits are the guided
+            logits. It starts at pair 0: the prompt is present only through features.
+    rows    as released with LANTERN: both guidance rows, logits combined, and before pair 0 the features of the
+            prompt, each paired with code 0's embedding.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm, TransformerConfig, rope_table
+
+IDENTITY_SCALE = 0.05
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    """Shape of an EAGLE-1 drafter. `cls_token_num` counts its own conditioning slots: one less than its target's in
+    form "rows", 0 in form "guided". `sees_padding`: it attends to the features of padded caption slots too.
+    """
+
+    dim: int
+    n_head: int
+    ffn_dim: int
+    vocab_size: int
+    block_size: int
+    cls_token_num: int = 0
+    norm_eps: float = 1e-5
+    rope_base: float = 10_000.0
+    has_fc_bias: bool = True
+    has_input_norm: bool = False
+    sees_padding: bool = True
+    kind: str = "eagle1"
+    form: str = "guided"
+
+    def __post_init__(self) -> None:
+        if self.form not in ("guided", "rows"):
+            raise ValueError(f'form is "{self.form}", wanted "guided" or "rows"')
+        if self.has_input_norm:
+            raise ValueError("has_input_norm is true, but EAGLE-1 drafters for LlamaGen have no norm at their input")
+        if self.form == "guided" and self.cls_token_num:
+            raise ValueError(f"cls_token_num is {self.cls_token_num}, wanted 0: the guided form reads no prompt slots")
+        if self.n_head < 1 or self.dim % self.n_head or (self.dim // self.n_head) % 4:
+            raise ValueError(f"dim {self.dim} over {self.n_head} heads: wanted a head size divisible by 4")
+        if self.block_size < 1 or math.isqrt(self.block_size) ** 2 != self.block_size:
+            raise ValueError(f"block_size is {self.block_size}, wanted a perfect square (grid x grid codes)")
+
+    @classmethod
+    def for_target(cls, config: TransformerConfig, **changes: Any) -> "EagleConfig":
+        """A drafter of its target's width: heads, feed-forward and rotary table as there."""
+        form = changes.get("form", "guided")
+        fields = {
+            "dim": config.dim,
+            "n_head": config.n_head,
+            "ffn_dim": config.ffn_dim,
+            "vocab_size": config.vocab_size,
+            "block_size": config.block_size,
+            "cls_token_num": config.cls_token_num - 1 if form == "rows" else 0,
+            "norm_eps": config.norm_eps,
+            "rope_base": config.rope_base,
+        }
+        return cls(**(fields | changes))
+
+
+class EagleLayer(nn.Module):
+    """A decoder layer without a norm at its input."""
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        self.attention = Attention(TransformerConfig(dim=config.dim, n_head=config.n_head))
+        self.feed_forward = FeedForward(config.dim, config.ffn_dim)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        table: Float[Tensor, "b n half 2"],
+        mask: Bool[Tensor, "b n s"] | None,
+        *,
+        cache: Any,
+        slots: Int[Tensor, "b n"] | None,
+    ) -> Float[Tensor, "b n c"]:
+        """Attention, then feed-forward, each added to its input."""
+        x = x + self.attention(x, table, mask, layer=0, cache=cache, slots=slots)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Eagle(nn.Module):
+    """The drafter's weights. Its head is the target's, which it does not hold."""
+
+    rope: Tensor
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
+        self.fc = nn.Linear(2 * config.dim, config.dim, bias=config.has_fc_bias)
+        self.layers = nn.ModuleList([EagleLayer(config)])
+        if config.form == "guided":
+            # Times log s and added to the input: guidance may then vary, and s = 1 adds nothing.
+            self.guidance = nn.Parameter(torch.zeros(config.dim))
+        grid = math.isqrt(config.block_size)
+        table = rope_table(grid, config.cls_token_num, config.dim // config.n_head, config.rope_base)
+        self.register_buffer("rope", table, persistent=False)
+
+    def init_weights(self, embeddings: Float[Tensor, "v c"], generator: torch.Generator) -> None:
+        """Starts as "the next feature is this one": fc = [0.05 I | I], output projections zero.
+
+        `embeddings` are the target's, copied. Other linears are Normal(0, 0.02).
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.data.normal_(0.0, 0.02, generator=generator)
+        layer: Any = self.layers[0]
+        layer.attention.wo.weight.data.zero_()
+        layer.feed_forward.w2.weight.data.zero_()
+        identity = torch.eye(self.config.dim)
+        self.fc.weight.data.copy_(torch.cat([IDENTITY_SCALE * identity, identity], dim=1))
+        if self.fc.bias is not None:
+            self.fc.bias.data.zero_()
+        self.embed_tokens.weight.data.copy_(embeddings)
+
+    def forward(
+        self,
+        features: Float[Tensor, "b n c"],
+        tokens: Int[Tensor, "b n"],
+        positions: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n s"] | None = None,
+        *,
+        scales: Float[Tensor, "b n"] | None = None,
+        cache: Any = None,
+        slots: Int[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b n c"]:
+        """Next features of n pairs.
+
+        `positions` are rows of the rotary table: cls_token_num conditioning slots, then the grid cell of the pair's
+        code. No mask means causal. `scales` is the guidance in force at each pair's feature, in form "guided";
+        None is 1.
+        """
+        x = self.fc(torch.cat([self.embed_tokens(tokens), features], dim=-1))
+        if scales is not None and self.config.form == "guided":
+            x = x + (scales.log()[..., None] * self.guidance).to(x.dtype)
+        return self.layers[0](x, self.rope[positions], mask, cache=cache, slots=slots)
+
+    def training_forward(
+        self,
+        features: Float[Tensor, "b n c"],
+        tokens: Int[Tensor, "b n"],
+        *,
+        scales: Float[Tensor, "b n"] | None = None,
+        unroll: "Unroll | None" = None,
+    ) -> Float[Tensor, "b n c"]:
+        """Teacher-forced pass over pairs 0 .. n - 1: output j estimates the feature that predicts code j + 1.
+
+        For training-time test (EAGLE-3, arXiv:2503.01840) give the same `unroll` to every pass over a batch:
+        pass i takes the outputs of pass i - 1, shifted, as features, and sees true features only up to where
+        drafting would have begun. Its first i - 1 outputs mean nothing.
+        """
+        positions = torch.arange(features.shape[1], device=features.device).expand(tokens.shape)
+        positions = positions + self.config.cls_token_num
+        if unroll is None:
+            return self(features, tokens, positions, scales=scales)
+        mask = unroll.next_mask(len(tokens), features.shape[1], features.device)
+        return self(features, tokens, positions, mask, scales=scales, cache=unroll, slots=positions)
+
+
+class Unroll:
+    """Keys of all passes of a training-time test, as a cache that grows by one pass at a time.
+
+    Query j of pass i sees true features (pass 1) at j - i + 1 and before, and of pass m > 1 the one at j - i + m:
+
+        pass 2, n = 3     | pass 1 | pass 2
+        j = 0             | . . .  | 1 . .
+        j = 1             | 1 . .  | . 1 .
+        j = 2             | 1 1 .  | . . 1
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def next_mask(self, images: int, pairs: int, device: torch.device) -> Bool[Tensor, "b n s"]:
+        """The mask of the pass to come."""
+        here, there = torch.arange(pairs, device=device)[:, None], torch.arange(pairs, device=device)
+        done = len(self.keys)
+        parts = [there <= here - done] + [there == here - done + m for m in range(1, done + 1)]
+        return torch.cat(parts, dim=1).expand(images, -1, -1)
+
+    def write(
+        self, layer: int, slots: Int[Tensor, "b n"], keys: Float[Tensor, "b h n d"], values: Float[Tensor, "b h n d"]
+    ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:
+        """Keeps this pass and returns all."""
+        self.keys.append(keys)
+        self.values.append(values)
+        return torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)

@@ -1,0 +1,187 @@
+"""How an EAGLE-1 module drafts: it reads what was committed and grows a static tree."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lantern.decoding.cache import StaticCache
+from lantern.decoding.tree_mask import TreeMask
+from lantern.drafters.eagle import Eagle
+from lantern.noise import Purpose
+from lantern.sampling import Sampling
+from lantern.trees.static import Level, StaticTree
+from lantern.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+
+PURPOSE_OF_MODE = {"gumbel": Purpose.TARGET, "sampled": Purpose.DRAFT}
+
+
+class EagleDrafter:
+    """Drafts with an `Eagle` module and a target's head, by a static tree.
+
+    Mode "gumbel" takes the top of log q + g with the target's own noise, "sampled" draws without replacement with
+    noise of its own (the same top-K trick), "point" takes the most likely codes. The drafter's q is made by the same
+    `sampling` as the target's p; at temperature 0 codes are ranked by their logits.
+    """
+
+    def __init__(self, module: Eagle, target: Target, *, tree: StaticTree, mode: DraftMode, sampling: Sampling) -> None:
+        if mode not in ("gumbel", "sampled", "point"):
+            raise ValueError(f'draft mode is "{mode}", wanted gumbel, sampled or point')
+        if module.config.dim != target.config.dim or module.config.block_size != target.config.block_size:
+            got, wanted = (module.config.dim, module.config.block_size), (target.config.dim, target.config.block_size)
+            raise ValueError(
+                f"the drafter has (dim, block_size) {got}, its target {wanted}: they do not belong together"
+            )
+        slots = target.config.cls_token_num - 1 if module.config.form == "rows" else 0
+        if module.config.cls_token_num != slots:
+            got = module.config.cls_token_num
+            raise ValueError(f"the drafter has {got} conditioning slots, wanted {slots} for this target")
+        if max(level.width for level in tree.levels()) > target.config.vocab_size:
+            raise ValueError("the tree has nodes with more children than there are codes: use a narrower one")
+        self.module, self.target, self.tree, self.mode = module, target, tree, mode
+        self.sampling = sampling
+        self.law = sampling.soft() if sampling.is_greedy else sampling
+        self.rows = sampling.rows if module.config.form == "rows" else 1
+        self.needs_whole_prefix = module.config.form == "rows"
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the tree, the root included."""
+        return self.tree.max_nodes
+
+    @property
+    def depth(self) -> int:
+        """Depth of the tree."""
+        return self.tree.depth
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Reads the prompt's features; the first pair is the last of them with code 0."""
+        config, device = self.module.config, prefill.features.device
+        images, prefix = len(prefill.first), config.cls_token_num
+        stage = max(self.tree.depth + 1, self.tree.num_inner, 1)
+        self.noise, self.count = noise, config.block_size
+        self.cache = StaticCache(
+            layers=1,
+            images=images,
+            rows=self.rows,
+            heads=config.n_head,
+            head_dim=config.dim // config.n_head,
+            prefix=prefix,
+            codes=self.count,
+            stage=stage,
+            dtype=self.module.fc.weight.dtype,
+            device=device,
+        )
+        sees = torch.ones_like(prefill.mask[:, :-1]) if config.sees_padding else prefill.mask[:, :-1]
+        self._mask = TreeMask(self.cache, sees[:, :prefix], stage)
+        self._stage = torch.arange(stage, device=device) + self.cache.first_stage_slot
+        if prefix:
+            self._read_prefix(prefill, sees)
+        self.known = torch.zeros(images, dtype=torch.long, device=device)
+        self.shape, self.levels = self.tree.shape(device), self.tree.levels(device)
+        self._law_rows = self.tree.law_rows(device)
+        self._take(prefill.features[:, :, -1:], prefill.first[:, None], torch.ones_like(self.known))
+
+    def observe(self, step: Step) -> None:
+        """Takes in the committed codes, each with the target's feature that predicted it."""
+        assert step.scores is not None and step.verdict is not None
+        features = step.scores.features.unflatten(0, (len(step.counts), -1))
+        visited = torch.nn.functional.pad(step.verdict.path, (1, 0))
+        index = visited[:, None, :, None].expand(-1, features.shape[1], -1, features.shape[-1])
+        self._take(features.gather(2, index), step.codes, step.counts)
+
+    def propose(self) -> DraftTree:
+        """Grows the tree, one pass of the drafter for each depth that has children."""
+        features = self._read_pending()
+        tokens = [self._pending_tokens.gather(1, self._last_pending)]
+        laws = []
+        for depth, level in enumerate(self.levels):
+            if depth > 0:
+                features = self._extend(features[:, :, level.parents], tokens[-1][:, level.pairs], level, depth)
+            log_q = self._law(features, depth)
+            laws.append(log_q)
+            best = self._rank(log_q, level, depth)
+            tokens.append(best.flatten(1)[:, level.picks])
+        log_q = torch.cat(laws, 1)[:, self._law_rows] if self.mode == "sampled" else None
+        return DraftTree(torch.cat(tokens, 1), self.shape, self.mode, log_q)
+
+    def _take(self, features: Float[Tensor, "b r m c"], codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
+        """Remembers pairs that the next proposal reads: pair `known + j` is (features j, code j)."""
+        ahead = torch.arange(codes.shape[1], device=codes.device)
+        self._places = (self.known[:, None] + ahead).clamp(max=self.count - 1)
+        if self.module.config.form == "guided":
+            features = self.sampling.guide(features, self._places)[:, None]
+        self._pending_features = features.to(self.module.fc.weight.dtype)
+        self._pending_tokens, self._counts = codes, counts
+        self._last_pending = (counts - 1).clamp(min=0)[:, None]
+
+    def _read_pending(self) -> Float[Tensor, "b r 1 c"]:
+        """Feeds the pairs that were committed, keeps their keys, and gives the feature that predicts the next code."""
+        pairs = self._places.shape[1]
+        causal = torch.ones(pairs, pairs, dtype=torch.bool, device=self.known.device).tril()
+        features = self._run(self._pending_features, self._pending_tokens, self._places, self.known, causal, 0)
+        self.cache.commit(torch.arange(pairs, device=self.known.device).expand_as(self._places), self.known)
+        self.known = self.known + self._counts
+        last = self._last_pending[:, None, :, None].expand(-1, self.rows, -1, features.shape[-1])
+        return features.gather(2, last)
+
+    def _extend(
+        self, features: Float[Tensor, "b r f c"], tokens: Int[Tensor, "b f"], level: Level, depth: int
+    ) -> Float[Tensor, "b r f c"]:
+        """Features below the inner nodes of a depth, from their parents' features and their own codes."""
+        places = (self.known[:, None] + (depth - 1)).clamp(max=self.count - 1).expand_as(tokens)
+        return self._run(features, tokens, places, self.known, level.ancestors, level.first)
+
+    def _run(
+        self,
+        features: Float[Tensor, "b r n c"],
+        tokens: Int[Tensor, "b n"],
+        places: Int[Tensor, "b n"],
+        seen: Int[Tensor, " b"],
+        ancestors: Bool[Tensor, "n m"],
+        first: int,
+    ) -> Float[Tensor, "b r n c"]:
+        """One pass over pairs staged from slot `first` on."""
+        images, rows, pairs, _ = features.shape
+        slots = self._stage[first : first + pairs].expand(images * rows, -1)
+        out = self.module(
+            features.flatten(0, 1),
+            tokens.repeat_interleave(rows, 0),
+            (places + self.cache.prefix).repeat_interleave(rows, 0),
+            self._mask.update(seen, ancestors),
+            scales=self.sampling.scales(places) if rows == 1 else None,
+            cache=self.cache,
+            slots=slots,
+        )
+        return out.unflatten(0, (images, rows))
+
+    def _law(self, features: Float[Tensor, "b r f c"], depth: int) -> Float[Tensor, "b f v"]:
+        """log q of what follows nodes of a depth."""
+        logits = self.target.head(features.flatten(0, 1).to(self.target.tok_embeddings.weight.dtype))
+        logits = logits.unflatten(0, features.shape[:2])
+        if self.module.config.form == "guided":
+            return self.law.filtered(logits[:, 0])
+        places = (self.known[:, None] + depth).clamp(max=self.count - 1).expand(-1, features.shape[2])
+        return self.law.log_probs(logits, places)
+
+    def _rank(self, log_q: Float[Tensor, "b f v"], level: Level, depth: int) -> Int[Tensor, "b f k"]:
+        """The children of each node in draw order."""
+        if self.mode != "point":
+            places = (self.known[:, None] + depth).clamp(max=self.count - 1)
+            log_q = log_q + self.noise.gumbel(places, PURPOSE_OF_MODE[self.mode])
+        return log_q.topk(level.width, dim=-1).indices
+
+    def _read_prefix(self, prefill: Prefill, sees: Bool[Tensor, "b t"]) -> None:
+        """Fills the prompt's slots: each slot's feature is paired with the embedding of code 0."""
+        features = prefill.features[:, :, :-1].to(self.module.fc.weight.dtype)
+        images, rows, length, _ = features.shape
+        slots = torch.arange(length, device=features.device).expand(images * rows, -1)
+        mask = torch.zeros(images, length, self.cache.slots, dtype=torch.bool, device=features.device)
+        mask[:, :, :length] = torch.tril(sees[:, None] | ~sees[:, :, None])
+        self.module(
+            features.flatten(0, 1),
+            torch.zeros_like(slots),
+            slots,
+            mask.repeat_interleave(rows, 0),
+            cache=self.cache,
+            slots=slots,
+        )

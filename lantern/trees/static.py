@@ -1,0 +1,197 @@
+"""Static trees: the same shape at every step, in child ranks as EAGLE-1 writes them (arXiv:2401.15077)."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from lantern.types import TreeShape
+
+Choice = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Level:
+    """What a drafter does at one depth: extend the `f` inner nodes there, and place their children.
+
+    Inner nodes other than the root are numbered in node order; they are the ones a drafter stages. `picks` says
+    where each node of the next depth stands among the `f x width` best codes of these nodes; `pairs` where these
+    nodes stand among all nodes of their depth, `parents` where their parents stand among the inner nodes of the
+    depth above; `ancestors` which staged nodes each sees, itself included; `first` is the number of its first.
+    """
+
+    width: int
+    first: int
+    picks: Int[Tensor, " m"]
+    pairs: Int[Tensor, " f"]
+    parents: Int[Tensor, " f"]
+    ancestors: Bool[Tensor, "f i"]
+
+
+@dataclass(frozen=True)
+class StaticTree:
+    """A tree of nodes named by their child ranks along the way: (0, 2) is the third child of the first child.
+
+        StaticTree(((0,), (1,), (0, 0)))        root
+                                                /  \\
+                                              (0)  (1)
+                                               |
+                                             (0, 0)
+
+    Nodes are kept by depth, then by rank. ValueError for a node without its parent or its elder sibling.
+    """
+
+    choices: tuple[Choice, ...]
+
+    def __post_init__(self) -> None:
+        known = set(self.choices)
+        if not known or len(known) != len(self.choices) or () in known:
+            raise ValueError("a static tree is a list of different, non-empty tuples of child ranks, at least one")
+        for choice in self.choices:
+            parent, rank = choice[:-1], choice[-1]
+            if parent and parent not in known:
+                raise ValueError(f"node {choice} has no parent {parent} in the tree: add it")
+            if rank < 0 or (rank > 0 and (*parent, rank - 1) not in known):
+                raise ValueError(f"node {choice} has no elder sibling {(*parent, rank - 1)} in the tree: add it")
+        object.__setattr__(self, "choices", tuple(sorted(self.choices, key=lambda choice: (len(choice), choice))))
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes, the root included."""
+        return len(self.choices) + 1
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node."""
+        return len(self.choices[-1])
+
+    @property
+    def num_inner(self) -> int:
+        """Nodes other than the root that have children."""
+        return len({choice[:-1] for choice in self.choices if len(choice) > 1})
+
+    def shape(self, device: torch.device | str = "cpu") -> TreeShape:
+        """Parents, ranks, depths and ancestors as tensors; made once for each device."""
+        return _shape(self, str(device))
+
+    def levels(self, device: torch.device | str = "cpu") -> tuple[Level, ...]:
+        """One plan for each depth that has children, the root's first; made once for each device."""
+        return _levels(self, str(device))
+
+    def law_rows(self, device: torch.device | str = "cpu") -> Int[Tensor, " n"]:
+        """For each node its number among root and inner nodes in node order, 0 for leaves."""
+        return _law_rows(self, str(device))
+
+
+def chain(length: int) -> StaticTree:
+    """A tree without branches."""
+    return StaticTree(tuple((0,) * depth for depth in range(1, length + 1)))
+
+
+def from_widths(widths: Sequence[int]) -> StaticTree:
+    """A tree in which the first `widths[d]` children in rank order are spread over depth d + 1.
+
+    Nodes of one depth take children in turns, the best-ranked first: widths (4, 6) give the four nodes of depth 1
+    two, two, one and one children.
+    """
+    choices: list[Choice] = []
+    level: list[Choice] = [()]
+    for width in widths:
+        children = [(*level[i % len(level)], i // len(level)) for i in range(width)]
+        level = sorted(children, key=lambda choice: (sum(choice), choice))
+        choices += level
+    return StaticTree(tuple(choices))
+
+
+def named(name: str) -> StaticTree:
+    """A tree of `TREES` by its name, or "chain_N"; ValueError gives the nearest name."""
+    if name in TREES:
+        return TREES[name]
+    if name.startswith("chain_") and name[6:].isdigit() and 0 < int(name[6:]) <= 64:
+        return chain(int(name[6:]))
+    near = difflib.get_close_matches(name, TREES, n=1)
+    hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(TREES)} and chain_1 to chain_64"
+    raise ValueError(f'tree "{name}" is unknown: {hint}')
+
+
+def _parse(text: str) -> StaticTree:
+    return StaticTree(tuple(tuple(int(rank) for rank in word) for word in text.split()))
+
+
+TREES = {
+    # 25 drafted nodes, 4-8-8-3-2, whatever the name says; Lumina's default in LANTERN++
+    "mc_sim_7b_63": _parse(
+        "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+    ),
+    # 57 drafted nodes, 5-13-16-14-9; LlamaGen's default in LANTERN++
+    "naive_extend_57": _parse(
+        "0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40"
+        " 000 001 002 003 010 011 012 020 021 022 030 031 100 101 110 200"
+        " 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200"
+        " 00000 00001 00002 00010 00011 00100 00101 00110 00200"
+    ),
+    "narrow_10": from_widths((3, 3, 2, 1, 1)),
+    "wide_15": from_widths((6, 5, 3, 1)),
+}
+
+
+def _parents(tree: StaticTree) -> list[int]:
+    number = {(): 0} | {choice: i + 1 for i, choice in enumerate(tree.choices)}
+    return [0] + [number[choice[:-1]] for choice in tree.choices]
+
+
+@lru_cache(maxsize=64)
+def _shape(tree: StaticTree, device: str) -> TreeShape:
+    parents = _parents(tree)
+    ancestors = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents[1:], start=1):
+        ancestors[node] |= ancestors[parent]
+    widths = [0] * tree.depth
+    for choice in tree.choices:
+        widths[len(choice) - 1] = max(widths[len(choice) - 1], choice[-1] + 1)
+    return TreeShape(
+        parents=torch.tensor(parents, device=device),
+        ranks=torch.tensor([0] + [choice[-1] for choice in tree.choices], device=device),
+        depths=torch.tensor([0] + [len(choice) for choice in tree.choices], device=device),
+        ancestors=ancestors.to(device),
+        widths=tuple(widths),
+    )
+
+
+def _inner(tree: StaticTree) -> list[int]:
+    return sorted(set(_parents(tree)[1:]) - {0})
+
+
+@lru_cache(maxsize=64)
+def _law_rows(tree: StaticTree, device: str) -> Int[Tensor, " n"]:
+    number = {node: i + 1 for i, node in enumerate(_inner(tree))}
+    return torch.tensor([number.get(node, 0) for node in range(tree.max_nodes)], device=device)
+
+
+@lru_cache(maxsize=64)
+def _levels(tree: StaticTree, device: str) -> tuple[Level, ...]:
+    parents, inner, shape = _parents(tree), _inner(tree), tree.shape()
+    choices: list[Choice] = [(), *tree.choices]
+    levels = []
+    frontier, above, first = [0], [0], 0
+    for depth, width in enumerate(shape.widths):
+        children = [i for i, choice in enumerate(choices) if len(choice) == depth + 1]
+        peers = [i for i, choice in enumerate(choices) if len(choice) == depth]
+        picks = [frontier.index(parents[child]) * width + choices[child][-1] for child in children]
+        levels.append(
+            Level(
+                width=width,
+                first=first,
+                picks=torch.tensor(picks, device=device),
+                pairs=torch.tensor([peers.index(node) for node in frontier], device=device),
+                parents=torch.tensor([above.index(parents[node]) for node in frontier], device=device),
+                ancestors=shape.ancestors[frontier][:, inner].to(device),
+            )
+        )
+        first += 0 if depth == 0 else len(frontier)
+        above, frontier = frontier, [child for child in children if child in inner]
+    return tuple(levels)

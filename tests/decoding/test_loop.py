@@ -1,0 +1,164 @@
+"""The loop against its oracle, plain decoding."""
+
+import pytest
+import torch
+
+from lantern.decoding import loop, plain
+from lantern.drafters.eagle_drafter import EagleDrafter
+from lantern.models.llamagen.transformer import Transformer
+from lantern.sampling import Sampling
+from lantern.trees.static import named
+from lantern.types import Condition, DraftMode, Step
+from lantern.verifiers.gumbel import GumbelVerifier
+from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
+
+TARGET = tiny_target()
+CONDITION = tiny_condition((4, 1, 6, 3))
+
+
+def drafter_for(
+    target: Transformer, sampling: Sampling, tree: str = "narrow_10", mode: DraftMode = "gumbel", **form: object
+) -> EagleDrafter:
+    return EagleDrafter(tiny_eagle(target, **form), target, tree=named(tree), mode=mode, sampling=sampling)
+
+
+def decode(condition: Condition, sampling: Sampling, keys: list[tuple[int, int]], **drafting: str) -> torch.Tensor:
+    drafter = drafter_for(TARGET, sampling, **drafting)  # type: ignore[arg-type]
+    verifier = GumbelVerifier()
+    return loop.generate(TARGET, condition, sampling=sampling, keys=keys, drafter=drafter, verifier=verifier).codes
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0, 7.5])
+def test_codes_of_64_seeds_are_those_of_plain_decoding(guidance: float) -> None:
+    sampling = Sampling(guidance=guidance)
+    for first in range(0, 64, 16):
+        keys = [(seed, 0) for seed in range(first, first + 16)]
+        condition = select(CONDITION, [seed % 3 for seed in range(first, first + 16)])
+        expected = plain.generate(TARGET, condition, sampling=sampling, keys=keys).codes
+        assert torch.equal(decode(condition, sampling, keys), expected)
+
+
+@pytest.mark.parametrize("form", ["guided", "rows"])
+@pytest.mark.parametrize("mode", ["gumbel", "sampled", "point"])
+@pytest.mark.parametrize("tree", ["chain_1", "chain_4", "mc_sim_7b_63", "naive_extend_57"])
+def test_no_drafter_or_tree_changes_the_codes(form: str, mode: str, tree: str) -> None:
+    sampling, keys = Sampling(guidance=3), [(7, i) for i in range(4)]
+    expected = plain.generate(TARGET, CONDITION, sampling=sampling, keys=keys).codes
+    assert torch.equal(decode(CONDITION, sampling, keys, form=form, mode=mode, tree=tree), expected)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(guidance=3, temperature=0),
+        Sampling(guidance=1, temperature=0),
+        Sampling(guidance=3, temperature=0.7, top_k=5),
+        Sampling(guidance=2, top_p=0.6),
+        Sampling(guidance=4, guidance_interval=5),
+    ],
+)
+def test_no_sampling_option_breaks_the_equality(sampling: Sampling) -> None:
+    keys = [(1, i) for i in range(4)]
+    expected = plain.generate(TARGET, CONDITION, sampling=sampling, keys=keys).codes
+    for form in ("guided", "rows"):
+        assert torch.equal(decode(CONDITION, sampling, keys, form=form), expected)
+
+
+def test_neither_batch_nor_order_changes_the_codes() -> None:
+    sampling, keys = Sampling(guidance=3), [(5, i) for i in range(4)]
+    batch = decode(CONDITION, sampling, keys)
+    order = [3, 1, 0, 2]
+    assert torch.equal(decode(select(CONDITION, order), sampling, [keys[i] for i in order]), batch[order])
+    for i in range(4):
+        assert torch.equal(decode(select(CONDITION, [i]), sampling, [keys[i]]), batch[i : i + 1])
+
+
+def test_classes_condition_too() -> None:
+    target = tiny_target(model_type="c2i", cls_token_num=1, num_classes=3)
+    condition, keys = Condition(labels=torch.tensor([0, 2])), [(1, 0), (1, 1)]
+    sampling = Sampling(guidance=2)
+    expected = plain.generate(target, condition, sampling=sampling, keys=keys).codes
+    for form in ("guided", "rows"):
+        drafter = drafter_for(target, sampling, form=form)
+        made = loop.generate(
+            target, condition, sampling=sampling, keys=keys, drafter=drafter, verifier=GumbelVerifier()
+        )
+        assert torch.equal(made.codes, expected)
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_trees_deeper_than_the_grid_are_cut(block_size: int) -> None:
+    target, sampling, keys = tiny_target(block_size=block_size), Sampling(), [(0, i) for i in range(4)]
+    expected = plain.generate(target, CONDITION, sampling=sampling, keys=keys)
+    made = loop.generate(
+        target,
+        CONDITION,
+        sampling=sampling,
+        keys=keys,
+        drafter=drafter_for(target, sampling, tree="naive_extend_57"),
+        verifier=GumbelVerifier(),
+    )
+    assert torch.equal(made.codes, expected.codes)
+    assert (made.passes <= expected.passes).all() and (made.passes >= 1).all()
+
+
+def test_the_account_adds_up() -> None:
+    sampling, keys, seen = Sampling(guidance=3), [(5, i) for i in range(4)], list[Step]()
+    made = loop.generate(
+        TARGET,
+        CONDITION,
+        sampling=sampling,
+        keys=keys,
+        drafter=drafter_for(TARGET, sampling, tree="mc_sim_7b_63"),
+        verifier=GumbelVerifier(),
+        callback=seen.append,
+        keep_steps=True,
+        is_timed=True,
+    )
+    assert (sum(step.counts for step in seen) == 16).all()
+    assert torch.equal(sum((step.counts > 0).long() for step in seen), made.passes)
+    # every pass gives one code and the accepted ones, but for a path that runs past the end by one
+    assert ((made.passes + made.accepted.sum(1)) - 16 <= 1).all() and (made.passes + made.accepted.sum(1) >= 16).all()
+    assert (made.accepted <= made.reached).all()
+    assert torch.equal(made.step_compression, 16 / made.passes.float())
+    assert set(made.seconds) == {"prefill", "propose", "score", "walk", "commit"}
+    assert len(made.steps) == len(seen) and made.steps[0].scores is None
+    written = torch.zeros(4, 24, dtype=torch.long)
+    for step in seen:
+        for image in range(4):
+            start, count = int(step.start[image]), int(step.counts[image])
+            written[image, start : start + count] = step.codes[image, :count]
+    assert torch.equal(written[:, :16], made.codes)
+
+
+def test_a_perfect_drafter_is_accepted_to_the_end() -> None:
+    class Oracle(EagleDrafter):
+        """Knows the codes already."""
+
+        def propose(self):  # type: ignore[no-untyped-def]
+            tree = super().propose()
+            where = self.known[:, None] - 1 + tree.shape.depths
+            tree.tokens.copy_(ANSWER.gather(1, where.clamp(max=15)))
+            return tree
+
+    sampling, keys = Sampling(guidance=3), [(5, i) for i in range(4)]
+    ANSWER = plain.generate(TARGET, CONDITION, sampling=sampling, keys=keys).codes
+    oracle = Oracle(tiny_eagle(TARGET), TARGET, tree=named("chain_4"), mode="gumbel", sampling=sampling)
+    made = loop.generate(TARGET, CONDITION, sampling=sampling, keys=keys, drafter=oracle, verifier=GumbelVerifier())
+    assert torch.equal(made.codes, ANSWER)
+    assert made.passes.tolist() == [4] * 4  # the prompt, then three steps of five codes
+    assert torch.equal(made.accepted, made.reached)
+
+
+def test_a_verifier_that_cannot_judge_the_trees_is_refused() -> None:
+    sampling = Sampling()
+    verifier = GumbelVerifier(modes=frozenset({"gumbel", "iid"}))
+    with pytest.raises(ValueError, match='mode "sampled": use one of gumbel, iid'):
+        loop.generate(
+            TARGET,
+            CONDITION,
+            sampling=sampling,
+            keys=[(0, i) for i in range(4)],
+            drafter=drafter_for(TARGET, sampling, mode="sampled"),
+            verifier=verifier,
+        )

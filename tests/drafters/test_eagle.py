@@ -1,0 +1,171 @@
+"""EAGLE-1: what it drafts is what its teacher-forced pass says."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.decoding import loop
+from lantern.drafters.eagle import Eagle, EagleConfig, Unroll
+from lantern.drafters.eagle_drafter import EagleDrafter
+from lantern.sampling import Sampling
+from lantern.trees.static import named
+from lantern.types import DraftTree
+from lantern.verifiers.gumbel import GumbelVerifier
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+
+TARGET = tiny_target()
+CONDITION = tiny_condition((4, 2))
+KEYS = [(3, 0), (3, 1)]
+
+
+def true_features(codes: Tensor, sampling: Sampling) -> Tensor:
+    """Features (b r n c) that predict codes 0 .. 15, without a cache, after the prompt's six slots."""
+    assert CONDITION.embeddings is not None and CONDITION.mask is not None
+    words, rows = CONDITION.embeddings, []
+    for prompt in (TARGET.cls_embedding(words), TARGET.cls_embedding.unconditional(words))[: sampling.rows]:
+        inputs = torch.cat([prompt, TARGET.tok_embeddings(codes)], 1)
+        valid = torch.cat([CONDITION.mask, torch.ones_like(codes, dtype=torch.bool)], 1)
+        mask = torch.tril(valid[:, None] | ~valid[:, :, None])
+        rows.append(TARGET.features(inputs, torch.arange(22).expand(2, -1), mask))
+    return torch.stack(rows, 1)
+
+
+class Watched(EagleDrafter):
+    """Remembers the laws it drafted from."""
+
+    def propose(self) -> DraftTree:
+        self.laws: list[Tensor] = []
+        tree = super().propose()
+        self.seen.append((self.known.clone(), tree, torch.cat(self.laws, 1)))
+        return tree
+
+    def _law(self, features: Tensor, depth: int) -> Tensor:
+        law = super()._law(features, depth)
+        self.laws.append(law)
+        return law
+
+
+def watch(form: str, sampling: Sampling, tree: str) -> tuple[Watched, Tensor]:
+    module = tiny_eagle(TARGET, form=form)
+    if form == "guided":
+        module.guidance.data.normal_(generator=torch.Generator().manual_seed(5))
+    drafter = Watched(module, TARGET, tree=named(tree), mode="gumbel", sampling=sampling)
+    drafter.seen = []
+    made = loop.generate(TARGET, CONDITION, sampling=sampling, keys=KEYS, drafter=drafter, verifier=GumbelVerifier())
+    return drafter, made.codes
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_guided_drafts_follow_the_teacher_forced_pass(guidance: float) -> None:
+    sampling = Sampling(guidance=guidance, guidance_interval=7)
+    drafter, codes = watch("guided", sampling, "mc_sim_7b_63")
+    where = torch.arange(16).expand(2, -1)
+    features = sampling.guide(true_features(codes, sampling)[:, :, 5:21], where)
+    check_drafts(drafter, features[:, None], codes, sampling)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_row_drafts_follow_the_teacher_forced_pass(guidance: float) -> None:
+    sampling = Sampling(guidance=guidance)
+    drafter, codes = watch("rows", sampling, "mc_sim_7b_63")
+    check_drafts(drafter, true_features(codes, sampling)[:, :, :21], codes, sampling)
+
+
+def check_drafts(drafter: Watched, features: Tensor, codes: Tensor, sampling: Sampling) -> None:
+    """For every step and drafted path: laws equal those of one causal pass over true pairs, then drafted ones."""
+    module, tree = drafter.module, drafter.tree
+    prefix, rows = module.config.cls_token_num, features.shape[1]
+    inner = [0, *sorted(set(tree.shape().parents[1:].tolist()) - {0})]
+    for known, drafted, laws in drafter.seen[:4]:
+        for image in range(2):
+            length = int(known[image])
+            if length > 11:
+                continue
+            for row, node in enumerate(inner):
+                path = [i for i in range(1, node + 1) if drafted.shape.ancestors[node, i]]
+                inputs = features[image, :, : prefix + length]
+                tokens = torch.cat([torch.zeros(prefix, dtype=torch.long), codes[image, :length]])
+                for step in range(len(path) + 1):
+                    positions = torch.arange(len(tokens)).expand(rows, -1)
+                    scales = sampling.scales(positions)
+                    out = module(inputs, tokens.expand(rows, -1), positions, scales=scales)
+                    if step < len(path):
+                        inputs = torch.cat([inputs, out[:, -1:]], 1)
+                        tokens = torch.cat([tokens, drafted.tokens[image, path[step] : path[step] + 1]])
+                logits = TARGET.head(out[:, -1:])
+                place = torch.tensor([[length + len(path)]])
+                expected = sampling.filtered(logits) if rows == 1 else sampling.log_probs(logits[None], place)
+                assert (expected.flatten() - laws[image, row]).abs().max() < 1e-4
+
+
+def test_the_guided_feature_has_the_guided_law() -> None:
+    sampling, codes = Sampling(guidance=3), torch.zeros(2, 16, dtype=torch.long)
+    features, where = true_features(codes, sampling)[:, :, 5:21], torch.arange(16).expand(2, -1)
+    logits = TARGET.head(features.flatten(0, 1)).unflatten(0, (2, 2))
+    guided = sampling.filtered(TARGET.head(sampling.guide(features, where)))
+    assert (sampling.log_probs(logits, where) - guided).abs().max() < 1e-4
+
+
+def test_a_fresh_module_repeats_the_feature() -> None:
+    module = Eagle(EagleConfig.for_target(TARGET.config))
+    module.init_weights(TARGET.tok_embeddings.weight, torch.Generator().manual_seed(0))
+    features, tokens = torch.randn(1, 5, 32), torch.randint(24, (1, 5))
+    out = module.training_forward(features, tokens, scales=torch.full((1, 5), 3.0))
+    assert torch.allclose(out, features + 0.05 * TARGET.tok_embeddings(tokens), atol=1e-5)
+
+
+def test_state_dict_has_the_published_names() -> None:
+    names = set(Eagle(EagleConfig.for_target(TARGET.config, form="rows")).state_dict())
+    assert names == {
+        "embed_tokens.weight",
+        "fc.weight",
+        "fc.bias",
+        "layers.0.attention.wqkv.weight",
+        "layers.0.attention.wo.weight",
+        "layers.0.feed_forward.w1.weight",
+        "layers.0.feed_forward.w2.weight",
+        "layers.0.feed_forward.w3.weight",
+        "layers.0.ffn_norm.weight",
+    }
+    assert set(Eagle(EagleConfig.for_target(TARGET.config)).state_dict()) == names | {"guidance"}
+
+
+def test_unrolled_passes_see_what_drafting_sees() -> None:
+    module = tiny_eagle(TARGET)
+    features, tokens = torch.randn(2, 8, 32), torch.randint(24, (2, 8))
+    unroll = Unroll()
+    first = module.training_forward(features, tokens, unroll=unroll)
+    assert torch.allclose(first, module.training_forward(features, tokens), atol=1e-5)
+    shifted = [first]
+    for _ in range(2):
+        previous = torch.cat([features[:, :1], shifted[-1][:, :-1]], 1)
+        shifted.append(module.training_forward(previous, tokens, unroll=unroll))
+    # pair 5 drafted twice: true features up to pair 3, then the drafter's own at 4 and 5
+    inputs = features[:, :4]
+    for length in (4, 5):
+        out = module.training_forward(inputs, tokens[:, :length])
+        inputs = torch.cat([inputs, out[:, -1:]], 1)
+    expected = module.training_forward(inputs, tokens[:, :6])[:, -1]
+    assert torch.allclose(shifted[2][:, 5], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"form": "both"}, "form is"),
+        ({"has_input_norm": True}, "has_input_norm"),
+        ({"cls_token_num": 5}, "cls_token_num is 5"),
+        ({"n_head": 3}, "head size"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EagleConfig.for_target(TARGET.config, **fields)
+
+
+def test_a_drafter_of_another_target_is_refused() -> None:
+    other = tiny_eagle(tiny_target(dim=48))
+    with pytest.raises(ValueError, match="do not belong together"):
+        EagleDrafter(other, TARGET, tree=named("chain_1"), mode="gumbel", sampling=Sampling())
