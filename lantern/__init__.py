@@ -9,33 +9,36 @@ Public names resolve on first use, so `import lantern` loads neither torch nor d
 """
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from lantern import _torchvision
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from lantern.pipeline import LanternPipeline
+    from lantern.types import Drafter, DraftTree, Relaxation, Scores, Step, Target, TreePolicy, Verdict, Verifier
 
-_HOME_OF = {
-    "DraftTree": "lantern.types",
-    "Drafter": "lantern.types",
-    "LanternPipeline": "lantern.pipeline",
-    "Relaxation": "lantern.types",
-    "Scores": "lantern.types",
-    "Step": "lantern.types",
-    "Target": "lantern.types",
-    "TreePolicy": "lantern.types",
-    "Verdict": "lantern.types",
-    "Verifier": "lantern.types",
-}
-__all__ = sorted(_HOME_OF)
+__version__ = "0.1.0"
+__all__ = [
+    "DraftTree",
+    "Drafter",
+    "LanternPipeline",
+    "Relaxation",
+    "Scores",
+    "Step",
+    "Target",
+    "TreePolicy",
+    "Verdict",
+    "Verifier",
+]
 
 _torchvision.watch_import()
 
 
 def __getattr__(name: str) -> object:
     """Import a public name from its module the first time it is asked for."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'lantern' has no attribute {name!r}; it has {__all__}")
-    return getattr(import_module(_HOME_OF[name]), name)
+    if name not in __all__:
+        raise AttributeError(f"module 'lantern' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module("lantern.pipeline" if name == "LanternPipeline" else "lantern.types"), name)
 
 
 def __dir__() -> list[str]:

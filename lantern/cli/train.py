@@ -30,7 +30,7 @@ class Stage:
     reports_progress: bool = False
 
 
-STEPS = integer(1, 10**9)
+STEPS = integer(0, 10**9)
 STAGES = {
     "data": Stage(
         "lantern.training.data",

@@ -82,9 +82,12 @@ def _renamed(name: str) -> str:
         if name.startswith(old):
             return new + name.removeprefix(old)
     layer = re.match(r"(?:model\.)?(layers\.\d+\.)(.+)", name)
-    for old, new in _IN_LAYER.items() if layer else ():
-        if layer[2].startswith(old):
-            return layer[1] + new + layer[2].removeprefix(old)
+    if layer is None:
+        return name
+    place, part = layer.groups()
+    for old, new in _IN_LAYER.items():
+        if part.startswith(old):
+            return place + new + part.removeprefix(old)
     return name
 
 

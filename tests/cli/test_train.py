@@ -49,7 +49,7 @@ def test_a_stage_is_called_with_its_config_and_options(monkeypatch: pytest.Monke
     ("arguments", "message"),
     [
         (["tokeniser"], "did you mean tokenizer?"),
-        (["target", "--steps", "0"], "wanted a whole number from 1"),
+        (["target", "--steps", "-1"], "wanted a whole number from 0"),
         (["target"], "stage target needs --data"),
         (["data", "--vq", "."], "stage data takes no --vq; it takes"),
         (["target", "--data", "no-such-folder"], "does not exist"),

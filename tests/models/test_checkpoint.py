@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lantern.drafters.eagle import Eagle, EagleConfig
+from lantern.io import load_component, save_component
 from lantern.models.llamagen.checkpoint import Checkpoint, read_checkpoint
 from lantern.models.llamagen.lantern_layout import reference_config
 from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
@@ -290,6 +292,13 @@ def test_a_released_drafter_becomes_a_component(tmp_path: Path, form: str) -> No
     assert (config["kind"], config["form"], config["dim"], config["n_head"]) == ("eagle1", "rows", 64, 4)
     assert (config["block_size"], config["cls_token_num"], config["norm_eps"]) == (1024, 119, 1e-6)
     assert config["has_fc_bias"] and not config["has_input_norm"]
+
+
+def test_a_converted_drafter_is_one_of_ours(tmp_path: Path) -> None:
+    found = read_checkpoint(_hf_folder(tmp_path / "x", _hf_drafter(), form="bin", input_type="t2i"))
+    save_component(found.state, found.config, tmp_path / "out")
+    drafter = load_component(Eagle, EagleConfig, tmp_path / "out")
+    assert drafter.state_dict().keys() == found.state.keys()
 
 
 def test_a_drafter_without_bias_says_so_in_its_config(tmp_path: Path) -> None:
