@@ -1,0 +1,172 @@
+"""`lantern-generate`: pictures from prompts or class labels, by any method, with figures on request."""
+
+import argparse
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lantern.catalog import METHODS
+from lantern.cli.command import Command, run_command
+from lantern.cli.values import integer, one_of, real
+
+SAMPLING = ("guidance", "guidance_interval", "temperature", "top_k", "top_p")
+SETTINGS = ("k", "delta", "lambda_", "residual", "tree")
+OWN = "the model's own unless given"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command on its own."""
+    return run_command(COMMAND, argv)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the options."""
+    _what(parser.add_argument_group("what to draw"))
+    _how(parser.add_argument_group("how"))
+    _law(parser.add_argument_group(f"the law that codes are drawn from ({OWN})"))
+    _results(parser.add_argument_group("results"))
+
+
+def _what(group: Any) -> None:
+    group.add_argument("--prompt", action="append", default=[], metavar="TEXT", help="what to show; may be repeated")
+    group.add_argument(
+        "--prompts-file", metavar="FILE", help="prompts, one a line (or .json, .jsonl, .tsv); - is stdin"
+    )
+    group.add_argument(
+        "--class-label",
+        type=integer(0, 10**9),
+        action="append",
+        default=[],
+        metavar="N",
+        help="class to show, for class-conditional models; may be repeated",
+    )
+    group.add_argument("-n", "--num-images", type=integer(1, 100_000), default=1, metavar="N", help="pictures of each")
+    group.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="same seed, same picture (default 0)")
+
+
+def _how(group: Any) -> None:
+    group.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
+    group.add_argument(
+        "--method", type=one_of(list(METHODS)), help=f"how codes are decoded: {', '.join(METHODS)} ({OWN})"
+    )
+    group.add_argument("--k", type=integer(1, 1024), help="lantern, lantern++: neighbours that count as alike")
+    group.add_argument("--delta", type=real(0, 1), help="lantern: probability that may be moved to a drafted code")
+    group.add_argument(
+        "--lambda", dest="lambda_", type=real(1, 1e6), metavar="LAMBDA", help="lantern++: the same as a factor, from 1"
+    )
+    group.add_argument(
+        "--residual", type=one_of(("paper", "released")), help="lantern, lantern++: what a refused draft leaves"
+    )
+    group.add_argument("--tree", metavar="NAME", help="draft tree, such as naive_extend_57 or chain_5")
+    group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="pictures at a time (default 1)")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
+    group.add_argument(
+        "--dtype", type=one_of(("auto", "fp32", "bf16", "fp16")), default="auto", help="auto: fp32 on a CPU, else bf16"
+    )
+
+
+def _law(group: Any) -> None:
+    group.add_argument("--guidance", type=real(0, 1000), help="classifier-free guidance; 1 or less is none")
+    group.add_argument(
+        "--guidance-interval", type=integer(-1, 10**6), metavar="N", help="guide only codes 0 to N + 1; -1 guides all"
+    )
+    group.add_argument("--temperature", type=real(0, 100), help="0 is greedy")
+    group.add_argument("--top-k", type=integer(0, 10**6), help="codes to choose from; 0 is all")
+    group.add_argument("--top-p", type=real(0, 1), help="probability to choose from; 1 is all")
+
+
+def _results(group: Any) -> None:
+    group.add_argument("--out", type=Path, metavar="PATH", help="a .png file or a folder (default: here)")
+    group.add_argument(
+        "--tokens", type=Path, metavar="FILE", help="write the code grid as JSON; no picture unless --out"
+    )
+    group.add_argument("--json", action="store_true", help="print statistics as one JSON object on stdout")
+    group.add_argument(
+        "--compare", action="store_true", help="make each picture plain as well, and tell the difference"
+    )
+    group.add_argument(
+        "--repeats", type=integer(1, 100), default=1, metavar="N", help="--compare: runs of each, medians are told"
+    )
+    group.add_argument("--no-prompt-in-metadata", action="store_true", help="leave the prompt out of the PNG's text")
+    group.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check what costs nothing, load, make, save, tell."""
+    prompts = _prompts(args)
+    out, wants_pixels = _destinations(args)
+    from lantern.cli.drawing import Job
+    from lantern.generate import choose_method
+    from lantern.model_folder import load_model
+    from lantern.requests import requests
+    from lantern.sampling import Sampling
+
+    given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+    Sampling(**given)
+    model = load_model(
+        args.model, device=args.device, dtype=args.dtype, parts=_parts(args, bool(prompts), wants_pixels)
+    )
+    settings = {name: getattr(args, name) for name in SETTINGS if getattr(args, name) is not None}
+    method = choose_method(model, args.method, settings)
+    sampling = model.sampling(**given)
+    asked = requests(prompts=prompts, labels=args.class_label, seed=args.seed, count=args.num_images)
+    job = Job(args, model, method, settings, sampling, asked, out if wants_pixels else None)
+    return job.compare() if args.compare else job.draw()
+
+
+def _prompts(args: argparse.Namespace) -> list[str]:
+    """All prompts in order, checked; ValueError if there is nothing to draw, or both words and classes."""
+    from lantern.prompts import check_prompt, read_prompts
+
+    prompts = [check_prompt(prompt) for prompt in args.prompt]
+    if args.prompts_file is not None:
+        prompts += read_prompts(args.prompts_file)
+    if prompts and args.class_label:
+        raise ValueError("got prompts and class labels, wanted one of them: a model takes either words or classes")
+    if not prompts and not args.class_label:
+        raise ValueError('nothing to draw: give --prompt "a red apple", --prompts-file FILE or --class-label N')
+    return prompts
+
+
+def _destinations(args: argparse.Namespace) -> tuple[Path, bool]:
+    """Where pictures go, and whether there are any; what cannot be written to is refused before anything is made."""
+    if args.compare and args.tokens is not None:
+        raise ValueError("--tokens writes one method's codes, --compare makes two: leave one of them out")
+    if args.tokens is not None:
+        if args.tokens.is_dir():
+            raise ValueError(f"--tokens {args.tokens} is a folder, wanted a file")
+        _check_writable(args.tokens.parent)
+    out = args.out if args.out is not None else Path(".")
+    is_file = out.suffix.lower() == ".png" and not out.is_dir()
+    if out.is_file() and not is_file:
+        raise ValueError(f"--out {out} is a file without .png, wanted a .png file or a folder")
+    if out.suffix.lower() in (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff") and not out.is_dir():
+        raise ValueError(f"--out {out} ends in {out.suffix}, wanted a .png file or a folder")
+    wants_pixels = args.out is not None or args.tokens is None
+    if wants_pixels:
+        _check_writable(out.parent if is_file else out)
+    return out, wants_pixels
+
+
+def _check_writable(folder: Path) -> None:
+    """OSError if nothing can be written to a folder, or if it cannot be made."""
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "cannot be written to", str(there))
+
+
+def _parts(args: argparse.Namespace, has_prompts: bool, wants_pixels: bool) -> frozenset[Any]:
+    """Which components this run needs beside the target."""
+    parts = {"text"} if has_prompts else set()
+    if args.method != "plain":
+        parts |= {"drafter", "neighbours"}
+    return frozenset(parts | ({"vq"} if wants_pixels else set()))
+
+
+COMMAND = Command("generate", "Make pictures from prompts or class labels.", add_arguments, run)

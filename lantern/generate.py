@@ -1,0 +1,217 @@
+"""From prompts or classes to pictures: the whole way, for the command, the pipeline and evaluation alike."""
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from lantern.catalog import METHODS, Method, build, find
+from lantern.model_folder import Model
+from lantern.models.llamagen.vqvae import to_uint8
+from lantern.requests import Request, check_requests
+from lantern.sampling import Sampling
+from lantern.statistics import Statistics
+from lantern.types import Callback, Condition, Generation
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A finished picture: its codes in raster order, its pixels if they were asked for, and how it came about."""
+
+    request: Request
+    codes: Int[Tensor, " n"]
+    pixels: UInt8[Tensor, "h w 3"] | None
+    statistics: Statistics
+
+    @property
+    def grid(self) -> list[list[int]]:
+        """The codes as rows of a square."""
+        side = round(len(self.codes) ** 0.5)
+        return self.codes.view(side, side).tolist()
+
+    @property
+    def tokens_sha256(self) -> str:
+        """Digest of the codes as little-endian 32-bit numbers: equal digests, equal codes."""
+        return hashlib.sha256(self.codes.cpu().to(torch.int32).numpy().astype("<i4").tobytes()).hexdigest()
+
+
+def generate(
+    model: Model,
+    asked: Sequence[Request],
+    *,
+    method: str | None = None,
+    sampling: Sampling | None = None,
+    settings: Mapping[str, Any] | None = None,
+    batch: int = 1,
+    wants_pixels: bool = True,
+    callback: Callback | None = None,
+) -> Iterator[Picture]:
+    """Make pictures, `batch` at a time, and hand them over as they are done.
+
+    `method` is a name of the catalog, None the model's own; `settings` are that method's own, see `choose_method`.
+    Everything is checked before the first picture is begun: ValueError says what cannot be.
+    """
+    check_requests(model, asked)
+    if wants_pixels and model.vq is None:
+        raise ValueError(f"model {model.name} has no vqvae/ folder, without which there are codes but no pictures")
+    decoder = Decoder(model, choose_method(model, method, settings), sampling or model.sampling())
+    return _generate(decoder, asked, batch, wants_pixels, callback)
+
+
+def choose_method(model: Model, name: str | None = None, settings: Mapping[str, Any] | None = None) -> Method:
+    """The method of a name, with its `settings` changed: tree, and of relaxed methods k, delta, lambda_, residual.
+
+    None is the model's own method; "auto" becomes the method that it stands for with this model. ValueError for a
+    setting that the method does not take.
+    """
+    method = find(name or str(model.generation.get("method", "auto")))
+    if method.name == "auto":
+        method = _behind_auto(method) if model.drafter is not None else METHODS["plain"]
+    taken = settings_of(method)
+    for setting in settings or {}:
+        if setting not in taken:
+            known = f"takes {', '.join(taken)}" if taken else "takes no settings"
+            raise ValueError(f'method "{method.name}" has no setting {setting.rstrip("_")}: it {known}')
+    return dataclasses.replace(method, **settings or {})
+
+
+def settings_of(method: Method) -> list[str]:
+    """What can be set of a method: its tree if it drafts, and what its relaxation sets away from the neutral value."""
+    fields = {entry.name: entry.default for entry in dataclasses.fields(Method)}
+    bounds = [name for name in ("k", "delta", "lambda_") if getattr(method, name) != fields[name]]
+    return (["tree"] if method.drafter else []) + bounds + (["residual"] if method.relaxation else [])
+
+
+def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
+    """The model's proximity table; made from the codebook where none so wide was saved. ValueError without either."""
+    if model.neighbours is not None and (model.neighbours.shape[1] >= columns or model.vq is None):
+        return model.neighbours
+    if model.vq is None:
+        raise ValueError(f"model {model.name} has neither a proximity table nor a vqvae/ folder to make it from")
+    from lantern.relaxations.neighbours import proximity_table
+
+    return proximity_table(model.vq.quantize.codes(), columns).to(model.device)
+
+
+class Decoder:
+    """A model with a method and a law, put together once for many batches."""
+
+    def __init__(self, model: Model, method: Method, sampling: Sampling) -> None:
+        self.model, self.method, self.sampling = model, method, sampling
+        self._parts = build(
+            method,
+            model.target,
+            sampling=sampling,
+            drafter_module=model.drafter,
+            neighbours=neighbours_for(model, method.k + (method.residual == "released")) if method.relaxation else None,
+        )
+
+    def condition(self, asked: Sequence[Request]) -> Condition:
+        """What the target is told of each picture."""
+        labels = [request.label for request in asked if request.label is not None]
+        if labels:
+            return Condition(labels=torch.tensor(labels, device=self.model.device))
+        assert self.model.text is not None
+        prompts = [request.prompt for request in asked if request.prompt is not None]
+        different = list(dict.fromkeys(prompts))
+        found = self.model.text.encode(different, slots=self.model.target.config.cls_token_num)
+        rows = [different.index(prompt) for prompt in prompts]
+        return Condition(embeddings=found.embeddings[rows], mask=found.mask[rows])
+
+    def decode(self, condition: Condition, asked: Sequence[Request], callback: Callback | None = None) -> Generation:
+        """The codes of each picture."""
+        keys = [(request.seed, request.number) for request in asked]
+        return self._parts.generate(condition, keys=keys, callback=callback)
+
+    def pixels(self, codes: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
+        """Codes to bytes."""
+        assert self.model.vq is not None
+        with torch.inference_mode():
+            return to_uint8(self.model.vq.decode(codes))
+
+
+class Clock:
+    """Seconds by phase, waiting for the device at the end of each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._last = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """Books the time since the last lap under `phase`."""
+        if self._is_cuda:
+            torch.cuda.synchronize()  # sync
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+
+def draw_batch(
+    decoder: Decoder, asked: Sequence[Request], *, wants_pixels: bool, callback: Callback | None = None
+) -> list[Picture]:
+    """Make the pictures of one batch."""
+    clock = Clock(decoder.model.device)
+    condition = decoder.condition(asked)
+    clock.lap("text")
+    generation = decoder.decode(condition, asked, callback)
+    clock.lap("decode")
+    return finish_batch(decoder, asked, generation, seconds=clock.seconds, wants_pixels=wants_pixels)
+
+
+def finish_batch(
+    decoder: Decoder,
+    asked: Sequence[Request],
+    generation: Generation,
+    *,
+    seconds: Mapping[str, float],
+    wants_pixels: bool,
+) -> list[Picture]:
+    """Decode the codes of a batch to pixels and put the figures beside them; `seconds` are those spent so far."""
+    clock = Clock(decoder.model.device)
+    pixels = decoder.pixels(generation.codes) if wants_pixels else None
+    clock.lap("vq")
+    shares = {phase: value / len(asked) for phase, value in (dict(seconds) | clock.seconds).items()}
+    return [
+        Picture(
+            request=request,
+            codes=generation.codes[i],
+            pixels=None if pixels is None else pixels[i],
+            statistics=_statistics(decoder, generation, i, shares),
+        )
+        for i, request in enumerate(asked)
+    ]
+
+
+def _generate(
+    decoder: Decoder, asked: Sequence[Request], batch: int, wants_pixels: bool, callback: Callback | None
+) -> Iterator[Picture]:
+    for start in range(0, len(asked), batch):
+        yield from draw_batch(decoder, asked[start : start + batch], wants_pixels=wants_pixels, callback=callback)
+
+
+def _behind_auto(auto: Method) -> Method:
+    """The method that "auto" is another name of."""
+    twins = (dataclasses.replace(method, name=auto.name, summary=auto.summary) for method in METHODS.values())
+    return next(method for method, twin in zip(METHODS.values(), twins, strict=True) if twin == auto)
+
+
+def _statistics(decoder: Decoder, generation: Generation, i: int, seconds: Mapping[str, float]) -> Statistics:
+    codes = generation.codes.shape[1]
+    return Statistics(
+        method=decoder.method.name,
+        is_exact=decoder.method.exact,
+        codes=codes,
+        passes=int(generation.passes[i]),
+        accepted=tuple(generation.accepted[i].tolist()),
+        reached=tuple(generation.reached[i].tolist()),
+        relaxed=float(generation.relaxed[i]) / codes,
+        total_variation=float(generation.total_variation[i]) / codes,
+        seconds=seconds,
+    )

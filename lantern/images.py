@@ -1,0 +1,129 @@
+"""Pictures as files: PNGs that say what made them, under names that no prompt can lead astray."""
+
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import UInt8
+from torch import Tensor
+
+from lantern.io import atomic_write
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
+MAX_SLUG = 60
+GAP = 8  # pixels between two pictures side by side
+XMP = (
+    '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
+    '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+    '<rdf:Description rdf:about="" xmlns:Iptc4xmpExt="http://iptc.org/std/Iptc4xmpExt/2008-02-29/"'
+    f' Iptc4xmpExt:DigitalSourceType="{SOURCE_TYPE}"/></rdf:RDF></x:xmpmeta><?xpacket end="w"?>'
+)
+
+
+def to_image(pixels: UInt8[Tensor, "h w 3"]) -> "Image":
+    """A picture of bytes as a PIL image."""
+    from PIL import Image
+
+    return Image.fromarray(pixels.cpu().numpy())
+
+
+def convert(pixels: UInt8[Tensor, "b h w 3"], form: str) -> Any:
+    """Bytes in one of diffusers' forms: "pil", "pt" (b 3 h w, from 0 to 1) or "np" (b h w 3, from 0 to 1)."""
+    if form == "pil":
+        return [to_image(one) for one in pixels]
+    unit = pixels.float() / 255
+    return unit.cpu().numpy() if form == "np" else unit.permute(0, 3, 1, 2)
+
+
+def side_by_side(pictures: Sequence["Image"]) -> "Image":
+    """Pictures of one height in a row, with a white gap between them."""
+    from PIL import Image
+
+    width = sum(picture.width for picture in pictures) + GAP * (len(pictures) - 1)
+    row = Image.new("RGB", (width, max(picture.height for picture in pictures)), "white")
+    left = 0
+    for picture in pictures:
+        row.paste(picture, (left, 0))
+        left += picture.width + GAP
+    return row
+
+
+def save_png(image: "Image", path: str | Path, facts: Mapping[str, Any]) -> None:
+    """Write a PNG, aside first, with `facts` as text chunks and the marks of a generated picture.
+
+    The marks are "Source: AI generated" and IPTC's digital source type, as text and as XMP. OSError names `path`.
+    """
+    from lantern import __version__
+
+    marks = {
+        "Software": f"lantern {__version__}",
+        "Source": "AI generated",
+        "Comment": "AI generated: this picture was made by a generative model",
+        "DigitalSourceType": SOURCE_TYPE,
+    }
+    info = _text_chunks(marks | {name: _text(value) for name, value in facts.items() if value is not None})
+    try:
+        with atomic_write(path) as temporary:
+            image.save(temporary, format="PNG", pnginfo=info)
+    except OSError as error:
+        # the temporary name would mean nothing to the user
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def slug(text: str) -> str:
+    """A short name of plain letters, digits and hyphens; of text that has none, a digest."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    words = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_SLUG].rstrip("-")
+    return words or "picture-" + hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
+
+
+class FileNames:
+    """Gives each picture of a run a path of its own: in a folder by subject and seed, or numbered after one file.
+
+    `out` names a file if it ends in .png and is no folder. A picture's name does not depend on the others of its
+    run, but for those that would collide.
+    """
+
+    def __init__(self, out: Path, pictures: int) -> None:
+        self._file = out if out.suffix.lower() == ".png" and not out.is_dir() else None
+        self._folder, self._pictures = out, pictures
+        self._used: set[str] = set()
+
+    def of(self, subject: str, seed: int, number: int) -> Path:
+        """The path of picture `number` of a subject (its prompt or class) and a seed."""
+        if self._file is not None and self._pictures == 1:
+            return self._file
+        if self._file is not None:
+            path = self._file.with_name(f"{self._file.stem}-{len(self._used)}.png")
+            self._used.add(path.name)
+            return path
+        end = f"-seed{seed}{f'-{number}' if number else ''}.png"
+        name, twin = f"{slug(subject)}{end}", 1
+        while name in self._used:
+            twin += 1
+            name = f"{slug(subject)}.{twin}{end}"
+        self._used.add(name)
+        return self._folder / name
+
+
+def _text_chunks(texts: Mapping[str, str]) -> Any:
+    from PIL.PngImagePlugin import PngInfo
+
+    info = PngInfo()
+    for name, text in texts.items():
+        info.add_text(name, text)
+    info.add_itxt("XML:com.adobe.xmp", XMP)
+    return info
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    # a NUL would end the chunk's text, a lone surrogate is in no encoding
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,315 @@
+"""LanternPipeline: the whole model as a diffusers pipeline; a thin layer over `lantern.generate`.
+
+pipe = LanternPipeline.from_pretrained("lantern-emoji")
+pipe.method = "lantern++"
+pipe("a red apple", generator=torch.Generator().manual_seed(7)).images[0].save("apple.png")
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from diffusers.models.modeling_utils import ModelMixin
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.utils.outputs import BaseOutput
+from jaxtyping import Int
+from torch import Tensor
+
+from lantern.catalog import find
+from lantern.drafters.eagle import Eagle, EagleConfig
+from lantern.generate import Decoder, Picture, choose_method, draw_batch, finish_batch
+from lantern.images import convert
+from lantern.io import EMBEDDED_MODEL, HUB_PATTERNS, load_component, resolve_model, save_component
+from lantern.model_folder import (
+    INDEX_NAME,
+    NEIGHBOURS_NAME,
+    Model,
+    check_generation,
+    load_neighbours,
+    read_index,
+    shown_name,
+)
+from lantern.models.llamagen.text import TextEncoder
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.progress import Canvas
+from lantern.relaxations.neighbours import save_table
+from lantern.requests import Request, check_requests, requests_of_call
+from lantern.types import Step
+
+OUTPUT_TYPES = ("pil", "pt", "np", "latent")
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
+
+
+class Component(ModelMixin):
+    """What diffusers asks of a component, for our plain modules: a folder with config.json and model.safetensors."""
+
+    config_class: ClassVar[type]
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *, torch_dtype: torch.dtype | None = None, **others: Any
+    ) -> "Component":
+        """Load a component folder; `others` are diffusers' loading options, which plain files do not need."""
+        build: Any = cls
+        module = load_component(build, cls.config_class, pretrained_model_name_or_path)
+        return module.to(dtype=torch_dtype or torch.float32).requires_grad_(False)
+
+    def save_pretrained(self, save_directory: str | Path, **others: Any) -> None:
+        """Write the folder that `from_pretrained` and `lantern.model_folder.load_model` read."""
+        save_component(self.state_dict(), self.config, save_directory)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Component":
+        table = self._buffers.get("rope")
+        super()._apply(fn, recurse)
+        moved = self._buffers.get("rope")
+        if table is not None and moved is not None and moved.dtype != table.dtype:
+            # the rotary table stays in fp32, as in the reference
+            self._buffers["rope"] = table.to(moved.device)
+        return self
+
+
+class LanternTransformer(Transformer, Component):
+    """The target as a diffusers component."""
+
+    config_class = TransformerConfig
+
+
+class LanternDrafter(Eagle, Component):
+    """A drafter as a diffusers component."""
+
+    config_class = EagleConfig
+
+
+class LanternVQ(VQVAE, Component):
+    """The VQ tokenizer as a diffusers component, with the proximity table of its codes where there is one."""
+
+    config_class = VQConfig
+    neighbours: Tensor | None
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__(config)
+        self.register_buffer("neighbours", None, persistent=False)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *, torch_dtype: torch.dtype | None = None, **others: Any
+    ) -> "LanternVQ":
+        """Load the folder, the table with it; always in fp32, as the reference decodes."""
+        module: Any = super().from_pretrained(pretrained_model_name_or_path, **others)
+        module.neighbours = load_neighbours(Path(pretrained_model_name_or_path), torch.device("cpu"))
+        return module
+
+    def save_pretrained(self, save_directory: str | Path, **others: Any) -> None:
+        """Write the folder, the table with it."""
+        super().save_pretrained(save_directory, **others)
+        if self.neighbours is not None:
+            save_table(self.neighbours, Path(save_directory) / NEIGHBOURS_NAME)
+
+
+@dataclass
+class LanternOutput(BaseOutput):
+    """Pictures in the form that was asked for, their code grids `(b rows columns)`, and statistics of each."""
+
+    images: Any
+    tokens: Tensor
+    stats: list[dict[str, Any]]
+
+
+class Interrupted(Exception):
+    """Leaves a generation because `pipe._interrupt` was set."""
+
+
+class LanternPipeline(DiffusionPipeline):
+    """Text or class to picture by speculative decoding.
+
+    `method` chooses how codes are decoded: "plain", "eagle1", "lantern", "lantern++" and what else the catalog has, or
+    "auto", exact and drafted where there is a drafter. `generation` holds the model's defaults for a call.
+    """
+
+    _optional_components: ClassVar[list[str]] = ["vqvae", "text_encoder", "tokenizer", "drafter"]
+    _callback_tensor_inputs: ClassVar[list[str]] = ["codes"]
+
+    def __init__(
+        self,
+        transformer: LanternTransformer,
+        vqvae: LanternVQ | None = None,
+        text_encoder: Any = None,
+        tokenizer: Any = None,
+        drafter: LanternDrafter | None = None,
+        generation: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_modules(
+            transformer=transformer, vqvae=vqvae, text_encoder=text_encoder, tokenizer=tokenizer, drafter=drafter
+        )
+        defaults = dict(check_generation(generation or {}, source=INDEX_NAME))
+        self.register_to_config(generation=defaults)
+        self._method = str(defaults.get("method", "auto"))
+        self._interrupt = False
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "LanternPipeline":
+        """Load by name ("lantern-emoji"), folder or hub id, in fp32 unless `torch_dtype` says otherwise."""
+        name = pretrained_model_name_or_path
+        hub = {option: options.pop(option) for option in HUB_OPTIONS if option in options}
+        if hub and str(name) != EMBEDDED_MODEL and not Path(name).is_dir():
+            from huggingface_hub import snapshot_download
+
+            folder = Path(snapshot_download(str(name), allow_patterns=list(HUB_PATTERNS), **hub))
+        else:
+            folder = resolve_model(name)
+        if not {"dtype", "torch_dtype"} & options.keys():
+            options["torch_dtype"] = torch.float32
+        options.setdefault("low_cpu_mem_usage", False)
+        pipe = super().from_pretrained(str(folder), **options)
+        pipe.register_to_config(_name_or_path=shown_name(name, folder))
+        return pipe
+
+    @classmethod
+    def load_config(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Any:
+        """Read model_index.json; a folder of components without one is described from what is in it."""
+        folder = Path(pretrained_model_name_or_path)
+        if folder.is_dir() and not (folder / INDEX_NAME).is_file():
+            return read_index(folder)
+        return super().load_config(str(folder), **options)
+
+    @property
+    def method(self) -> str:
+        """How codes are decoded unless a call says otherwise; setting an unknown name is a ValueError."""
+        return self._method
+
+    @method.setter
+    def method(self, name: str) -> None:
+        self._method = find(name).name
+
+    @property
+    def interrupt(self) -> bool:
+        """Whether the running call is to stop after the pass under way; set `_interrupt` from a callback."""
+        return self._interrupt
+
+    @property
+    def model(self) -> Model:
+        """The components as the core takes them."""
+        encoder, tokenizer = self.text_encoder, self.tokenizer
+        return Model(
+            name=str(self.config.get("_name_or_path") or "unnamed"),
+            target=self.transformer,
+            vq=self.vqvae,
+            text=None if encoder is None or tokenizer is None else TextEncoder(encoder, tokenizer),
+            drafter=self.drafter,
+            neighbours=None if self.vqvae is None else self.vqvae.neighbours,
+            generation=dict(self.config["generation"]),
+        )
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | list[int] | None = None,
+        *,
+        guidance_scale: float | int | None = None,
+        temperature: float | int | None = None,
+        top_k: int | None = None,
+        top_p: float | int | None = None,
+        guidance_interval: int | None = None,
+        num_images_per_prompt: int = 1,
+        generator: Any = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable[..., Any] | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("codes",),
+        method: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        batch_size: int | None = None,
+    ) -> LanternOutput | tuple[Any, ...]:
+        """Make pictures of prompts, or of class labels.
+
+        What is None is the model's own default. `generator` is a torch.Generator or a seed: picture i of a prompt then
+        has the noise of (seed, i); or a list with one of these a picture. Only `initial_seed()` is read, so that the
+        same generator gives the same pictures again, in any batch. `output_type`: "pil", "pt" (b 3 h w in [0, 1]),
+        "np" (b h w 3 in [0, 1]) or "latent" (code grids). `settings` are the method's own, such as {"delta": 0.1}.
+        `callback_on_step_end(pipe, step, timestep, {"codes": grid})` is called after every pass; timestep counts the
+        codes that every picture of the batch has, codes to come are -1. `batch_size` limits what runs at once.
+        """
+        check_call(output_type, callback_on_step_end_tensor_inputs, num_images_per_prompt, batch_size)
+        model = self.model
+        sampling = model.sampling(
+            guidance=guidance_scale,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            guidance_interval=guidance_interval,
+        )
+        asked = requests_of_call(prompt, class_labels, num_images_per_prompt, generator)
+        check_requests(model, asked)
+        wants_pixels = output_type != "latent"
+        if wants_pixels and model.vq is None:
+            raise ValueError('the pipeline has no vqvae, without which only output_type="latent" is possible')
+        decoder = Decoder(model, choose_method(model, method or self._method, settings), sampling)
+        self._interrupt = False
+        pictures: list[Picture] = []
+        size = batch_size or len(asked)
+        progress_bar: Any = self.progress_bar
+        with progress_bar(total=len(asked) * model.target.config.block_size) as bar:
+            for start in range(0, len(asked), size):
+                if self._interrupt:
+                    break
+                watcher = _Watcher(self, bar, callback_on_step_end, callback_on_step_end_tensor_inputs)
+                pictures += _draw(decoder, asked[start : start + size], watcher, wants_pixels)
+        return _output(pictures, output_type, return_dict)
+
+
+class _Watcher:
+    """Sees every pass: moves the bar, calls the user's callback, stops when it is told to."""
+
+    def __init__(
+        self, pipe: LanternPipeline, bar: Any, callback: Callable[..., Any] | None, names: Sequence[str]
+    ) -> None:
+        self._pipe, self._bar, self._callback, self._names = pipe, bar, callback, names
+        self.canvas = Canvas(pipe.transformer.config.block_size)
+
+    def __call__(self, step: Step) -> None:
+        self.canvas.add(step)
+        self._bar.update(int(step.counts.sum()))
+        self._bar.set_postfix_str(f"{self.canvas.codes_a_pass:.2f} codes a pass", refresh=False)
+        if self._callback is not None:
+            seen = {"codes": self.canvas.codes}
+            self._callback(self._pipe, step.index, self.canvas.slowest, {name: seen[name] for name in self._names})
+        if self._pipe.interrupt and self.canvas.slowest < self.canvas.codes.shape[1]:
+            raise Interrupted
+
+
+def _draw(decoder: Decoder, asked: list[Request], watcher: _Watcher, wants_pixels: bool) -> list[Picture]:
+    """The pictures of a batch; interrupted, they are as far as they got, code 0 in place of what is missing."""
+    try:
+        return draw_batch(decoder, asked, wants_pixels=wants_pixels, callback=watcher)
+    except Interrupted:
+        return finish_batch(decoder, asked, watcher.canvas.generation(), seconds={}, wants_pixels=wants_pixels)
+
+
+def check_call(output_type: str, names: Sequence[str], images: int, batch_size: int | None) -> None:
+    """Refuse arguments of a call that cannot be, naming those that can."""
+    if output_type not in OUTPUT_TYPES:
+        raise ValueError(f"output_type is {output_type!r}, wanted one of {', '.join(OUTPUT_TYPES)}")
+    known = LanternPipeline._callback_tensor_inputs
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"callback_on_step_end_tensor_inputs has {unknown[0]!r}, wanted some of {', '.join(known)}")
+    if images < 1 or (batch_size is not None and batch_size < 1):
+        raise ValueError(f"got {images} images a prompt and batch_size {batch_size}, wanted at least 1")
+
+
+def _output(pictures: list[Picture], output_type: str, return_dict: bool) -> LanternOutput | tuple[Any, ...]:
+    side = round(len(pictures[0].codes) ** 0.5)
+    tokens: Int[Tensor, "b h w"] = torch.stack([picture.codes for picture in pictures]).unflatten(1, (side, side))
+    pixels = [picture.pixels for picture in pictures if picture.pixels is not None]
+    images = tokens if output_type == "latent" else convert(torch.stack(pixels), output_type)
+    stats = [
+        picture.statistics.as_dict()
+        | {"seed": picture.request.seed, "image": picture.request.number, "tokens_sha256": picture.tokens_sha256}
+        for picture in pictures
+    ]
+    found = LanternOutput(images=images, tokens=tokens, stats=stats)
+    return found if return_dict else (found.images, found.tokens, found.stats)
