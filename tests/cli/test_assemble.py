@@ -1,0 +1,61 @@
+"""`lantern assemble`: a folder that loads, and components that do not belong together refused in a line."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern.cli.assemble import main
+from lantern.drafters.eagle import Eagle, EagleConfig
+from lantern.io import save_component
+from lantern.model_folder import load_model
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.relaxations.neighbours import proximity_table
+from tests.tiny import tiny_config, tiny_target
+
+VQ = VQConfig(ch=32, encoder_ch_mult=(1, 1), decoder_ch_mult=(1, 1), z_channels=8, codebook_size=24, num_res_blocks=1)
+
+
+@pytest.fixture
+def components(tmp_path: Path) -> dict[str, Path]:
+    target, vq = tiny_target(), VQVAE(VQ)
+    drafter = Eagle(EagleConfig.for_target(target.config))
+    save_component(target.state_dict(), target.config, tmp_path / "t")
+    save_component(vq.state_dict(), vq.config, tmp_path / "v")
+    save_component(drafter.state_dict(), drafter.config, tmp_path / "d")
+    return {"transformer": tmp_path / "t", "vqvae": tmp_path / "v", "drafter": tmp_path / "d"}
+
+
+def options(components: dict[str, Path]) -> list[str]:
+    return [text for name, path in components.items() for text in (f"--{name}", str(path))]
+
+
+def test_assembled_folder_loads_with_table_and_defaults(tmp_path: Path, components: dict[str, Path]) -> None:
+    out = tmp_path / "model"
+    assert main([str(out), *options(components), "--guidance", "2.5", "--method", "lantern++"]) == 0
+    model = load_model(out, device="cpu")
+    assert dict(model.generation) == {"guidance": 2.5, "method": "lantern++"}
+    assert model.vq is not None and model.drafter is not None and model.neighbours is not None
+    assert torch.equal(model.neighbours, proximity_table(model.vq.quantize.codes(), 23))
+
+
+def test_later_call_replaces_one_component_and_keeps_the_rest(tmp_path: Path, components: dict[str, Path]) -> None:
+    out = tmp_path / "model"
+    assert main([str(out), *options(components), "--guidance", "2.5"]) == 0
+    other = tiny_target(seed=5)
+    save_component(other.state_dict(), other.config, tmp_path / "t2")
+    assert main([str(out), "--transformer", str(tmp_path / "t2")]) == 0
+    model = load_model(out, device="cpu")
+    assert torch.equal(model.target.output.weight, other.output.weight)
+    assert dict(model.generation) == {"guidance": 2.5}
+
+
+def test_drafter_of_another_target_is_refused(
+    tmp_path: Path, components: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafter = Eagle(EagleConfig.for_target(tiny_config(dim=48)))
+    save_component(drafter.state_dict(), drafter.config, tmp_path / "d2")
+    assert main([str(tmp_path / "model"), *options({**components, "drafter": tmp_path / "d2"})]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "the drafter has (dim, codes) (48, 24), the transformer (32, 24)" in error
+    assert "\n" not in error
