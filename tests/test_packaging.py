@@ -24,7 +24,12 @@ def _run(*command: str | Path, cwd: Path) -> str:
 
 def _copy_of_sources(target: Path) -> Path:
     """Copy what a clone would hold, so that builds neither see nor leave anything in the checkout."""
-    ignored = shutil.ignore_patterns("__pycache__", ".git", ".venv", "*.egg-info", ".*_cache", "dist", "build", "out")
+    generated = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis")
+    written_by_commands = {".git", ".venv", "venv", "build", "dist", "out", "runs", "data"}
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return generated(folder, names) | (written_by_commands & set(names) if Path(folder) == ROOT else set())
+
     return Path(shutil.copytree(ROOT, target, symlinks=True, ignore=ignored))
 
 
