@@ -31,14 +31,14 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True)
 class Key:
-    """The 64-bit key of a Philox stream, as two words."""
+    """The 64-bit key of a Philox stream as two 32-bit words, of many streams as two tensors."""
 
-    low: int
-    high: int
+    low: int | Int[Tensor, "..."]
+    high: int | Int[Tensor, "..."]
 
 
-def philox(counter: Sequence[Int[Tensor, "*n"]], key: Key) -> list[Int[Tensor, "*n"]]:
-    """Philox4x32-10: four 32-bit counter words (in int64, broadcast alike) to four random 32-bit words."""
+def philox(counter: Sequence[Int[Tensor, "..."]], key: Key) -> list[Int[Tensor, "..."]]:
+    """Philox4x32-10: four 32-bit counter words (in int64, broadcast together) to four random 32-bit words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key.low, key.high
     for _ in range(ROUNDS):
@@ -50,25 +50,23 @@ def philox(counter: Sequence[Int[Tensor, "*n"]], key: Key) -> list[Int[Tensor, "
     return [c0, c1, c2, c3]
 
 
-def purpose_key(seed: int, purpose: Purpose) -> Key:
-    """The key of a seed's stream for one purpose: itself drawn by Philox from the seed, so that none coincide."""
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
-        raise ValueError(f"seed is {seed}, wanted a whole number from 0 to 2**63 - 1")
-    words = philox([torch.tensor(word) for word in (int(purpose), 0, 0, 0)], Key(seed & MASK, seed >> 32))
-    return Key(int(words[0]), int(words[1]))
+def purpose_key(seeds: Int[Tensor, " b"], purpose: Purpose) -> Key:
+    """The keys of seeds' streams for one purpose: themselves drawn by Philox from the seeds, so that none coincide."""
+    zeros = torch.zeros_like(seeds)
+    words = philox([zeros + int(purpose), zeros, zeros, zeros], Key(seeds & MASK, seeds >> 32))
+    return Key(words[0], words[1])
 
 
 def random_words(
-    seed: int, image: int, purpose: Purpose, positions: Int[Tensor, " n"], count: int
-) -> Int[Tensor, "n count"]:
-    """The first `count` 32-bit words of the stream at each code number."""
-    if not isinstance(image, int) or isinstance(image, bool) or not 0 <= image < 1 << 63:
-        raise ValueError(f"image number is {image}, wanted a whole number from 0 to 2**63 - 1")
-    block = torch.arange(-(-count // 4), device=positions.device)[None, :].expand(len(positions), -1)
-    where = positions.long()[:, None].expand_as(block)
-    low, high = torch.full_like(block, image & MASK), torch.full_like(block, image >> 32)
-    words = philox([block, where, low, high], purpose_key(seed, purpose))
-    return torch.stack(words, dim=-1).flatten(1)[:, :count]
+    seeds: Int[Tensor, " b"], images: Int[Tensor, " b"], purpose: Purpose, positions: Int[Tensor, " n"], count: int
+) -> Int[Tensor, "b n count"]:
+    """The first `count` 32-bit words of each picture's stream at each code number."""
+    key = purpose_key(seeds, purpose)
+    streams = Key(key.low[:, None, None], key.high[:, None, None])
+    blocks = torch.arange(-(-count // 4), device=positions.device)[None, None]
+    where, picture = positions.long()[None, :, None], images[:, None, None]
+    words = philox([blocks, where, picture & MASK, picture >> 32], streams)
+    return torch.stack(words, dim=-1).flatten(2)[..., :count]
 
 
 def to_uniform(words: Int[Tensor, "*n"]) -> Float64[Tensor, "*n"]:
@@ -97,41 +95,43 @@ class Noise:
         device: torch.device | str = "cpu",
         is_silent: bool = False,
     ) -> None:
-        self.keys = list(keys)
+        for name, values in zip(("seed", "image number"), zip(*keys, strict=True), strict=False):
+            for value in values:
+                if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+                    raise ValueError(f"{name} is {value}, wanted a whole number from 0 to 2**63 - 1")
         self.positions = positions
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self.is_silent = is_silent
-        self._rows = torch.arange(len(self.keys), device=self.device)[:, None]
+        self._keys = torch.tensor(list(keys), dtype=torch.long, device=self.device).view(-1, 2)
+        self._rows = torch.arange(len(self._keys), device=self.device)[:, None]
         self._gumbel: dict[int, Tensor] = {}
         self._uniform: dict[int, Tensor] = {}
-        for seed, image in self.keys:  # refuse a bad seed here, not at first use
-            random_words(seed, image, Purpose.TARGET, torch.zeros(1, dtype=torch.long), 1)
 
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = Purpose.TARGET) -> Float[Tensor, "b n v"]:
         """Standard Gumbel noise of every code at these code numbers (clamped to the picture)."""
         if self.is_silent:
             return torch.zeros(1, 1, 1, device=self.device).expand(*positions.shape, self.vocab_size)
         if purpose not in self._gumbel:
-            tables = [self._gumbel_table(*key, Purpose(purpose)) for key in self.keys]
-            self._gumbel[purpose] = torch.stack(tables)
+            self._gumbel[purpose] = self._gumbel_table(Purpose(purpose))
         return self._gumbel[purpose][self._rows, positions.clamp(0, self.positions - 1)]
 
     def uniform(self, positions: Int[Tensor, "b n"], lanes: int) -> Float64[Tensor, "b n lanes"]:
         """Uniforms of acceptance tests: lane r is for the r-th sibling tested at that code number."""
         if lanes not in self._uniform:
-            tables = [self._uniform_table(*key, lanes) for key in self.keys]
-            self._uniform[lanes] = torch.stack(tables)
+            where = torch.arange(self.positions, device=self.device)
+            self._uniform[lanes] = to_uniform(random_words(*self._keys.unbind(1), Purpose.TEST, where, lanes))
         return self._uniform[lanes][self._rows, positions.clamp(0, self.positions - 1)]
 
-    def _gumbel_table(self, seed: int, image: int, purpose: Purpose) -> Float[Tensor, "p v"]:
-        table = torch.empty(self.positions, self.vocab_size, device=self.device)
+    def _gumbel_table(self, purpose: Purpose) -> Float[Tensor, "b p v"]:
+        table = torch.empty(len(self._keys), self.positions, self.vocab_size, device=self.device)
+        # Blocks of positions for large codebooks, of pictures for small ones.
+        pictures = max(BLOCK // (self.vocab_size * self.positions), 1)
         rows = max(BLOCK // self.vocab_size, 1)
-        for start in range(0, self.positions, rows):
-            where = torch.arange(start, min(start + rows, self.positions), device=self.device)
-            table[where] = to_gumbel(random_words(seed, image, purpose, where, self.vocab_size))
+        for first in range(0, len(self._keys), pictures):
+            seeds, images = self._keys[first : first + pictures].unbind(1)
+            for start in range(0, self.positions, rows):
+                where = torch.arange(start, min(start + rows, self.positions), device=self.device)
+                words = random_words(seeds, images, purpose, where, self.vocab_size)
+                table[first : first + pictures, start : start + rows] = to_gumbel(words)
         return table
-
-    def _uniform_table(self, seed: int, image: int, lanes: int) -> Float64[Tensor, "p lanes"]:
-        where = torch.arange(self.positions, device=self.device)
-        return to_uniform(random_words(seed, image, Purpose.TEST, where, lanes))

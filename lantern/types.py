@@ -287,6 +287,38 @@ class Relaxation(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Moved:
+    """Mass moved onto a code from those of its neighbours `near` that are taken: their probabilities' sum."""
+
+    near: Int[Tensor, "b k"]
+    is_taken: Bool[Tensor, "b k"]
+    mass: Float[Tensor, " b"]
+
+
+@runtime_checkable
+class Acceptance(Protocol):
+    """A relaxed acceptance rule, consulted by the rejection verifier at each sibling it tests."""
+
+    def move(self, p: Float[Tensor, "b v"], codes: Int[Tensor, " b"]) -> Moved:
+        """The mass that each code may claim beside its own."""
+        ...
+
+    def refuse(
+        self, p: Float[Tensor, "b v"], q: Float[Tensor, "b v"], codes: Int[Tensor, " b"], moved: Moved, is_point: bool
+    ) -> Float[Tensor, "b v"]:
+        """What is left of p, not normalised, after each code was refused; q is one-hot for point drafts."""
+        ...
+
+    def claim(self, own: Float[Tensor, "b n"], near: Float[Tensor, "b n k"]) -> Float[Tensor, "b n"]:
+        """The mass that codes of probability `own` may claim from neighbours of probabilities `near`."""
+        ...
+
+    def neighbours(self, codes: Int[Tensor, "*n"]) -> Int[Tensor, "*n k"]:
+        """The codes from which mass may come, nearest first."""
+        ...
+
+
 @runtime_checkable
 class Verifier(Protocol):
     """Decides how much of a tree to keep. `modes` are the draft modes for which it keeps its promise."""

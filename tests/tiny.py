@@ -61,4 +61,5 @@ def tiny_eagle(target: Transformer, seed: int = 1, **changes: object) -> Eagle:
     for parameter in module.parameters():
         if parameter.ndim == 2:
             parameter.data.normal_(0.0, 0.7 / parameter.shape[1] ** 0.5, generator=generator)
+    module.fc.bias.data.zero_()
     return module

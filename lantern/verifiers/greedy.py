@@ -1,0 +1,55 @@
+"""Relaxed greedy decoding: at temperature 0 a child is kept if its raised probability would be the largest."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.types import Acceptance, DraftTree, NoiseSource, Verdict
+from lantern.verifiers.path import deepest_path, parent_values
+
+
+@dataclass(frozen=True)
+class GreedyVerifier:
+    """LANTERN at temperature 0 (arXiv:2410.03355): all nodes are judged at once, the deepest path wins.
+
+    Mass is measured on the law at temperature 1 without filters, so the loop hands over that one. Neighbours keep
+    their own mass, which cannot change which code is the largest. Siblings may match together: with nothing random
+    in the test, choosing the one that leads deepest is free.
+    """
+
+    relaxation: Acceptance
+    modes: frozenset[str] = frozenset({"point", "gumbel"})
+    reads_soft_law: bool = True
+    is_exact: bool = False
+
+    def draw(
+        self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
+    ) -> Int[Tensor, "b n"]:
+        """The most likely code, the lowest among equals."""
+        return log_p.argmax(-1)
+
+    def walk(
+        self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
+    ) -> Verdict:
+        """Keeps the deepest path of children that are, or with their neighbours' mass become, the most likely."""
+        codes, parents = log_p.shape[-1], tree.shape.parents.expand(tree.tokens.shape)
+        best = log_p.argmax(-1)
+        largest = log_p.gather(-1, best[..., None])[..., 0].exp()
+        laws = log_p.exp().flatten(1)
+        near = self.relaxation.neighbours(tree.tokens)
+        own = laws.gather(1, parents * codes + tree.tokens)
+        around = laws.gather(1, ((parents * codes)[..., None] + near).flatten(1)).view(near.shape)
+        claimed = self.relaxation.claim(own, around)
+        wanted, bar = parent_values(best, tree.shape), largest.gather(1, parents)
+        is_best = tree.tokens == wanted
+        raised = own + claimed
+        matches = is_best | (raised > bar) | ((raised == bar) & (tree.tokens < wanted))
+        matches[:, 0] = True
+        path = deepest_path(matches, tree.shape)
+        is_relaxed = ~is_best.gather(1, path.nodes)
+        spent = torch.where(is_relaxed, claimed.gather(1, path.nodes), 0.0)
+        next_token = best.gather(1, path.last[:, None])[:, 0]
+        padded = torch.nn.functional.pad(spent, (0, 1))
+        return Verdict(path.nodes, path.length, next_token, is_relaxed, padded)

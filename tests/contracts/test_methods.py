@@ -1,0 +1,78 @@
+"""What every method of the catalogue promises. A method that is added gets its promises checked by being listed."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lantern.catalog import METHODS, Method, Parts, build
+from lantern.relaxations.neighbours import proximity_table
+from lantern.sampling import Sampling
+from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
+
+TARGET = tiny_target()
+TABLE = proximity_table(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)), 23)
+CONDITION = tiny_condition((4, 1, 6))
+KEYS = [(9, 0), (9, 1), (4, 7)]
+SAMPLINGS = [Sampling(guidance=3), Sampling(guidance=1, top_k=6, top_p=0.9), Sampling(guidance=3, temperature=0)]
+
+
+def toy_sized(method: Method) -> Method:
+    return replace(method, k=min(method.k, 10))
+
+
+def parts(name: str, sampling: Sampling, form: str = "guided") -> Parts:
+    method = toy_sized(METHODS[name])
+    module = tiny_eagle(TARGET, form=form)
+    return build(method, TARGET, sampling=sampling, drafter_module=module, neighbours=TABLE)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["sampled", "filtered", "greedy"])
+@pytest.mark.parametrize("form", ["guided", "rows"])
+def test_grids_are_whole_and_the_account_adds_up(name: str, sampling: Sampling, form: str) -> None:
+    made = parts(name, sampling, form).generate(CONDITION, keys=KEYS)
+    assert made.codes.shape == (3, 16) and made.codes.dtype == torch.int64
+    assert (made.codes >= 0).all() and (made.codes < 24).all()
+    assert (made.passes >= 1).all() and (made.passes <= 16).all()
+    assert (made.passes + made.accepted.sum(1) >= 16).all()
+    if METHODS[name].exact:
+        assert made.relaxed.sum() == 0 and made.total_variation.sum() == 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_picture_depends_on_its_key_alone(name: str) -> None:
+    method = parts(name, SAMPLINGS[0])
+    batch = method.generate(CONDITION, keys=KEYS).codes
+    for order in ([2, 0, 1], [1], [0, 0]):
+        made = method.generate(select(CONDITION, order), keys=[KEYS[i] for i in order])
+        assert torch.equal(made.codes, batch[order])
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.exact])
+def test_greedy_codes_of_exact_methods_are_those_of_plain_decoding(name: str) -> None:
+    expected = parts("plain", SAMPLINGS[2]).generate(CONDITION, keys=KEYS).codes
+    assert torch.equal(parts(name, SAMPLINGS[2]).generate(CONDITION, keys=KEYS).codes, expected)
+
+
+@pytest.mark.parametrize("name", [name for name, m in METHODS.items() if m.exact and m.verifier == "gumbel"])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["sampled", "filtered", "greedy"])
+def test_gumbel_methods_give_the_codes_of_plain_decoding(name: str, sampling: Sampling) -> None:
+    expected = parts("plain", sampling).generate(CONDITION, keys=KEYS).codes
+    assert torch.equal(parts(name, sampling).generate(CONDITION, keys=KEYS).codes, expected)
+
+
+@pytest.mark.parametrize("name", [name for name, m in METHODS.items() if m.exact and m.verifier == "rejection"])
+def test_rejection_methods_have_the_law_of_plain_decoding(name: str) -> None:
+    """First three codes of a one-row picture of 4 codes out of 5, 1,200 pictures each, by marginals and pairs."""
+    target = tiny_target(block_size=4, vocab_size=5)
+    sampling, pictures = Sampling(guidance=2), 6000
+    condition = select(tiny_condition((3,)), [0] * pictures)
+    keys = [(0, i) for i in range(pictures)]
+    made = []
+    for method in (METHODS["plain"], METHODS[name]):
+        built = build(method, target, sampling=sampling, drafter_module=tiny_eagle(target))
+        codes = built.generate(condition, keys=keys).codes
+        pairs = [torch.bincount(codes[:, j] * 5 + codes[:, j + 1], minlength=25) / pictures for j in range(3)]
+        made.append(torch.stack(pairs))
+    assert ((made[0] - made[1]).abs().sum(1) / 2).max() < 0.09  # two samples of 1,200 differ by about 0.05
