@@ -90,13 +90,14 @@ def settings_of(method: Method) -> list[str]:
 
 def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
     """The model's proximity table; made from the codebook where none so wide was saved. ValueError without either."""
-    if model.neighbours is not None and (model.neighbours.shape[1] >= columns or model.vq is None):
+    codebook = model.codebook
+    if model.neighbours is not None and (model.neighbours.shape[1] >= columns or codebook is None):
         return model.neighbours
-    if model.vq is None:
+    if codebook is None:
         raise ValueError(f"model {model.name} has neither a proximity table nor a vqvae/ folder to make it from")
     from lantern.relaxations.neighbours import proximity_table
 
-    return proximity_table(model.vq.quantize.codes(), columns).to(model.device)
+    return proximity_table(codebook, columns).to(model.device)
 
 
 class Decoder:

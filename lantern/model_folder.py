@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lantern.catalog import find
@@ -74,6 +74,14 @@ class Model:
     def dtype(self) -> torch.dtype:
         """What the target computes in."""
         return self.target.tok_embeddings.weight.dtype
+
+    @property
+    def codebook(self) -> Float[Tensor, "v d"] | None:
+        """The codes' vectors as the decoder uses them; read from the folder if the VQ tokenizer was not loaded."""
+        vq = self.vq
+        if vq is None and self.folder is not None and (self.folder / "vqvae").is_dir():
+            vq = load_component(VQVAE, VQConfig, self.folder / "vqvae")
+        return None if vq is None else vq.quantize.codes().detach()
 
     @cached_property
     def fingerprint(self) -> str:

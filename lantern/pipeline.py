@@ -34,10 +34,9 @@ from lantern.model_folder import (
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.progress import Canvas
+from lantern.progress import Interrupted, Watcher
 from lantern.relaxations.neighbours import save_table
 from lantern.requests import Request, check_requests, requests_of_call
-from lantern.types import Step
 
 OUTPUT_TYPES = ("pil", "pt", "np", "latent")
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
@@ -60,6 +59,10 @@ class Component(ModelMixin):
     def save_pretrained(self, save_directory: str | Path, **others: Any) -> None:
         """Write the folder that `from_pretrained` and `lantern.model_folder.load_model` read."""
         save_component(self.state_dict(), self.config, save_directory)
+
+    def to(self, *args: Any, **kwargs: Any) -> "Component":
+        """Moves the module as torch does; diffusers' own warns of every dtype."""
+        return torch.nn.Module.to(self, *args, **kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Component":
         table = self._buffers.get("rope")
@@ -118,10 +121,6 @@ class LanternOutput(BaseOutput):
     stats: list[dict[str, Any]]
 
 
-class Interrupted(Exception):
-    """Leaves a generation because `pipe._interrupt` was set."""
-
-
 class LanternPipeline(DiffusionPipeline):
     """Text or class to picture by speculative decoding.
 
@@ -152,7 +151,7 @@ class LanternPipeline(DiffusionPipeline):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "LanternPipeline":
-        """Load by name ("lantern-emoji"), folder or hub id, in fp32 unless `torch_dtype` says otherwise."""
+        """Load by name ("lantern-emoji"), folder or hub id; in fp32 unless `dtype` (or `torch_dtype`) says else."""
         name = pretrained_model_name_or_path
         hub = {option: options.pop(option) for option in HUB_OPTIONS if option in options}
         if hub and str(name) != EMBEDDED_MODEL and not Path(name).is_dir():
@@ -161,10 +160,14 @@ class LanternPipeline(DiffusionPipeline):
             folder = Path(snapshot_download(str(name), allow_patterns=list(HUB_PATTERNS), **hub))
         else:
             folder = resolve_model(name)
-        if not {"dtype", "torch_dtype"} & options.keys():
-            options["torch_dtype"] = torch.float32
+        asked = options.pop("torch_dtype", None) or options.pop("dtype", None) or torch.float32
+        dtypes = asked if isinstance(asked, Mapping) else {"default": asked}
         options.setdefault("low_cpu_mem_usage", False)
         pipe = super().from_pretrained(str(folder), **options)
+        for part in ("transformer", "text_encoder", "drafter"):
+            module = getattr(pipe, part)
+            if module is not None:
+                torch.nn.Module.to(module, dtype=dtypes.get(part, dtypes.get("default", torch.float32)))
         pipe.register_to_config(_name_or_path=shown_name(name, folder))
         return pipe
 
@@ -257,32 +260,12 @@ class LanternPipeline(DiffusionPipeline):
             for start in range(0, len(asked), size):
                 if self._interrupt:
                     break
-                watcher = _Watcher(self, bar, callback_on_step_end, callback_on_step_end_tensor_inputs)
+                watcher = Watcher(self, bar, callback_on_step_end, callback_on_step_end_tensor_inputs)
                 pictures += _draw(decoder, asked[start : start + size], watcher, wants_pixels)
         return _output(pictures, output_type, return_dict)
 
 
-class _Watcher:
-    """Sees every pass: moves the bar, calls the user's callback, stops when it is told to."""
-
-    def __init__(
-        self, pipe: LanternPipeline, bar: Any, callback: Callable[..., Any] | None, names: Sequence[str]
-    ) -> None:
-        self._pipe, self._bar, self._callback, self._names = pipe, bar, callback, names
-        self.canvas = Canvas(pipe.transformer.config.block_size)
-
-    def __call__(self, step: Step) -> None:
-        self.canvas.add(step)
-        self._bar.update(int(step.counts.sum()))
-        self._bar.set_postfix_str(f"{self.canvas.codes_a_pass:.2f} codes a pass", refresh=False)
-        if self._callback is not None:
-            seen = {"codes": self.canvas.codes}
-            self._callback(self._pipe, step.index, self.canvas.slowest, {name: seen[name] for name in self._names})
-        if self._pipe.interrupt and self.canvas.slowest < self.canvas.codes.shape[1]:
-            raise Interrupted
-
-
-def _draw(decoder: Decoder, asked: list[Request], watcher: _Watcher, wants_pixels: bool) -> list[Picture]:
+def _draw(decoder: Decoder, asked: list[Request], watcher: Watcher, wants_pixels: bool) -> list[Picture]:
     """The pictures of a batch; interrupted, they are as far as they got, code 0 in place of what is missing."""
     try:
         return draw_batch(decoder, asked, wants_pixels=wants_pixels, callback=watcher)

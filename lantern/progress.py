@@ -1,5 +1,6 @@
 """How far a generation is: a bar on stderr, and the code grids as they fill."""
 
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -78,3 +79,26 @@ class Canvas:
         none = torch.zeros(len(self.codes), 0, dtype=torch.long)
         free = torch.zeros(len(self.codes))
         return Generation(self.codes.clamp(min=0), self._passes, none, none, free.long(), free)
+
+
+class Interrupted(Exception):
+    """Leaves a generation because `pipe._interrupt` was set."""
+
+
+class Watcher:
+    """Sees every pass of a pipeline's call: moves its bar, calls the user's callback, stops when told to."""
+
+    def __init__(self, pipe: Any, bar: Any, callback: Callable[..., Any] | None, names: Sequence[str]) -> None:
+        self._pipe, self._bar, self._callback, self._names = pipe, bar, callback, names
+        self.canvas = Canvas(pipe.transformer.config.block_size)
+
+    def __call__(self, step: Step) -> None:
+        """Takes notice of one pass; raises Interrupted if the call is to end before the picture does."""
+        self.canvas.add(step)
+        self._bar.update(int(step.counts.sum()))
+        self._bar.set_postfix_str(f"{self.canvas.codes_a_pass:.2f} codes a pass", refresh=False)
+        if self._callback is not None:
+            seen = {"codes": self.canvas.codes}
+            self._callback(self._pipe, step.index, self.canvas.slowest, {name: seen[name] for name in self._names})
+        if self._pipe.interrupt and self.canvas.slowest < self.canvas.codes.shape[1]:
+            raise Interrupted

@@ -1,0 +1,117 @@
+"""Loading a model folder without diffusers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern.generate import choose_method, generate
+from lantern.io import load_state, save_component
+from lantern.model_folder import load_model, pick_device, write_index
+from lantern.relaxations.neighbours import proximity_table, save_table
+from lantern.requests import requests
+from tests.tiny_folder import save_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
+
+
+def test_the_core_needs_no_diffusers(folder: Path) -> None:
+    code = f"""
+import sys
+sys.modules["diffusers"] = None
+from lantern.generate import generate
+from lantern.model_folder import load_model
+from lantern.requests import requests
+[picture] = generate(load_model({str(folder)!r}), requests(prompts=["a red apple"]), method="lantern++",
+    settings={{"k": 4}})
+print(picture.statistics.passes)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 1 <= int(done.stdout) <= 16
+
+
+def test_only_what_is_asked_for_is_loaded(folder: Path) -> None:
+    model = load_model(folder, parts=())
+    assert (model.vq, model.text, model.drafter, model.neighbours) == (None, None, None, None)
+    assert load_model(folder, parts=("vq",)).vq is not None
+
+
+def test_a_cpu_computes_in_fp32_unless_told_otherwise(folder: Path) -> None:
+    assert load_model(folder, device="cpu").dtype == torch.float32
+    half = load_model(folder, device="cpu", dtype="bf16")
+    assert half.dtype == torch.bfloat16 and half.target.rope.dtype == torch.float32
+    assert half.vq is not None and next(half.vq.parameters()).dtype == torch.float32
+    [picture] = generate(half, requests(prompts=["a red apple"]), method="eagle1")
+    assert picture.pixels is not None
+
+
+def test_auto_drafts_where_there_is_a_drafter(folder: Path) -> None:
+    assert choose_method(load_model(folder), "auto").name == "eagle1"
+    assert choose_method(load_model(folder, parts=()), "auto").name == "plain"
+
+
+def test_the_shipped_table_is_the_one_that_would_be_made(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    model = load_model(folder)
+    assert model.vq is not None
+    save_table(proximity_table(model.vq.quantize.codes(), 12), copy / "vqvae" / "neighbours.safetensors")
+    drawn = [
+        next(iter(generate(load_model(path), requests(prompts=["blue cat"]), method="lantern", settings={"k": 8})))
+        for path in (folder, copy)
+    ]
+    assert drawn[0].tokens_sha256 == drawn[1].tokens_sha256
+    assert load_model(copy).fingerprint != model.fingerprint == load_model(folder).fingerprint
+
+
+def test_int8_components_load(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    config = json.loads((copy / "transformer" / "config.json").read_text())
+    save_component(load_state(copy / "transformer"), config, copy / "transformer", int8=["output.weight"])
+    one, other = load_model(copy).target.output.weight, load_model(folder).target.output.weight
+    assert torch.allclose(one, other, atol=0.02) and not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("generation", "said"),
+    [
+        ({"guidanse": 3}, "did you mean 'guidance'"),
+        ({"guidance": -1}, "guidance is -1"),
+        ({"method": "eagle"}, "did you mean"),
+        ([1], "wanted an object"),
+    ],
+)
+def test_bad_defaults_are_refused_with_the_file_s_name(tmp_path: Path, generation: object, said: str) -> None:
+    folder = save_tiny_model(tmp_path / "m")
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"generation": generation}))
+    with pytest.raises(ValueError, match=said) as refused:
+        load_model(folder)
+    assert "model_index.json" in str(refused.value)
+
+
+def test_a_written_index_names_the_classes_of_diffusers_and_transformers(folder: Path) -> None:
+    index = json.loads((folder / "model_index.json").read_text())
+    assert index["transformer"] == ["lantern.pipeline", "LanternTransformer"]
+    assert index["text_encoder"] == ["transformers", "T5EncoderModel"]
+    assert index["generation"] == {"guidance": 3.0, "top_k": 12}
+    with pytest.raises(ValueError, match="unknown default"):
+        write_index(folder, generation={"steps": 50})
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:512", "cpu:1", "", "CPU"])
+def test_a_device_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="device"):
+        pick_device(name)
