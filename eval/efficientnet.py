@@ -93,7 +93,7 @@ class EfficientNet(nn.Module):
         state = read_weights(packages / PACKAGE)
         network = cls()
         network.load_state_dict(state)
-        return network.eval().requires_grad_(False)
+        return network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
 
     def forward(self, pictures: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, "b 1280"]:
         """Features of the last layer before the classes, pooled over the picture, of length one."""

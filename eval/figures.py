@@ -133,7 +133,7 @@ def nearness(
     nearest = nearest_pixels(pictures, originals)
     wanted = originals[nearest.index]
     encoded = study.encode(wanted)
-    own_error = mean_squared_error(decode(study.vq, encoded, batch=study.batch), wanted).sqrt()
+    own_error = mean_squared_error(decode(study.vq, encoded), wanted).sqrt()
     ratio = nearest.rmse / own_error.clamp(min=0.5)
     return ratio, report(ratio, (codes == encoded).double().mean(1))
 

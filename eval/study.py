@@ -14,7 +14,7 @@ from torch import Tensor
 from lantern.decoding.plain import generate
 from lantern.eval.efficientnet import EfficientNet
 from lantern.eval.entropy import EntropyMeter
-from lantern.eval.reconstruction import decode
+from lantern.eval.reconstruction import PIXEL_BATCH, decode
 from lantern.eval.retrieval import Gallery
 from lantern.model_folder import Model
 from lantern.models.llamagen.text import TextEncoder
@@ -114,14 +114,14 @@ class Study:
     def encode(self, pictures: UInt8[Tensor, "n 3 h w"]) -> Int[Tensor, "n codes"]:
         """Codes of pictures, on the CPU."""
         device = self.model.device
-        blocks = self.bar(pictures.split(self.batch), "encode")
+        blocks = self.bar(pictures.split(PIXEL_BATCH), "encode")
         return torch.cat([self.vq.encode(to_pixels(block).to(device)).cpu() for block in blocks])
 
     @torch.inference_mode()
     def features(self, pictures: UInt8[Tensor, "n 3 h w"]) -> Float[Tensor, "n c"]:
         """What the independent network sees in pictures, on the CPU."""
         device = self.model.device
-        blocks = self.bar(pictures.split(self.batch), "judge")
+        blocks = self.bar(pictures.split(PIXEL_BATCH), "judge")
         return torch.cat([self.network(block.to(device)).cpu() for block in blocks])
 
     @cached_property
@@ -162,7 +162,7 @@ class Study:
             made = generate(self.model.target, condition, sampling=sampling, keys=keys, callback=meter)
             codes.append(made.codes.cpu())
         grid = torch.cat(codes)
-        return Painting(codes=grid, pictures=decode(self.vq, grid, batch=self.batch), entropy=meter)
+        return Painting(codes=grid, pictures=decode(self.vq, grid), entropy=meter)
 
     @staticmethod
     def bar(items: Iterable, name: str) -> Iterable:
