@@ -53,13 +53,22 @@ def prefix_mask(valid: Bool[Tensor, "b t"], codes: int) -> Bool[Tensor, "b n n"]
 
 
 def grow(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Weights of a deeper model from a shallower one: layer i is a copy of layer i mod depth (arXiv:2405.15319)."""
+    """Weights of a deeper model that computes what the shallower one does (block expansion, arXiv:2401.02415).
+
+    Layers stay in order; between them stand copies whose output projections are zero, so that each adds nothing yet.
+    """
     depth = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("layers."))
+    if layers < depth:
+        raise ValueError(f"the model to begin from has {depth} layers, wanted at most {layers}")
     grown = {name: tensor for name, tensor in state.items() if not name.startswith("layers.")}
-    for layer in range(layers):
-        source = f"layers.{layer % depth}."
-        for name in [n for n in state if n.startswith(source)]:
-            grown[f"layers.{layer}.{name.removeprefix(source)}"] = state[name].clone()
+    sources = [layer * depth // layers for layer in range(layers)]
+    for layer, source in enumerate(sources):
+        is_copy = layer > 0 and sources[layer - 1] == source
+        prefix = f"layers.{source}."
+        for name in [n for n in state if n.startswith(prefix)]:
+            part = name.removeprefix(prefix)
+            silent = is_copy and part in ("attention.wo.weight", "feed_forward.w2.weight")
+            grown[f"layers.{layer}.{part}"] = torch.zeros_like(state[name]) if silent else state[name].clone()
     return grown
 
 

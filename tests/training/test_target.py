@@ -1,7 +1,8 @@
-"""Training of the target at toy size: it learns captions, and what it learns from is laid out as decoding lays it out."""
+"""Training of the target at toy size: it learns captions, from data laid out as decoding lays them out."""
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from lantern.decoding.plain import generate
@@ -14,7 +15,7 @@ from lantern.training.features import Captions
 from lantern.training.loop import LoopConfig, train
 from lantern.training.target import TargetConfig, TargetTask, grow, prefix_mask
 from lantern.types import Condition
-from tests.tiny import tiny_config
+from tests.tiny import tiny_config, tiny_target
 
 SLOTS = 4
 MODEL = tiny_config(cls_token_num=SLOTS, token_dropout_p=0.0, resid_dropout_p=0.0, ffn_dropout_p=0.0)
@@ -68,10 +69,13 @@ def test_padding_is_seen_by_itself_alone() -> None:
     assert mask.int().tolist() == wanted
 
 
-def test_grown_model_repeats_the_layers_of_the_shallow_one() -> None:
-    shallow = Transformer(MODEL).state_dict()
-    deep = Transformer(TransformerConfig(**{**vars(MODEL), "n_layer": 4}))
-    deep.load_state_dict(grow(shallow, 4))
-    for layer in range(4):
-        name = f"layers.{layer}.attention.wqkv.weight"
-        assert torch.equal(deep.state_dict()[name], shallow[f"layers.{layer % 2}.attention.wqkv.weight"])
+@torch.no_grad()
+def test_grown_model_computes_what_the_shallow_one_does() -> None:
+    shallow = tiny_target(n_layer=2)
+    deep = tiny_target(seed=9, n_layer=5)
+    deep.load_state_dict(grow(shallow.state_dict(), 5))
+    inputs = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(7)[None].expand(2, -1)
+    torch.testing.assert_close(deep(inputs, positions).logits, shallow(inputs, positions).logits)
+    with pytest.raises(ValueError, match="has 5 layers, wanted at most 2"):
+        grow(deep.state_dict(), 2)

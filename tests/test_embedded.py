@@ -1,0 +1,62 @@
+"""The model that ships: small enough, complete in its own folder, and decoded exactly where exactness is promised."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lantern.generate import generate
+from lantern.io import embedded_model
+from lantern.model_folder import Model, load_model
+from lantern.requests import Request
+from lantern.sampling import Sampling
+
+MEBIBYTE = 2**20
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield load_model(device="cpu")
+    torch.set_num_threads(threads)
+
+
+def test_weights_fit_in_forty_mebibytes() -> None:
+    files = [path for path in embedded_model().rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 40 * MEBIBYTE
+    assert not [path for path in files if path.suffix in (".pt", ".bin", ".ckpt", ".pkl")]
+
+
+def test_shape_is_llamagens_at_256_codes(model: Model) -> None:
+    config = model.target.config
+    assert (config.grid, config.model_type) == (16, "t2i")
+    assert config.vocab_size >= 2048
+    assert 7.5e6 <= sum(p.numel() for p in model.target.parameters()) <= 12.5e6
+    assert model.vq is not None and model.vq.config.downsample == 4
+    assert model.text is not None and model.drafter is not None and model.neighbours is not None
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_eagle1_gives_the_codes_of_plain_decoding_in_any_batch(model: Model, guidance: float) -> None:
+    prompts = ("a red apple", "kitty", "3d rocket")
+    asked = [Request(prompt=prompt, seed=seed) for seed in (0, 7) for prompt in prompts]
+    sampling = Sampling(guidance=guidance)
+
+    def codes(method: str, batch: int, order: list[Request]) -> dict[Request, list[int]]:
+        made = generate(model, order, method=method, sampling=sampling, batch=batch, wants_pixels=False)
+        return {picture.request: picture.codes.tolist() for picture in made}
+
+    plain = codes("plain", 6, asked)
+    assert codes("eagle1", 6, asked[::-1]) == plain
+    assert codes("eagle1", 1, asked[:1]) == {asked[0]: plain[asked[0]]}
+
+
+def test_relaxed_picture_takes_fewer_passes_and_states_its_price(model: Model) -> None:
+    (picture,) = generate(model, [Request(prompt="a red apple")], method="lantern++")
+    statistics = picture.statistics
+    assert statistics.passes < 256 / 1.5
+    assert statistics.relaxed > 0
+    assert 0 < statistics.total_variation < 0.5
+    assert picture.pixels is not None and picture.pixels.shape == (64, 64, 3)
+
