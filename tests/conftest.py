@@ -1,5 +1,8 @@
 import pytest
 
+# Before any test module: whoever imports torchvision first must find its operators defined.
+import lantern  # noqa: F401
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
