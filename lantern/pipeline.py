@@ -62,7 +62,8 @@ class Component(ModelMixin):
 
     def to(self, *args: Any, **kwargs: Any) -> "Component":
         """Moves the module as torch does; diffusers' own warns of every dtype."""
-        return torch.nn.Module.to(self, *args, **kwargs)
+        torch.nn.Module.to(self, *args, **kwargs)
+        return self
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Component":
         table = self._buffers.get("rope")

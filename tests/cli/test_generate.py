@@ -67,7 +67,7 @@ def test_the_picture_says_what_made_it(model: str) -> None:
 
     assert made(model, "--seed", "7", "--method", "plain", "--out", "x.png") == 0
     with Image.open("x.png") as image:
-        text = image.text
+        text = image.info
     assert (text["prompt"], text["model"], text["method"], text["seed"]) == ("a red apple", "toy", "plain", "7")
     assert text["Source"] == "AI generated" and json.loads(text["versions"])["lantern"]
     assert "trainedAlgorithmicMedia" in text["XML:com.adobe.xmp"] and json.loads(text["sampling"])["top_k"] == 12
@@ -120,10 +120,11 @@ def test_codes_and_pictures_together(model: str) -> None:
 
 
 def test_json_is_one_object_with_all_figures(model: str, capsys: Capture) -> None:
-    assert made(model, "--json", "--method", "lantern++", "--k", "4", "--seed", "3", "-n", "2") == 0
-    seen = capsys.readouterr()
-    found = json.loads(seen.out)
-    assert (found["method"], found["exact"], found["settings"], found["seed"]) == ("lantern++", False, {"k": 4}, 3)
+    own = ["--method", "lantern++", "--k", "4", "--tree", "chain_5"]
+    assert made(model, "--json", *own, "--seed", "3", "-n", "2") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["method"], found["exact"], found["seed"]) == ("lantern++", False, 3)
+    assert found["settings"] == {"k": 4, "tree": "chain_5"}
     assert found["codes"] == 32 and 2 <= found["passes"] <= 32
     assert found["step_compression"] == pytest.approx(32 / found["passes"], abs=1e-3)
     assert set(found["seconds"]) == {"text", "decode", "vq"} and 0 <= found["relaxed_share"] <= 1
