@@ -28,7 +28,7 @@ class Method:
     name: str
     summary: str
     drafter: str | None = None
-    tree: str = "narrow_10"
+    tree: str = "grown_8_2"
     mode: "DraftMode" = "gumbel"
     verifier: str = "gumbel"
     relaxation: str | None = None

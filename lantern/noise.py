@@ -31,10 +31,10 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True)
 class Key:
-    """The 64-bit key of a Philox stream as two 32-bit words, of many streams as two tensors."""
+    """64-bit keys of Philox streams as two 32-bit words, in int64."""
 
-    low: int | Int[Tensor, "..."]
-    high: int | Int[Tensor, "..."]
+    low: Int[Tensor, "..."]
+    high: Int[Tensor, "..."]
 
 
 def philox(counter: Sequence[Int[Tensor, "..."]], key: Key) -> list[Int[Tensor, "..."]]:
@@ -120,7 +120,8 @@ class Noise:
         """Uniforms of acceptance tests: lane r is for the r-th sibling tested at that code number."""
         if lanes not in self._uniform:
             where = torch.arange(self.positions, device=self.device)
-            self._uniform[lanes] = to_uniform(random_words(*self._keys.unbind(1), Purpose.TEST, where, lanes))
+            words = random_words(self._keys[:, 0], self._keys[:, 1], Purpose.TEST, where, lanes)
+            self._uniform[lanes] = to_uniform(words)
         return self._uniform[lanes][self._rows, positions.clamp(0, self.positions - 1)]
 
     def _gumbel_table(self, purpose: Purpose) -> Float[Tensor, "b p v"]:

@@ -51,6 +51,12 @@ class Condition:
         assert given is not None
         return given.device
 
+    def to(self, device: torch.device | str) -> "Condition":
+        """The same on another device."""
+        if self.embeddings is None or self.mask is None:
+            return Condition(labels=self.labels if self.labels is None else self.labels.to(device))
+        return Condition(embeddings=self.embeddings.to(device), mask=self.mask.to(device))
+
 
 @runtime_checkable
 class NoiseSource(Protocol):
@@ -252,8 +258,15 @@ class TreePolicy(Protocol):
 class Drafter(Protocol):
     """Guesses what the target would say next. One drafter serves one generation at a time."""
 
-    mode: DraftMode
-    needs_whole_prefix: bool
+    @property
+    def mode(self) -> DraftMode:
+        """How it chooses children."""
+        ...
+
+    @property
+    def needs_whole_prefix(self) -> bool:
+        """Whether it reads all of the target's conditioning slots, padding included."""
+        ...
 
     @property
     def max_nodes(self) -> int:
@@ -321,11 +334,22 @@ class Acceptance(Protocol):
 
 @runtime_checkable
 class Verifier(Protocol):
-    """Decides how much of a tree to keep. `modes` are the draft modes for which it keeps its promise."""
+    """Decides how much of a tree to keep."""
 
-    modes: frozenset[str]
-    is_exact: bool
-    reads_soft_law: bool
+    @property
+    def modes(self) -> frozenset[str]:
+        """The draft modes for which it keeps its promise."""
+        ...
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether codes follow the target's own law."""
+        ...
+
+    @property
+    def reads_soft_law(self) -> bool:
+        """Whether it wants the law at temperature 1 without filters, whatever the sampling."""
+        ...
 
     def draw(
         self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource

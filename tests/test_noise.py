@@ -24,7 +24,7 @@ def stream(seed: int, image: int, purpose: Purpose, where: torch.Tensor, count: 
 def test_philox_gives_the_published_answers(
     counter: tuple[int, ...], key: tuple[int, int], answer: tuple[int, ...]
 ) -> None:
-    words = philox([torch.tensor(word) for word in counter], Key(*key))
+    words = philox([torch.tensor(word) for word in counter], Key(torch.tensor(key[0]), torch.tensor(key[1])))
     assert tuple(int(word) for word in words) == answer
 
 

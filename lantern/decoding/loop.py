@@ -48,6 +48,7 @@ def generate(
     trees. The host waits for the device only when the slowest image could be done.
     """
     check_modes(drafter, verifier)
+    condition = condition.to(target.tok_embeddings.weight.device)
     watch = Stopwatch(condition.device, is_timed)
     # 1) the prompt gives code 0
     begun = start(

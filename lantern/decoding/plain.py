@@ -30,6 +30,7 @@ def generate(
     `drafter` and `verifier` are part of the signature that all decoders share, and None here. `callback` sees every
     step. An image's codes do not depend on the batch it is in, but for rounding.
     """
+    condition = condition.to(target.tok_embeddings.weight.device)
     # 1) the prompt gives code 0
     watch = Stopwatch(condition.device, is_timed)
     begun = start(target, condition, sampling=sampling, keys=keys, stage=0, cache=cache)

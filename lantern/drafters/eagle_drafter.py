@@ -37,7 +37,8 @@ class EagleDrafter:
             raise ValueError(f"the drafter has {got} conditioning slots, wanted {slots} for this target")
         if max(level.width for level in tree.levels()) > target.config.vocab_size:
             raise ValueError("the tree has nodes with more children than there are codes: use a narrower one")
-        self.module, self.target, self.tree, self.mode = module, target, tree, mode
+        self.module, self.target, self.tree = module, target, tree
+        self.mode: DraftMode = mode
         self.sampling = sampling
         self.law = sampling.soft() if sampling.is_greedy else sampling
         self.rows = sampling.rows if module.config.form == "rows" else 1

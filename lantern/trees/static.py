@@ -1,6 +1,8 @@
 """Static trees: the same shape at every step, in child ranks as EAGLE-1 writes them (arXiv:2401.15077)."""
 
 import difflib
+import heapq
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +14,9 @@ from torch import Tensor
 from lantern.types import TreeShape
 
 Choice = tuple[int, ...]
+# Chances that Gumbel match takes the child of each rank, for a drafter of middling skill (measured on 500 pairs of
+# laws with a total variation of .53 between p and q).
+RATES = (0.424, 0.115, 0.065, 0.055, 0.025, 0.025, 0.025, 0.025, *(0.0105,) * 8)
 
 
 @dataclass(frozen=True)
@@ -107,14 +112,38 @@ def from_widths(widths: Sequence[int]) -> StaticTree:
     return StaticTree(tuple(choices))
 
 
+def grown(nodes: int, depth: int, rates: Sequence[float] = RATES) -> StaticTree:
+    """The tree of this many drafted nodes that is accepted deepest on average, no deeper than `depth`.
+
+    `rates[r]` is the chance that the child of rank r is the one accepted, the same below every node; a node is worth
+    the product along its way, and the worthiest nodes are taken.
+    """
+    open_nodes: list[tuple[float, Choice]] = [(-rates[0], (0,))]
+    choices: list[Choice] = []
+    while open_nodes and len(choices) < nodes:
+        worth, choice = heapq.heappop(open_nodes)
+        choices.append(choice)
+        rank = choice[-1]
+        if rank + 1 < len(rates):
+            heapq.heappush(open_nodes, (worth / rates[rank] * rates[rank + 1], (*choice[:-1], rank + 1)))
+        if len(choice) < depth:
+            heapq.heappush(open_nodes, (worth * rates[0], (*choice, 0)))
+    return StaticTree(tuple(choices))
+
+
 def named(name: str) -> StaticTree:
-    """A tree of `TREES` by its name, or "chain_N"; ValueError gives the nearest name."""
+    """A tree of `TREES` by its name, "chain_N", or "grown_N_D" for N nodes to depth D.
+
+    ValueError for another name gives the nearest.
+    """
     if name in TREES:
         return TREES[name]
-    if name.startswith("chain_") and name[6:].isdigit() and 0 < int(name[6:]) <= 64:
-        return chain(int(name[6:]))
+    if found := re.fullmatch(r"chain_([1-9]\d?)", name):
+        return chain(int(found[1]))
+    if found := re.fullmatch(r"grown_([1-9]\d{0,2})_([1-9])", name):
+        return grown(int(found[1]), int(found[2]))
     near = difflib.get_close_matches(name, TREES, n=1)
-    hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(TREES)} and chain_1 to chain_64"
+    hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(TREES)}, chain_N and grown_N_D"
     raise ValueError(f'tree "{name}" is unknown: {hint}')
 
 

@@ -71,7 +71,7 @@ def test_rejection_methods_have_the_law_of_plain_decoding(name: str) -> None:
     keys = [(0, i) for i in range(pictures)]
     made = []
     for method in (METHODS["plain"], METHODS[name]):
-        built = build(method, target, sampling=sampling, drafter_module=tiny_eagle(target))
+        built = build(replace(method, tree="chain_2"), target, sampling=sampling, drafter_module=tiny_eagle(target))
         codes = built.generate(condition, keys=keys).codes
         pairs = [torch.bincount(codes[:, j] * 5 + codes[:, j + 1], minlength=25) / pictures for j in range(3)]
         made.append(torch.stack(pairs))

@@ -33,6 +33,8 @@ def true_features(codes: Tensor, sampling: Sampling) -> Tensor:
 class Watched(EagleDrafter):
     """Remembers the laws it drafted from."""
 
+    seen: list[tuple[Tensor, DraftTree, Tensor]]
+
     def propose(self) -> DraftTree:
         self.laws: list[Tensor] = []
         tree = super().propose()

@@ -62,6 +62,14 @@ def test_levels_place_every_node_under_its_parent(name: str) -> None:
     assert [choices[i] for i, row in enumerate(laws) if row] == staged
 
 
+def test_grown_trees_take_the_worthiest_nodes() -> None:
+    rates = (0.5, 0.3, 0.1)
+    assert static.grown(4, 2, rates).choices == ((0,), (1,), (0, 0), (0, 1))
+    assert static.grown(3, 1, rates).choices == ((0,), (1,), (2,))
+    assert static.grown(9, 1, rates).max_nodes == 4
+    assert named("grown_8_2").depth == 2 and named("grown_15_3").max_nodes == 16
+
+
 def test_order_of_choices_does_not_matter() -> None:
     assert StaticTree(((0, 0), (1,), (0,))) == StaticTree(((0,), (1,), (0, 0)))
 
