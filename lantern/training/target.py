@@ -13,6 +13,7 @@ from lantern.io import load_component, load_state, save_component
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
+from lantern.relaxations.neighbours import proximity_table
 from lantern.training.contact import save_grid
 from lantern.training.data import Prepared
 from lantern.training.features import Captions, cached, encode_pictures, fingerprint
@@ -22,7 +23,12 @@ from lantern.training.loop import train as run_loop
 
 @dataclass(frozen=True)
 class TargetConfig:
-    """What to train and how. `kinds` weighs the kinds of records; `slots` is how many caption slots a batch holds."""
+    """What to train and how. `kinds` weighs the kinds of records; `slots` is how many caption slots a batch holds.
+
+    `settle_ground` puts bare white under one code. `slips` replaces up to that share of a picture's input codes (never
+    the codes to be predicted) by one of their `slip_neighbours` nearest, as sampling will: the target learns to go on
+    from codes that are not quite those of a training picture, and to listen to the caption.
+    """
 
     model: TransformerConfig
     loop: LoopConfig
@@ -32,6 +38,9 @@ class TargetConfig:
     weight_decay: float = 0.01
     slots: int = 12
     kinds: dict[str, float] = field(default_factory=lambda: {"plain": 1.0})
+    settle_ground: bool = False
+    slips: float = 0.0
+    slip_neighbours: int = 32
     compile: bool = False
 
     @classmethod
@@ -85,6 +94,8 @@ class TargetTask(Task):
             block.attention.wo.weight.data.zero_()
             block.feed_forward.w2.weight.data.zero_()
         self._codes, self._captions, self._vq = codes, captions, [vq.eval()]
+        columns = min(config.slip_neighbours, config.model.vocab_size - 1)
+        self._near = proximity_table(vq.quantize.codes().detach(), columns).long()
         self._records = prepared.records
         self._pools = {
             kind: [i for i, r in enumerate(prepared.records) if r.kind == kind and r.split == "train"]
@@ -129,28 +140,39 @@ class TargetTask(Task):
             for r in records
         ]
         is_dropped = draw[:, 1] < self.config.model.class_dropout_prob
-        return tuple(t.to(device) for t in (*self._examples(records, chosen), is_dropped))
+        features, mask, codes = self._examples(records, chosen)
+        given = self._slip(codes, draw[:, 2] * self.config.slips, generator)
+        return tuple(t.to(device) for t in (features, mask, codes, given, is_dropped))
+
+    def _slip(self, codes: Int[Tensor, "b n"], shares: Float[Tensor, " b"], generator: torch.Generator) -> Tensor:
+        """Codes with a share of each picture's replaced by near ones."""
+        place = torch.rand(codes.shape, generator=generator)
+        column = torch.randint(0, self._near.shape[1], codes.shape, generator=generator)
+        return torch.where(place < shares[:, None], self._near[codes, column], codes)
 
     def _token_loss(
         self,
         features: Float[Tensor, "b t c"],
         mask: Bool[Tensor, "b t"],
         codes: Int[Tensor, "b n"],
+        given: Int[Tensor, "b n"],
         is_dropped: Bool[Tensor, " b"],
     ) -> Float[Tensor, "b n"]:
         target, slots = self.target, features.shape[1]
         embed = target.cls_embedding
         prefix = torch.where(is_dropped[:, None, None], embed.unconditional(features), embed(features))
-        inputs = torch.cat([prefix, target.tok_embeddings(codes[:, :-1])], dim=1)
+        inputs = torch.cat([prefix, target.tok_embeddings(given[:, :-1])], dim=1)
         first = self.config.model.cls_token_num - slots
         positions = torch.arange(first, first + inputs.shape[1], device=codes.device)[None]
         out = target.features(inputs, positions, prefix_mask(mask, codes.shape[1] - 1))
         logits = target.output(out[:, slots - 1 :])
         return F.cross_entropy(logits.flatten(0, 1).float(), codes.flatten(), reduction="none").view(codes.shape)
 
-    def forward(self, features: Tensor, mask: Tensor, codes: Tensor, is_dropped: Tensor) -> dict[str, Tensor]:
+    def forward(
+        self, features: Tensor, mask: Tensor, codes: Tensor, given: Tensor, is_dropped: Tensor
+    ) -> dict[str, Tensor]:
         """Mean cross-entropy in nats per code."""
-        return {"loss": self._loss(features, mask, codes, is_dropped).mean()}
+        return {"loss": self._loss(features, mask, codes, given, is_dropped).mean()}
 
     def evaluate(self) -> dict[str, float]:
         """Cross-entropy of held-out cells (nats per code), and what the caption tells (nats per picture)."""
@@ -160,7 +182,7 @@ class TargetTask(Task):
         for name, flag in (("loss", False), ("loss_without_caption", True)):
             dropped = torch.full((len(codes),), flag, device=device)
             with torch.autocast(device.type, torch.bfloat16, enabled=self.config.loop.precision == "bf16"):
-                losses[name] = float(self._token_loss(features, mask, codes, dropped).mean())
+                losses[name] = float(self._token_loss(features, mask, codes, codes, dropped).mean())
         gap = losses["loss_without_caption"] - losses["loss"]
         return {**losses, "caption_nats_per_picture": gap * codes.shape[1]}
 
@@ -206,9 +228,14 @@ def train(
     prepared = Prepared.open(data)
     pictures = load_component(VQVAE, VQConfig, vq)
     encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
+    settled = config.settle_ground
+
+    def codes_of() -> dict[str, Tensor]:
+        return {"codes": encode_pictures(pictures, prepared, has_settled_ground=settled)}
+
     seen = fingerprint([vq / "model.safetensors", data / "pictures.tar"])
     read = fingerprint([text_encoder / "model.safetensors", data / "records.jsonl"])
-    codes = cached(out / f"codes-{seen}.safetensors", lambda: {"codes": encode_pictures(pictures, prepared)})["codes"]
+    codes = cached(out / f"codes-{seen}-{settled:d}.safetensors", codes_of)["codes"]
     captions = Captions.encode(encoder, prepared, out / f"captions-{read}.safetensors", slots=config.slots)
     task = TargetTask(config, prepared, codes, captions, pictures)
     if init is not None and not (out / "checkpoint.pt").exists():

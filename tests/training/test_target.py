@@ -12,6 +12,7 @@ from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.sampling import Sampling
 from lantern.training.data import Prepared, Record
 from lantern.training.features import Captions
+from lantern.training.ground import bare_patches, ground_code, settle_ground
 from lantern.training.loop import LoopConfig, train
 from lantern.training.target import TargetConfig, TargetTask, grow, prefix_mask
 from lantern.types import Condition
@@ -61,6 +62,27 @@ def test_batch_is_a_function_of_step_and_rank(tmp_path: Path) -> None:
     again = zip(task.batch(3, 0, cpu), task.batch(3, 0, cpu), strict=True)
     assert all(torch.equal(a, b) for a, b in again)
     assert not torch.equal(task.batch(3, 0, cpu)[0], task.batch(3, 1, cpu)[0])
+
+
+def test_slips_change_given_codes_to_near_ones_and_never_the_wanted_ones(tmp_path: Path) -> None:
+    task = task_of(tmp_path, 10)
+    codes = torch.full((2, 16), 3)
+    given = task._slip(codes, torch.tensor([0.0, 1.0]), torch.Generator().manual_seed(0))
+    assert torch.equal(given[0], codes[0])
+    assert set(given[1].tolist()) <= set(task._near[3].tolist())
+    assert torch.equal(task.batch(0, 0, torch.device("cpu"))[2], task.batch(0, 0, torch.device("cpu"))[3])
+
+
+def test_bare_ground_gets_one_code_and_drawn_patches_keep_theirs() -> None:
+    picture = torch.full((1, 3, 16, 16), 255, dtype=torch.uint8)
+    picture[:, :, 5, 5] = 0
+    bare = bare_patches(picture, 4)
+    assert bare.sum() == 15 and not bare[0, 5]
+    picture[:, :, 8, 5] = 0  # the margin of patch (1, 1) and within patch (2, 1)
+    assert bare_patches(picture, 4).sum() == 14
+    codes = torch.tensor([[7, 7, 9, *range(10, 23)]])
+    settled = settle_ground(codes, bare, ground_code(codes, bare))
+    assert settled[0].tolist() == [7] * 5 + [12] + [7] * 10
 
 
 def test_padding_is_seen_by_itself_alone() -> None:
