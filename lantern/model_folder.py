@@ -48,7 +48,8 @@ COMPONENTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
 class Model:
     """The components of one model. Those that were not asked for, or that the model lacks, are None.
 
-    `generation` holds the model's own defaults: fields of Sampling, and "method".
+    `generation` holds the model's own defaults: fields of Sampling, and "method". ValueError for components that were
+    made for another model.
     """
 
     name: str
@@ -59,6 +60,18 @@ class Model:
     neighbours: Int[Tensor, "v k"] | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        config, drafter = self.target.config, self.drafter and self.drafter.config
+        if self.vq is not None and self.vq.config.codebook_size != config.vocab_size:
+            raise ValueError(f"the VQ has {self.vq.config.codebook_size} codes, the transformer {config.vocab_size}")
+        if self.text is not None and self.takes_prompts and self.text.width != config.caption_dim:
+            raise ValueError(f"the text encoder is {self.text.width} wide, the transformer wants {config.caption_dim}")
+        wanted = (config.dim, config.vocab_size)
+        if drafter is not None and (got := (drafter.dim, drafter.vocab_size)) != wanted:
+            raise ValueError(
+                f"the drafter has (dim, codes) {got}, the transformer {wanted}: it was trained for another one"
+            )
 
     @property
     def takes_prompts(self) -> bool:
@@ -177,9 +190,14 @@ def load_neighbours(folder: Path, device: torch.device) -> Int[Tensor, "v k"] | 
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Read `model_index.json`; for a folder without one, say which components are there, as diffusers wants it said."""
+    """Read `model_index.json`; a folder without one is described by the components that are in it."""
     if (folder / INDEX_NAME).is_file():
         return read_json_object(folder / INDEX_NAME)
+    return describe(folder)
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """Say which components a folder has, in diffusers' form."""
     index: dict[str, Any] = {"_class_name": "LanternPipeline"}
     for name in COMPONENTS:
         index[name] = [None, None]
@@ -191,9 +209,8 @@ def read_index(folder: Path) -> dict[str, Any]:
 def write_index(folder: str | Path, *, generation: Mapping[str, Any] | None = None) -> None:
     """Write the `model_index.json` of a folder of components; `generation` are the model's defaults for a call."""
     folder = Path(folder)
-    (folder / INDEX_NAME).unlink(missing_ok=True)
     found = check_generation(generation or {}, source="generation")
-    write_json(folder / INDEX_NAME, read_index(folder) | {"generation": dict(found)})
+    write_json(folder / INDEX_NAME, describe(folder) | {"generation": dict(found)})
 
 
 def check_generation(values: Any, *, source: str | Path) -> Mapping[str, Any]:

@@ -111,6 +111,19 @@ def test_a_written_index_names_the_classes_of_diffusers_and_transformers(folder:
         write_index(folder, generation={"steps": 50})
 
 
+def test_components_made_for_another_model_are_refused(tmp_path: Path) -> None:
+    import shutil
+
+    folder = save_tiny_model(tmp_path / "m")
+    other = save_tiny_model(tmp_path / "other", vocab_size=25, dim=64)
+    shutil.rmtree(folder / "transformer")
+    shutil.copytree(other / "transformer", folder / "transformer")
+    with pytest.raises(ValueError, match="the VQ has 24 codes, the transformer 25"):
+        load_model(folder)
+    with pytest.raises(ValueError, match="trained for another one"):
+        load_model(folder, parts=("drafter",))
+
+
 @pytest.mark.parametrize("name", ["gpu", "cuda:512", "cpu:1", "", "CPU"])
 def test_a_device_that_is_not_there_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="device"):
