@@ -11,7 +11,7 @@ SUMMARIES = {
     "generate": "make pictures from prompts or class labels",
     "convert": "turn a released checkpoint into a folder that loads here",
     "assemble": "put components together into a model folder",
-    "train": "prepare data, or train a text encoder, tokenizer, target or drafter",
+    "train": "prepare data, or train a text encoder, tokenizer, decoder, target or drafter",
     "doctor": "print versions and devices, and what to run if something is off",
 }
 

@@ -54,6 +54,13 @@ STAGES = {
         {"data": existing, "packages": existing, "init": existing, "steps": STEPS, "decay": STEPS},
         required=("data", "packages"),
     ),
+    "decoder": Stage(
+        "lantern.training.decoder",
+        "train",
+        "TokenizerConfig",
+        {"data": existing, "packages": existing, "vq": existing, "steps": STEPS, "decay": STEPS},
+        required=("data", "packages", "vq"),
+    ),
     "target": Stage(
         "lantern.training.target",
         "train",
@@ -168,4 +175,4 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-COMMAND = Command("train", "Prepare data, or train a text encoder, tokenizer, target or drafter.", add_arguments, run)
+COMMAND = Command("train", "Prepare data, or train a text encoder, tokenizer, decoder, target or drafter.", add_arguments, run)

@@ -1,0 +1,1 @@
+"""Training: one loop, one file a stage."""

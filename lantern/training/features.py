@@ -11,10 +11,8 @@ from torch import Tensor
 
 from lantern.io import atomic_write, load_tensors
 from lantern.models.llamagen.text import TextEncoder
-from lantern.models.llamagen.vqvae import VQVAE
+from lantern.models.llamagen.vqvae import VQVAE, to_pixels
 from lantern.training.data import Prepared
-from lantern.training.ground import bare_patches, ground_code, settle_ground
-from lantern.training.tokenizer import to_pixels
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
@@ -37,16 +35,10 @@ def cached(path: Path, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Te
 
 
 @torch.no_grad()
-def encode_pictures(
-    vq: VQVAE, prepared: Prepared, *, has_settled_ground: bool = False, batch: int = 64
-) -> Int[Tensor, "n codes"]:
-    """Codes of every prepared picture, int16; with bare ground under one code if asked."""
-    device, pictures = next(vq.parameters()).device, prepared.images()
-    codes = torch.cat([vq.encode(to_pixels(x).to(device)).short().cpu() for x in pictures.split(batch)])
-    if not has_settled_ground:
-        return codes
-    bare = bare_patches(pictures, vq.config.downsample)
-    return settle_ground(codes, bare, ground_code(codes, bare))
+def encode_pictures(vq: VQVAE, prepared: Prepared, *, batch: int = 64) -> Int[Tensor, "n codes"]:
+    """Codes of every prepared picture, int16."""
+    device = next(vq.parameters()).device
+    return torch.cat([vq.encode(to_pixels(x).to(device)).short().cpu() for x in prepared.images().split(batch)])
 
 
 @dataclass(frozen=True)

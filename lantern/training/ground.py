@@ -27,6 +27,7 @@ def ground_code(codes: Int[Tensor, "b n"], bare: Bool[Tensor, "b n"]) -> int:
     return int(codes[bare].long().bincount().argmax())
 
 
-def settle_ground(codes: Int[Tensor, "b n"], bare: Bool[Tensor, "b n"], code: int) -> Int[Tensor, "b n"]:
-    """The codes with bare patches under `code`."""
-    return codes.masked_fill(bare, code)
+def settle_ground(codes: Int[Tensor, "b n"], pictures: UInt8[Tensor, "b 3 h w"], patch: int) -> Int[Tensor, "b n"]:
+    """The codes of pictures with all bare patches under one code, the one that is most frequent there."""
+    bare = bare_patches(pictures, patch)
+    return codes.masked_fill(bare, ground_code(codes, bare))

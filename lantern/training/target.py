@@ -17,6 +17,7 @@ from lantern.relaxations.neighbours import proximity_table
 from lantern.training.contact import save_grid
 from lantern.training.data import Prepared
 from lantern.training.features import Captions, cached, encode_pictures, fingerprint
+from lantern.training.ground import settle_ground
 from lantern.training.loop import LoopConfig, Task, step_seed, with_overrides
 from lantern.training.loop import train as run_loop
 
@@ -228,14 +229,11 @@ def train(
     prepared = Prepared.open(data)
     pictures = load_component(VQVAE, VQConfig, vq)
     encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
-    settled = config.settle_ground
-
-    def codes_of() -> dict[str, Tensor]:
-        return {"codes": encode_pictures(pictures, prepared, has_settled_ground=settled)}
-
     seen = fingerprint([vq / "model.safetensors", data / "pictures.tar"])
     read = fingerprint([text_encoder / "model.safetensors", data / "records.jsonl"])
-    codes = cached(out / f"codes-{seen}-{settled:d}.safetensors", codes_of)["codes"]
+    codes = cached(out / f"codes-{seen}.safetensors", lambda: {"codes": encode_pictures(pictures, prepared)})["codes"]
+    if config.settle_ground:
+        codes = settle_ground(codes, prepared.images(), pictures.config.downsample)
     captions = Captions.encode(encoder, prepared, out / f"captions-{read}.safetensors", slots=config.slots)
     task = TargetTask(config, prepared, codes, captions, pictures)
     if init is not None and not (out / "checkpoint.pt").exists():

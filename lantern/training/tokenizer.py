@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.io import load_module, save_component
-from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels, to_uint8
 from lantern.training.contact import save_grid
 from lantern.training.data import Prepared
 from lantern.training.loop import LoopConfig, Task, step_seed, with_overrides
@@ -19,11 +19,7 @@ from lantern.training.loop import train as run_loop
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """What to train and how; `free_steps` is how long the encoder learns before its vectors are quantised.
-
-    With `decoder_only` encoder and codebook stay as they are, so that codes keep their meaning: pictures from a target
-    that is already trained get better.
-    """
+    """What to train and how; `free_steps` is how long the encoder learns before its vectors are quantised."""
 
     model: VQConfig
     loop: LoopConfig
@@ -35,7 +31,6 @@ class TokenizerConfig:
     codebook_decay: float = 0.99
     revive_below: float = 0.05
     free_steps: int = 150
-    decoder_only: bool = False
     composites: float = 0.2
 
     @classmethod
@@ -46,11 +41,6 @@ class TokenizerConfig:
             return cls(**{**raw, "model": VQConfig(**raw["model"]), "loop": LoopConfig(**raw["loop"])})
         except (TypeError, KeyError) as error:
             raise ValueError(f"{path}: {error}") from None
-
-
-def to_pixels(pictures: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, "b 3 h w"]:
-    """Bytes to [-1, 1]."""
-    return pictures.float() / 127.5 - 1.0
 
 
 class TokenizerTask(Task):
@@ -68,9 +58,6 @@ class TokenizerTask(Task):
         self.register_buffer("counts", torch.ones(size))
         self.register_buffer("sums", F.normalize(torch.randn(size, width), dim=-1))
         self.vq.quantize.requires_grad_(False)
-        if config.decoder_only:
-            self.vq.encoder.requires_grad_(False)
-            self.vq.quant_conv.requires_grad_(False)
         self._load_pictures(pictures)
         # Kept out of the module tree: frozen weights belong in no checkpoint.
         self._perceptual: list[torch.nn.Module] = []
@@ -119,21 +106,23 @@ class TokenizerTask(Task):
         with torch.no_grad():
             codes = self.vq.quantize.nearest(flat)
             quantised = self.vq.quantize.codes()[codes].view(z.shape[0], *z.shape[2:], -1).permute(0, 3, 1, 2)
-        is_free = not config.decoder_only and bool(step < config.free_steps)
+        is_free = bool(step < config.free_steps)
         self._seen = (flat.detach(), codes)
         made = self.vq.decode_latents(z if is_free else z + (quantised - z).detach())
-        pixel = (made - pixels).abs().mean() + (made - pixels).square().mean()
         commit = z.new_zeros(()) if is_free else (z - quantised).square().sum(1).mean()
-        part = config.batch // 3
-        perceptual = self._perceptual[0](made[:part], pixels[:part]) if self._perceptual else z.new_zeros(())
-        loss = pixel + config.perceptual * perceptual + config.commit * commit
-        return {"loss": loss, "pixel": pixel, "perceptual": perceptual, "commit": commit}
+        figures = self.likeness(made, pixels)
+        return {**figures, "loss": figures["loss"] + config.commit * commit, "commit": commit}
+
+    def likeness(self, made: Float[Tensor, "b 3 h w"], pixels: Float[Tensor, "b 3 h w"]) -> dict[str, Tensor]:
+        """L1 + L2 of pixels, and on a third of the batch, because it is dear, the perceptual distance."""
+        pixel = (made - pixels).abs().mean() + (made - pixels).square().mean()
+        part = max(1, len(made) // 3)
+        perceptual = self._perceptual[0](made[:part], pixels[:part]) if self._perceptual else pixel.new_zeros(())
+        return {"loss": pixel + self.config.perceptual * perceptual, "pixel": pixel, "perceptual": perceptual}
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         """Moves the codebook toward what was assigned to it, and gives unused codes the worst-served vectors."""
-        if self.config.decoder_only:
-            return
         assert self._seen is not None
         flat, codes = self._seen
         weight, decay = self.vq.quantize.embedding.weight, self.config.codebook_decay
@@ -206,11 +195,9 @@ def train(
 ) -> None:
     """Trains a tokenizer on prepared pictures and writes `out/vqvae`; resumes what `out` holds.
 
-    `init` is a trained tokenizer to begin from; without one, `decoder_only` is a ValueError.
+    `init` is a trained tokenizer to begin from.
     """
     config = with_overrides(config, loop=with_overrides(config.loop, steps=steps, decay=decay))
-    if config.decoder_only and init is None:
-        raise ValueError("decoder_only keeps encoder and codebook: give the tokenizer they come from with --init")
     task = TokenizerTask(config, Prepared.open(data), packages)
     if init is not None:
         load_module(task.vq, init)

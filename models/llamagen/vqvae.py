@@ -276,3 +276,8 @@ class VQVAE(nn.Module):
 def to_uint8(pixels: Float[Tensor, "b 3 h w"]) -> UInt8[Tensor, "b h w 3"]:
     """Pixels in [-1, 1] to bytes, rounded as the reference does: clamp(127.5 x + 128)."""
     return (127.5 * pixels.float() + 128.0).clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+
+
+def to_pixels(pictures: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, "b 3 h w"]:
+    """Bytes to pixels in [-1, 1]."""
+    return pictures.float() / 127.5 - 1.0

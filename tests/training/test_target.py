@@ -12,7 +12,7 @@ from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.sampling import Sampling
 from lantern.training.data import Prepared, Record
 from lantern.training.features import Captions
-from lantern.training.ground import bare_patches, ground_code, settle_ground
+from lantern.training.ground import bare_patches, settle_ground
 from lantern.training.loop import LoopConfig, train
 from lantern.training.target import TargetConfig, TargetTask, grow, prefix_mask
 from lantern.types import Condition
@@ -81,7 +81,8 @@ def test_bare_ground_gets_one_code_and_drawn_patches_keep_theirs() -> None:
     picture[:, :, 8, 5] = 0  # the margin of patch (1, 1) and within patch (2, 1)
     assert bare_patches(picture, 4).sum() == 14
     codes = torch.tensor([[7, 7, 9, *range(10, 23)]])
-    settled = settle_ground(codes, bare, ground_code(codes, bare))
+    picture[:, :, 8, 5] = 255
+    settled = settle_ground(codes, picture, 4)
     assert settled[0].tolist() == [7] * 5 + [12] + [7] * 10
 
 
