@@ -1,15 +1,21 @@
 """The loop against its oracle, plain decoding."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from lantern.catalog import METHODS, build
 from lantern.decoding import loop, plain
 from lantern.drafters.eagle_drafter import EagleDrafter
 from lantern.models.llamagen.transformer import Transformer
+from lantern.relaxations.neighbours import proximity_table
 from lantern.sampling import Sampling
 from lantern.trees.static import named
-from lantern.types import Condition, DraftMode, Step
+from lantern.types import Condition, DraftMode, DraftTree, Generation, Step, TreeShape
 from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.rejection import RejectionVerifier
 from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
 
 TARGET = tiny_target()
@@ -149,6 +155,74 @@ def test_a_perfect_drafter_is_accepted_to_the_end() -> None:
     assert torch.equal(made.codes, ANSWER)
     assert made.passes.tolist() == [4] * 4  # the prompt, then three steps of five codes
     assert torch.equal(made.accepted, made.reached)
+
+
+class Batched(EagleDrafter):
+    """Hands out shapes with an image axis, as drafters whose trees differ between images do."""
+
+    def propose(self) -> DraftTree:
+        tree = super().propose()
+        shape = tree.shape
+        wide = [part.expand(len(tree.tokens), *part.shape) for part in (shape.parents, shape.ranks, shape.depths)]
+        ancestors = shape.ancestors.expand(len(tree.tokens), -1, -1)
+        return replace(tree, shape=TreeShape(*wide, ancestors, shape.widths))
+
+
+@pytest.mark.parametrize("verifier", [GumbelVerifier(), RejectionVerifier()])
+def test_shapes_may_have_an_image_axis(verifier: GumbelVerifier | RejectionVerifier) -> None:
+    sampling, keys, made = Sampling(guidance=3), [(5, i) for i in range(4)], list[Generation]()
+    for kind in (EagleDrafter, Batched):
+        drafter = kind(tiny_eagle(TARGET), TARGET, tree=named("mc_sim_7b_63"), mode="sampled", sampling=sampling)
+        made.append(loop.generate(TARGET, CONDITION, sampling=sampling, keys=keys, drafter=drafter, verifier=verifier))
+    assert torch.equal(made[0].codes, made[1].codes)
+    assert torch.equal(made[0].accepted, made[1].accepted) and torch.equal(made[0].reached, made[1].reached)
+
+
+class Readbacks(TorchDispatchMode):
+    """Counts how often the host reads a number off the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle1-rejection", "lantern", "lantern++"])
+def test_the_host_reads_back_at_most_once_a_step(name: str) -> None:
+    table = proximity_table(torch.randn(24, 4), 12)
+    method = replace(METHODS[name], k=min(METHODS[name].k, 10))
+    parts = build(method, TARGET, sampling=Sampling(guidance=3), drafter_module=tiny_eagle(TARGET), neighbours=table)
+    parts.generate(CONDITION, keys=[(5, i) for i in range(4)])  # makes the constants of the tree
+    with Readbacks() as readbacks:
+        made = parts.generate(CONDITION, keys=[(5, i) for i in range(4)])
+    steps = int(made.passes.max()) - 1
+    assert readbacks.count <= steps + 2  # two for the padding of the prompts
+
+
+def test_half_precision_decodes() -> None:
+    target = tiny_target().bfloat16()
+    sampling, keys = Sampling(guidance=3), [(5, i) for i in range(4)]
+    for dtype in (torch.bfloat16, torch.float32):
+        module = tiny_eagle(target).to(dtype)
+        drafter = EagleDrafter(module, target, tree=named("narrow_10"), mode="gumbel", sampling=sampling)
+        made = loop.generate(
+            target, CONDITION, sampling=sampling, keys=keys, drafter=drafter, verifier=GumbelVerifier()
+        )
+        assert made.codes.shape == (4, 16) and (made.step_compression > 1).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_gives_the_same_codes() -> None:
+    sampling, keys = Sampling(guidance=3), [(5, i) for i in range(4)]
+    expected = plain.generate(TARGET, CONDITION, sampling=sampling, keys=keys).codes
+    target = tiny_target().cuda()
+    drafter = EagleDrafter(tiny_eagle(target).cuda(), target, tree=named("narrow_10"), mode="gumbel", sampling=sampling)
+    made = loop.generate(target, CONDITION, sampling=sampling, keys=keys, drafter=drafter, verifier=GumbelVerifier())
+    assert torch.equal(made.codes.cpu(), expected)
 
 
 def test_a_verifier_that_cannot_judge_the_trees_is_refused() -> None:
