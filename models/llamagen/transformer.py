@@ -3,12 +3,26 @@
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+
+
+# A config past these is a damaged file, not a model: refused before anything is allocated.
+LIMITS = {
+    "dim": 1 << 16,
+    "n_layer": 1024,
+    "n_head": 1024,
+    "multiple_of": 1 << 16,
+    "cls_token_num": 1 << 13,
+    "vocab_size": 1 << 20,
+    "caption_dim": 1 << 16,
+    "num_classes": 1 << 20,
+    "block_size": 1 << 16,
+}
 
 
 @dataclass(frozen=True)
@@ -49,9 +63,9 @@ class TransformerConfig:
             raise ValueError(f"dim {self.dim} over {self.n_head} heads: wanted a head size divisible by 4")
         if self.n_kv_head not in (None, self.n_head):
             raise ValueError(f"n_kv_head is {self.n_kv_head}, wanted {self.n_head}: grouped queries are in no release")
-        for name in ("n_layer", "multiple_of", "cls_token_num", "vocab_size", "caption_dim", "num_classes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
+        for name, most in LIMITS.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} is {getattr(self, name)}, wanted from 1 to {most}")
 
     @property
     def grid(self) -> int:
@@ -91,6 +105,7 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
+@runtime_checkable
 class LayerCache(Protocol):
     """Where a pass leaves its keys and values and finds those of earlier passes."""
 
@@ -284,6 +299,7 @@ class Transformer(nn.Module):
     """LlamaGen's transformer. One forward serves prefill, plain and tree passes: positions and mask are arguments."""
 
     rope: Tensor
+    layers: Any  # a ModuleList of Block, which the type checker takes for modules of any kind
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

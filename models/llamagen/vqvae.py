@@ -9,6 +9,10 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 
+# A config past these is a damaged file, not a tokenizer: refused before anything is allocated.
+LIMITS = {"codebook_size": 1 << 20, "codebook_embed_dim": 4096, "z_channels": 1 << 16, "ch": 1 << 14, "num_res_blocks": 64}
+
+
 @dataclass(frozen=True)
 class VQConfig:
     """Shape of a VQ tokenizer, in the reference's field names.
@@ -36,9 +40,9 @@ class VQConfig:
             raise ValueError(
                 "encoder_ch_mult and decoder_ch_mult differ in length, wanted one entry a resolution in each"
             )
-        for name in ("codebook_size", "codebook_embed_dim", "z_channels", "num_res_blocks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted at least 1")
+        for name, most in LIMITS.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} is {getattr(self, name)}, wanted from 1 to {most}")
 
     @property
     def downsample(self) -> int:

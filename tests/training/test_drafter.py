@@ -14,6 +14,7 @@ from tests.tiny import tiny_condition, tiny_target
 def made(target, pictures: int) -> dict[str, torch.Tensor]:
     condition = tiny_condition((4,) * pictures)
     codes = torch.randint(0, 24, (pictures, 16), generator=torch.Generator().manual_seed(0))
+    assert condition.embeddings is not None and condition.mask is not None
     with torch.no_grad():
         features = teacher_features(target, condition.embeddings, condition.mask, codes)
     return {"codes": codes.short(), "features": features.bfloat16()}
@@ -48,7 +49,7 @@ def test_unrolled_pass_draws_on_what_drafting_would_know() -> None:
     target = tiny_target()
     drafter = Eagle(EagleConfig.for_target(target.config))
     drafter.init_weights(target.tok_embeddings.weight.data, torch.Generator().manual_seed(1))
-    torch.nn.init.normal_(drafter.layers[0].attention.wo.weight, std=0.3)
+    torch.nn.init.normal_(drafter.get_parameter("layers.0.attention.wo.weight"), std=0.3)
     data = made(target, 1)
     tokens, features = data["codes"].long(), data["features"][:, 0].float()
 
