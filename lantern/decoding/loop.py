@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.ledger import Ledger
@@ -79,17 +77,7 @@ def generate(
         drafter.observe(step)
         _tell(step, callback, steps if keep_steps else None)
         watch.lap("commit")
-    totals = run.ledger.totals(condition.batch, drafter.depth, condition.device)
-    return Generation(
-        codes=run.codes[:, : run.count],
-        passes=totals.passes,
-        accepted=totals.accepted,
-        reached=totals.reached,
-        relaxed=totals.relaxed,
-        total_variation=totals.total_variation,
-        steps=steps,
-        seconds=watch.seconds,
-    )
+    return run.generation(steps, watch.seconds)
 
 
 def check_modes(drafter: Drafter, verifier: Verifier) -> None:
@@ -117,7 +105,6 @@ class Run:
         self.cache, self.noise = begun.cache, begun.noise
         self.count, self.depth = target.config.block_size, depth
         images, device = begun.mask.shape[0], begun.mask.device
-        # Codes past the end of the picture are written too, and cut off at the end.
         self.codes = torch.zeros(images, self.count + depth + 1, dtype=torch.long, device=device)
         self.known = torch.ones(images, dtype=torch.long, device=device)
         self.ledger = Ledger(self.count)
@@ -168,7 +155,8 @@ class Run:
         drafted = torch.nn.functional.pad(tree.tokens.gather(1, verdict.path), (0, 1))
         fresh = drafted.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
         counts = torch.minimum(verdict.length + 1, self.count - self.known)
-        self._write(fresh)
+        # Past the end of the picture there is room, which is cut off in the end.
+        self.codes.scatter_(1, self.known[:, None] + self._ahead[: fresh.shape[1]], fresh)
         self._index += 1
         step = Step(self._index, self.known, counts, fresh, scores, tree, verdict)
         self.ledger.enter(tree.shape, verdict, self.known)
@@ -176,8 +164,19 @@ class Run:
         self.host.age += 1
         return step
 
-    def _write(self, fresh: Int[Tensor, "b m"]) -> None:
-        self.codes.scatter_(1, self.known[:, None] + self._ahead[: fresh.shape[1]], fresh)
+    def generation(self, steps: list[Step], seconds: dict[str, float]) -> Generation:
+        """The finished grids with the account of how they came about."""
+        totals = self.ledger.totals(len(self.known), self.depth, self.known.device)
+        return Generation(
+            codes=self.codes[:, : self.count],
+            passes=totals.passes,
+            accepted=totals.accepted,
+            reached=totals.reached,
+            relaxed=totals.relaxed,
+            total_variation=totals.total_variation,
+            steps=steps,
+            seconds=seconds,
+        )
 
 
 def _tell(step: Step, callback: Callback | None, steps: list[Step] | None) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.prefill import FirstScores, start
@@ -60,13 +62,18 @@ def generate(
         scores = target(inputs, positions, seen.flatten(0, 1), cache=cache, slots=slots)
         place = place + 1
         watch.lap("score")
-    none = torch.zeros(images, 0, dtype=torch.long, device=condition.device)
-    passes = torch.full((images,), count, device=condition.device)
-    free = torch.zeros(images, device=condition.device)
-    return Generation(codes, passes, none, none, free.long(), free, steps, watch.seconds)
+    return _generation(codes, steps, watch.seconds)
 
 
-def _report(j: int, codes: torch.Tensor, scores: object, callback: Callback | None, steps: list[Step] | None) -> None:
+def _generation(codes: Int[Tensor, "b n"], steps: list[Step], seconds: dict[str, float]) -> Generation:
+    images, count = codes.shape
+    none, free = codes.new_zeros(images, 0), torch.zeros(images, device=codes.device)
+    return Generation(codes, codes.new_full((images,), count), none, none, free.long(), free, steps, seconds)
+
+
+def _report(
+    j: int, codes: Int[Tensor, "b n"], scores: object, callback: Callback | None, steps: list[Step] | None
+) -> None:
     start, counts = torch.full_like(codes[:, 0], j), torch.ones_like(codes[:, 0])
     if callback is not None:
         callback(Step(j, start, counts, codes[:, j : j + 1], scores))  # type: ignore[arg-type]
