@@ -163,9 +163,15 @@ class Batched(EagleDrafter):
     def propose(self) -> DraftTree:
         tree = super().propose()
         shape = tree.shape
-        wide = [part.expand(len(tree.tokens), *part.shape) for part in (shape.parents, shape.ranks, shape.depths)]
-        ancestors = shape.ancestors.expand(len(tree.tokens), -1, -1)
-        return replace(tree, shape=TreeShape(*wide, ancestors, shape.widths))
+        images = len(tree.tokens)
+        batched = TreeShape(
+            parents=shape.parents.expand(images, -1),
+            ranks=shape.ranks.expand(images, -1),
+            depths=shape.depths.expand(images, -1),
+            ancestors=shape.ancestors.expand(images, -1, -1),
+            widths=shape.widths,
+        )
+        return replace(tree, shape=batched)
 
 
 @pytest.mark.parametrize("verifier", [GumbelVerifier(), RejectionVerifier()])
