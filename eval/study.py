@@ -21,7 +21,7 @@ from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.vqvae import VQVAE
 from lantern.sampling import Sampling
 from lantern.training.data import Prepared, Record
-from lantern.training.tokenizer import to_pixels
+from lantern.models.llamagen.vqvae import to_pixels
 from lantern.types import Condition
 
 STYLED_PROMPTS = 160
@@ -181,9 +181,13 @@ class Study:
         chosen = self.some(list(first.values()))
         return Prompts("trained", tuple(usual_caption(r) for r in chosen), tuple(r.concepts[0] for r in chosen))
 
+    def styled_cells(self) -> list[Record]:
+        """Trained cells, drawn by lot."""
+        return self.some(self.records("train"), most=STYLED_PROMPTS)
+
     def styled_prompts(self) -> Prompts:
-        """Trained cells, drawn by lot, asked for with their style."""
-        chosen = self.some(self.records("train"), most=STYLED_PROMPTS)
+        """Some trained cells, asked for with their style."""
+        chosen = self.styled_cells()
         return Prompts("styled", tuple(styled_caption(r) for r in chosen), tuple(r.concepts[0] for r in chosen))
 
     def heldout_prompts(self) -> Prompts:

@@ -94,7 +94,9 @@ RETRIEVAL_SETS = {
     "styled": "trained cells, asked for with their style",
     "heldout": "held-out cells, asked for with their style",
     "synonyms": "synonyms that no caption holds",
-    "real_across_styles": "for comparison: real pictures among those of other styles",
+    "reconstructed": "for comparison: reconstructions of trained pictures",
+    "heldout_real": "for comparison: held-out real pictures",
+    "real_across_styles": "for comparison: real pictures, among those of other styles alone",
 }
 
 

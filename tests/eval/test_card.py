@@ -118,6 +118,8 @@ def test_sets_are_counted(model: Path, data: Path, prompts: Path, tmp_path: Path
     figures = read(tmp_path)["figures"]
     counts = {name: figures["retrieval"][name]["n"] for name in ("trained", "styled", "heldout", "synonyms")}
     assert counts == {"trained": 3, "styled": 8, "heldout": 1, "synonyms": 1}
+    references = {name: figures["retrieval"][name]["n"] for name in ("reconstructed", "heldout_real")}
+    assert references == {"reconstructed": 8, "heldout_real": 1}
     assert figures["retrieval"]["chance_top1"] == round(1 / 3, 5)
     assert figures["memorisation"]["training_pictures"] == 9
     assert figures["memorisation"]["generated"]["n"] == 11
