@@ -8,6 +8,7 @@ several unrolled steps (training-time test, arXiv:2503.01840).
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +63,7 @@ def make_pictures(
 
     features: `(m, 2, n, c)` bf16, entry i predicts code i.
     """
+    device = target.norm.weight.device
     records = [r for r in prepared.records if r.split == "train"]
     generator = torch.Generator().manual_seed(config.loop.seed)
     chosen = torch.randint(0, len(records), (config.pictures,), generator=generator).tolist()
@@ -69,12 +71,12 @@ def make_pictures(
     parts: dict[str, list[Tensor]] = {"codes": [], "features": []}
     for start in range(0, len(rows), batch):
         some = rows[start : start + batch]
-        words, mask = captions.features[some].float(), captions.mask[some]
+        words, mask = captions.features[some].float().to(device), captions.mask[some].to(device)
         keys = [(config.loop.seed, start + i) for i in range(len(some))]
         sampling = Sampling(guidance=config.guidance)
         codes = generate(target, Condition(embeddings=words, mask=mask), sampling=sampling, keys=keys).codes
-        parts["codes"].append(codes.short())
-        parts["features"].append(teacher_features(target, words, mask, codes).bfloat16())
+        parts["codes"].append(codes.short().cpu())
+        parts["features"].append(teacher_features(target, words, mask, codes).bfloat16().cpu())
     return {name: torch.cat(tensors) for name, tensors in parts.items()}
 
 
@@ -84,7 +86,7 @@ def teacher_features(target: Transformer, words: Tensor, mask: Tensor, codes: Te
     for embed in (target.cls_embedding, target.cls_embedding.unconditional):
         inputs = torch.cat([embed(words), target.tok_embeddings(codes[:, :-1])], dim=1)
         first = target.config.cls_token_num - words.shape[1]
-        positions = torch.arange(first, first + inputs.shape[1])[None]
+        positions = torch.arange(first, first + inputs.shape[1], device=codes.device)[None]
         out = target.features(inputs, positions, prefix_mask(mask, codes.shape[1] - 1))
         rows.append(out[:, words.shape[1] - 1 :])
     return torch.stack(rows, dim=1)
@@ -98,7 +100,7 @@ class DrafterTask(Task):
         self.config = config
         self.drafter = Eagle(EagleConfig.for_target(target.config))
         self.drafter.init_weights(target.tok_embeddings.weight.data, torch.Generator().manual_seed(config.loop.seed))
-        self._target = [target.requires_grad_(False)]
+        self.frozen = (target.requires_grad_(False),)
         held = max(1, len(made["codes"]) // 16)
         self._held = {name: tensor[:held] for name, tensor in made.items()}
         self._made = {name: tensor[held:] for name, tensor in made.items()}
@@ -120,7 +122,7 @@ class DrafterTask(Task):
         self, codes: Int[Tensor, "b n"], rows: Float[Tensor, "b 2 n c"], scales: Float[Tensor, " b"]
     ) -> list[dict[str, Tensor]]:
         """Cross-entropy, acceptance and regression of each pass, averaged over the outputs that mean something."""
-        head = self._target[0].output
+        head = cast(Transformer, self.frozen[0]).output
         guided = rows[:, 1] + scales[:, None, None] * (rows[:, 0] - rows[:, 1])
         wanted = guided[:, 1:]
         p = F.softmax(head(wanted).float(), dim=-1)
@@ -183,5 +185,6 @@ def train(
     seen = fingerprint([target / "model.safetensors", data / "records.jsonl"])
     encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
     captions = Captions.encode(encoder, prepared, out / f"captions-{read}.safetensors", slots=config.slots)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     made = cached(out / f"made-{seen}.safetensors", lambda: make_pictures(model, captions, prepared, config))
     run_loop(DrafterTask(config, model, made), config.loop, out=out)

@@ -60,7 +60,12 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 
 
 class Task(nn.Module):
-    """What the loop trains: modules as children, a loss in `forward`, and everything that differs between trainings."""
+    """What the loop trains: modules as children, a loss in `forward`, and everything that differs between trainings.
+
+    `frozen` are modules that a task only reads: they follow it to its device, and belong in no checkpoint.
+    """
+
+    frozen: tuple[nn.Module, ...] = ()
 
     @abstractmethod
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -213,7 +218,8 @@ def train(task: Task, config: LoopConfig, *, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "samples").mkdir(exist_ok=True)
     processes, interrupt = Processes.from_environment(), Interrupt()
-    task.to(processes.device)
+    for module in (task, *task.frozen):
+        module.to(processes.device)
     optimizers = task.optimizers()
     peaks = [[g["lr"] for g in o.param_groups] for o in optimizers]
     start = load_checkpoint(out / "checkpoint.pt", task, optimizers, config)

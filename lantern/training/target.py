@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -94,7 +95,7 @@ class TargetTask(Task):
         for block in self.target.layers:
             block.attention.wo.weight.data.zero_()
             block.feed_forward.w2.weight.data.zero_()
-        self._codes, self._captions, self._vq = codes, captions, [vq.eval()]
+        self._codes, self._captions, self.frozen = codes, captions, (vq.eval(),)
         columns = min(config.slip_neighbours, config.model.vocab_size - 1)
         self._near = proximity_table(vq.quantize.codes().detach(), columns).long()
         self._records = prepared.records
@@ -196,12 +197,12 @@ class TargetTask(Task):
         pool = self._pools[next(iter(self._pools))]
         records = pool[:: max(1, len(pool) // 16)][:16]
         features, mask, codes = self._examples(records, [0] * len(records))
-        device = self.target.norm.weight.device
+        device, vq = self.target.norm.weight.device, cast(VQVAE, self.frozen[0])
         condition = Condition(embeddings=features.to(device), mask=mask.to(device))
         keys = [(0, i) for i in range(len(records))]
         made = generate(self.target, condition, sampling=Sampling(guidance=2.0), keys=keys)
         with torch.no_grad():
-            pictures = [to_uint8(self._vq[0].decode(c)).permute(0, 3, 1, 2) for c in (made.codes.cpu(), codes)]
+            pictures = [to_uint8(vq.decode(c)).permute(0, 3, 1, 2) for c in (made.codes, codes.to(device))]
         save_grid(torch.cat(pictures), path, columns=16)
 
     def export(self, folder: Path) -> None:

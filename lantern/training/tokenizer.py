@@ -59,12 +59,10 @@ class TokenizerTask(Task):
         self.register_buffer("sums", F.normalize(torch.randn(size, width), dim=-1))
         self.vq.quantize.requires_grad_(False)
         self._load_pictures(pictures)
-        # Kept out of the module tree: frozen weights belong in no checkpoint.
-        self._perceptual: list[torch.nn.Module] = []
         if config.perceptual:
             from lantern.training.perceptual import Perceptual
 
-            self._perceptual = [Perceptual(packages)]
+            self.frozen = (Perceptual(packages),)
         self._seen: tuple[Tensor, Tensor] | None = None
 
     def _load_pictures(self, prepared: Prepared) -> None:
@@ -117,7 +115,7 @@ class TokenizerTask(Task):
         """L1 + L2 of pixels, and on a third of the batch, because it is dear, the perceptual distance."""
         pixel = (made - pixels).abs().mean() + (made - pixels).square().mean()
         part = max(1, len(made) // 3)
-        perceptual = self._perceptual[0](made[:part], pixels[:part]) if self._perceptual else pixel.new_zeros(())
+        perceptual = self.frozen[0](made[:part], pixels[:part]) if self.frozen else pixel.new_zeros(())
         return {"loss": pixel + self.config.perceptual * perceptual, "pixel": pixel, "perceptual": perceptual}
 
     @torch.no_grad()
