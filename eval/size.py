@@ -13,7 +13,15 @@ MEASURED = ("transformer", "vqvae", "text_encoder")  # the components that the f
 def component_sizes(folder: Path) -> dict[str, dict[str, Any]]:
     """Parameters and bytes of every component folder that holds weights."""
     found = {path.parent.name: path for path in sorted(folder.glob(f"*/{WEIGHTS_NAME}"))}
-    return {name: {"parameters": count_parameters(path), "bytes": path.stat().st_size} for name, path in found.items()}
+    return {
+        name: {"parameters": count_parameters(path), "bytes": bytes_of_weights(path.parent)}
+        for name, path in found.items()
+    }
+
+
+def bytes_of_weights(folder: Path) -> int:
+    """Bytes of everything in safetensors, tables beside the weights included."""
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 def count_parameters(path: Path) -> int:

@@ -18,10 +18,9 @@ from lantern.eval.reconstruction import PIXEL_BATCH, decode
 from lantern.eval.retrieval import Gallery
 from lantern.model_folder import Model
 from lantern.models.llamagen.text import TextEncoder
-from lantern.models.llamagen.vqvae import VQVAE
+from lantern.models.llamagen.vqvae import VQVAE, to_pixels
 from lantern.sampling import Sampling
 from lantern.training.data import Prepared, Record
-from lantern.models.llamagen.vqvae import to_pixels
 from lantern.types import Condition
 
 STYLED_PROMPTS = 160
