@@ -46,12 +46,12 @@ class Synset:
 class Nouns:
     """WordNet's concrete nouns: synsets by offset, first senses that are concrete, lemmas of all parts of speech.
 
-    seen: nouns that occur in the texts which WordNet's makers annotated, hence the commoner ones.
+    uses: how often a word stands in WordNet's definitions and examples, which tells common words from rare ones.
     """
 
     synsets: dict[str, Synset]
     first: dict[str, str]
-    seen: frozenset[str]
+    uses: dict[str, int]
     lemmas: frozenset[str]
 
 
@@ -113,17 +113,15 @@ def read_nouns(packages: Path) -> Nouns:
             words = fields[4 : 4 + 2 * int(fields[3], 16) : 2]
             kept = tuple(tidy(w) for w in words if re.fullmatch(r"[a-z][a-z_'-]+", w))
             synsets[fields[0]] = Synset(kept, fields[fields.index("@") + 1] if "@" in fields else "")
-    first, seen, lemmas = {}, set(), set()
+    first, lemmas = {}, set()
     for part in ("noun", "verb", "adj", "adv"):
         for fields in (line.strip().split(" ") for line in lines(f"index.{part}")):
             lemmas.add(tidy(fields[0]))
             offset = fields[-int(fields[2])]
             if part == "noun" and offset in synsets:
                 first[tidy(fields[0])] = offset
-                # The last fields are the number of annotated senses and the senses themselves.
-                if int(fields[-int(fields[2]) - 1]):
-                    seen.add(tidy(fields[0]))
-    return Nouns(synsets, first, frozenset(seen), frozenset(lemmas))
+    uses = Counter(w for line in lines("data.noun") for w in re.findall(r"[a-z]+", line.partition("|")[2].lower()))
+    return Nouns(synsets, first, dict(uses), frozenset(lemmas))
 
 
 def everyday_words(vocabulary: Iterable[str], lemmas: frozenset[str]) -> list[str]:
@@ -163,15 +161,16 @@ def build_lexicon(named: list[Named], nouns: Nouns, words: list[str]) -> Lexicon
 
 
 def near_nouns(named: list[Named], nouns: Nouns) -> list[str]:
-    """Nouns whose sense, or one of the two above it, is that of a label or of a word of a picture concept's label."""
-    words = {n.label for n in named} | {w for n in named if n.group < 0 for w in n.label.split()}
+    """Nouns whose sense, or one of the two above it, is that of a thing's label or of a word in a concept's label."""
+    things = [n for n in named if n.group in OBJECT_GROUPS | {-1}]
+    words = {n.label for n in things} | {w for n in things if n.group < 0 for w in n.label.split()}
     anchors = {nouns.first[word] for word in words if word in nouns.first}
     found = []
     for offset, synset in nouns.synsets.items():
         above = nouns.synsets.get(synset.hypernym)
         if {offset, synset.hypernym, above.hypernym if above else ""} & anchors:
             found += [w for w in synset.lemmas if nouns.first.get(w) == offset]
-    return sorted(dict.fromkeys(found), key=lambda w: (w not in nouns.seen, len(w)))
+    return sorted(dict.fromkeys(found), key=lambda w: -nouns.uses.get(w, 0))
 
 
 def keyword_pulls(named: list[Named]) -> list[tuple[str, str, float]]:

@@ -119,6 +119,12 @@ class Composer:
             rows += makers[rng.choice(5, p=(0.16, 0.24, 0.16, 0.32, 0.12))](rng, len(rows))
         return rows[:size]
 
+    def about(self, concepts: list[int], step: int, size: int) -> list[Caption]:
+        """`size` captions of single things among `concepts`, half of them with attributes."""
+        rng = np.random.default_rng([self.seed, step])
+        chosen = rng.choice(concepts, size=size)
+        return [self._caption(int(c), self._values(rng) if rng.random() < 0.5 else {}, rng) for c in chosen]
+
     def _caption(self, concept: int, values: dict[str, str], rng: np.random.Generator) -> Caption:
         text = spell(self.lexicon.concepts[concept], values, rng)
         return Caption(text, (Part(concept, tuple(values.items())),))

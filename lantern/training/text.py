@@ -71,7 +71,10 @@ def wordpieces(vocab: dict[str, int] | None) -> Any:
 
 
 def whole_words(lexicon: Lexicon) -> list[str]:
-    """Words by how much a caption needs them: attributes, names, concrete nouns, keywords, then the commonest."""
+    """Words by how much a caption needs them: attributes, names, concrete nouns, keywords, then the commonest.
+
+    The commonest near nouns that are not everyday words come before the rarer half of those.
+    """
     said = [way for values in ATTRIBUTES.values() for ways in values.values() for way in ways]
     near = [lexicon.concepts[i] for i in lexicon.near]
     known = set(lexicon.words)
@@ -82,6 +85,8 @@ def whole_words(lexicon: Lexicon) -> list[str]:
         *(w for w in near if w in known),
         *(lexicon.concepts[i] for i in lexicon.objects),
         *(lexicon.concepts[i] for i in lexicon.telling),
+        *lexicon.words[:5000],
+        *[w for w in near if " " not in w and w not in known][:1500],
         *lexicon.words,
     ]
     return [w for phrase in phrases for w in re.findall(r"[a-z]+|[0-9]+", phrase.lower())]
@@ -163,7 +168,7 @@ class TextTask(Task):
 
     def tokens(self, texts: list[str]) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"]]:
         """Right-padded tokens and their mask."""
-        return pad(self.tokenizer(texts, truncation=True, max_length=self.config.max_tokens)["input_ids"])
+        return pad(cut_tokens(self.tokenizer, texts, self.config.max_tokens))
 
     def means(self, ids: Int[Tensor, "b t"], mask: Bool[Tensor, "b t"]) -> Float[Tensor, "b c"]:
         """Mean outputs over valid tokens, in four passes of captions of like length, which pad less."""
@@ -229,6 +234,11 @@ class TextTask(Task):
             shipped.encoder.final_layer_norm.weight /= size.cpu()
         shipped.to(torch.bfloat16).save_pretrained(folder / "encoder")
         self.tokenizer.save_pretrained(folder / "tokenizer")
+
+
+def cut_tokens(tokenizer: Any, texts: list[str], longest: int) -> list[list[int]]:
+    """Token ids of texts, of at most `longest` tokens each, the end token included."""
+    return tokenizer(texts, truncation=True, max_length=longest)["input_ids"]
 
 
 def labels_and_rivals(captions: list[Caption]) -> tuple[Int[Tensor, "b k"], Int[Tensor, "r 2"]]:

@@ -13,7 +13,10 @@ from urllib.parse import unquote_plus
 _DOMAIN = r"[.](?:com|co|ru|net|org|edu|gov|it)"
 _HOST = rf"[a-zA-Z0-9.\-]+{_DOMAIN}[\w/-]*\b/?(?!@)"
 _FILE_TYPE = r"(?:png|jpe?g|bmp|webp|eps|pdf|apk|mp4)"
-_DASHES = "\\-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d"
+_DASHES = (
+    "\\-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0"
+    "\ufe31\ufe32\ufe58\ufe63\uff0d"
+)
 
 _Rules = tuple[tuple[re.Pattern[str], str], ...]
 
@@ -31,8 +34,8 @@ SYMBOLS = _rules(
     (r"@\w+\b", ""),  # nicknames
     (r"[\u31c0-\u4dff\u4e00-\u9fff]+", ""),  # CJK strokes, enclosed forms and ideographs; kana stay
     (rf"[{_DASHES}]+", "-"),
-    (r"[`´«»“”¨]", '"'),
-    (r"[‘’]", "'"),
+    ("[`\u00b4«»\u201c\u201d¨]", '"'),
+    ("[\u2018\u2019]", "'"),
     (r"&quot;?", ""),
     (r"&amp", ""),
     (r"\d{1,3}(?:\.\d{1,3}){3}", " "),  # internet addresses
@@ -59,7 +62,7 @@ SHOP_PHRASES = _rules(
     (rf"\b{_FILE_TYPE}(?:\simages?)?", ""),
     (r"\bpage\s+\d+\b", ""),
     (r"\b\d*[a-zA-Z]+\d+[a-zA-Z]+\d+[a-zA-Z\d]*\b", " "),  # j2d1a2a
-    (r"\b\d+\.?\d*[x\u0445×]\d+\.?\d*\b", ""),  # 100x200, with a Latin or Cyrillic x or a times sign
+    (r"\b\d+\.?\d*[x\u0445\u00d7]\d+\.?\d*\b", ""),  # 100x200, with a Latin or Cyrillic x or a times sign
     (r"\b\s+:\s+", ": "),
     (r"(\D[,./])\b", r"\1 "),
     (r"\s+", " "),
@@ -87,7 +90,7 @@ class _Text(HTMLParser):
         self.pieces.append(html.unescape(f"&#{name};"))
 
     def handle_entityref(self, name: str) -> None:
-        # An entity that nobody knows loses its semicolon, as it does in Beautiful Soup, which the models' captions went through.
+        # An unknown entity loses its semicolon, as it does in Beautiful Soup, through which the models' captions went.
         self.pieces.append(html5.get(f"{name};", f"&{name}"))
 
 
