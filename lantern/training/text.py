@@ -151,7 +151,7 @@ class TextTask(Task):
         super().__init__()
         self.config, self.lexicon, self.tokenizer, self.meanings = config, lexicon, tokenizer, meanings
         self.composer = Composer(lexicon, seed=config.loop.seed)
-        self.encoder = new_encoder(config, tokenizer, lexicon, meanings)
+        self.encoder: Any = new_encoder(config, tokenizer, lexicon, meanings)
         self.heads = nn.ParameterDict(
             {kind: torch.randn(1 + len(values), config.meaning.width) * 0.05 for kind, values in ATTRIBUTES.items()}
         )
@@ -228,10 +228,10 @@ class TextTask(Task):
         device = next(self.parameters()).device
         with torch.no_grad():
             size = self.means(*(part.to(device) for part in self.tokens(names))).square().mean().sqrt()
-        shipped = T5EncoderModel(self.encoder.config)
+        shipped: Any = T5EncoderModel(self.encoder.config)
         shipped.load_state_dict(self.encoder.state_dict())
         with torch.no_grad():
-            shipped.encoder.final_layer_norm.weight /= size.cpu()
+            shipped.encoder.final_layer_norm.weight.div_(size.cpu())
         shipped.to(torch.bfloat16).save_pretrained(folder / "encoder")
         self.tokenizer.save_pretrained(folder / "tokenizer")
 
