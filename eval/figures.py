@@ -164,13 +164,15 @@ def feature_nearness(study: Study, pictures: UInt8[Tensor, "b 3 h w"]) -> Figure
 def save_nearest(study: Study, pictures: Tensor, originals: Tensor, ratio: Float[Tensor, " b"]) -> None:
     """Sixteen generated pictures, evenly spaced from nearest to farthest, each above its nearest training picture."""
     order = ratio.argsort()
-    chosen = order[torch.linspace(0, len(order) - 1, min(16, len(order))).round().long()]
+    columns = min(8, len(order))
+    count = 16 if len(order) >= 16 else columns
+    chosen = order[torch.linspace(0, len(order) - 1, count).round().long()]
     nearest = nearest_pixels(pictures[chosen], originals)
     rows, labels = [], []
-    for part in torch.arange(len(chosen)).split(8):
+    for part in torch.arange(count).split(columns):
         rows += [pictures[chosen[part]], originals[nearest.index[part]]]
         labels += [f"made, {ratio[chosen[i]]:.2f} x error" for i in part] + ["nearest training"] * len(part)
-    save_sheet(labelled_sheet(torch.cat(rows), labels, columns=8), study.pictures / NEAREST_NAME)
+    save_sheet(labelled_sheet(torch.cat(rows), labels, columns=columns), study.pictures / NEAREST_NAME)
 
 
 def contact_sheet(study: Study) -> Figure:
