@@ -47,6 +47,13 @@ STAGES = {
         {"packages": existing, "teacher": existing, "steps": STEPS, "decay": STEPS},
         required=("packages", "teacher"),
     ),
+    "words": Stage(
+        "lantern.training.words",
+        "train",
+        "WordsConfig",
+        {"text_encoder": existing, "tokenizer": existing, "packages": existing, "teacher": existing},
+        required=("text_encoder", "packages", "teacher"),
+    ),
     "tokenizer": Stage(
         "lantern.training.tokenizer",
         "train",

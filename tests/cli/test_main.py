@@ -43,7 +43,7 @@ def test_a_misspelt_command_is_answered_with_the_nearest(capsys: pytest.CaptureF
 
 def test_an_unknown_command_is_answered_with_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zzz"]) == 2
-    assert "known are generate, convert, train, doctor" in _one_line(capsys)
+    assert "known are generate, convert, assemble, train, doctor" in _one_line(capsys)
 
 
 def test_a_misspelt_option_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
