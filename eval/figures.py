@@ -48,7 +48,7 @@ def loss(study: Study) -> Figure:
 
 def caption_losses(study: Study, records: Sequence[Record]) -> Figure:
     """Loss with the usual caption, with one that tells the style too, and without; gains in nats per picture."""
-    codes = study.encode(study.images_of(records))
+    codes = study.settled(study.images_of(records))
     usual, styled = ([say(r) for r in records] for say in (usual_caption, styled_caption))
     named = mean_nats(study, usual, codes)
     with_style = mean_nats(study, styled, codes)

@@ -21,6 +21,7 @@ from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.vqvae import VQVAE, to_pixels
 from lantern.sampling import Sampling
 from lantern.training.data import Prepared, Record
+from lantern.training.ground import bare_patches, ground_code
 from lantern.types import Condition
 
 STYLED_PROMPTS = 160
@@ -115,6 +116,16 @@ class Study:
         device = self.model.device
         blocks = self.bar(pictures.split(PIXEL_BATCH), "encode")
         return torch.cat([self.vq.encode(to_pixels(block).to(device)).cpu() for block in blocks])
+
+    @cached_property
+    def ground(self) -> int:
+        """The code under which training put bare white ground."""
+        pictures = self.images_of(self.records("train"))
+        return ground_code(self.encode(pictures), bare_patches(pictures, self.vq.config.downsample))
+
+    def settled(self, pictures: UInt8[Tensor, "n 3 h w"]) -> Int[Tensor, "n codes"]:
+        """Codes of pictures as the target was trained on them: bare ground under one code."""
+        return self.encode(pictures).masked_fill(bare_patches(pictures, self.vq.config.downsample), self.ground)
 
     @torch.inference_mode()
     def features(self, pictures: UInt8[Tensor, "n 3 h w"]) -> Float[Tensor, "n c"]:

@@ -59,4 +59,3 @@ def test_relaxed_picture_takes_fewer_passes_and_states_its_price(model: Model) -
     assert statistics.relaxed > 0
     assert 0 < statistics.total_variation < 0.5
     assert picture.pixels is not None and picture.pixels.shape == (64, 64, 3)
-

@@ -160,9 +160,10 @@ class Job:
         if self.args.tokens is not None:
             _print(str(self.args.tokens))
         if not self.args.quiet:
+            price = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} a code, "
             print(
                 f"{self.method.name} ({'exact' if figures['exact'] else 'relaxed'}): {figures['codes']} codes in "
-                f"{figures['passes']} passes, {figures['step_compression']:.2f} codes a pass, "
+                f"{figures['passes']} passes, {figures['step_compression']:.2f} codes a pass, {price}"
                 f"{sum(figures['seconds'].values()):.2f} s",
                 file=sys.stderr,
             )

@@ -182,4 +182,9 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-COMMAND = Command("train", "Prepare data, or train a text encoder, tokenizer, decoder, target or drafter.", add_arguments, run)
+COMMAND = Command(
+    "train",
+    "Prepare data, or train a text encoder, tokenizer, decoder, target or drafter.",
+    add_arguments,
+    run,
+)

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-
 # A config past these is a damaged file, not a model: refused before anything is allocated.
 LIMITS = {
     "dim": 1 << 16,

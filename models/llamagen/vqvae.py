@@ -8,9 +8,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-
 # A config past these is a damaged file, not a tokenizer: refused before anything is allocated.
-LIMITS = {"codebook_size": 1 << 20, "codebook_embed_dim": 4096, "z_channels": 1 << 16, "ch": 1 << 14, "num_res_blocks": 64}
+LIMITS = {
+    "codebook_size": 1 << 20,
+    "codebook_embed_dim": 4096,
+    "z_channels": 1 << 16,
+    "ch": 1 << 14,
+    "num_res_blocks": 64,
+}
 
 
 @dataclass(frozen=True)
