@@ -6,6 +6,7 @@ import json
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,7 @@ def teacher(tmp_path: Path) -> Path:
     from transformers import BertConfig, BertModel
 
     folder = tmp_path / "teacher"
-    sizes = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     torch.manual_seed(0)
     BertModel(BertConfig(vocab_size=len(VOCABULARY), **sizes)).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(VOCABULARY)}, unk_token="[UNK]"))
@@ -91,7 +92,7 @@ def tiny_config(steps: int) -> TextConfig:
     from lantern.training.meaning import MeaningConfig
 
     loop = LoopConfig(steps=steps, warmup=2, precision="fp32", evaluate_every=100, log_every=1)
-    sizes = {"vocabulary": 400, "layers": 1, "heads": 2, "hidden": 16, "batch": 12}
+    sizes: dict[str, Any] = {"vocabulary": 400, "layers": 1, "heads": 2, "hidden": 16, "batch": 12}
     return TextConfig(loop, MeaningConfig(width=16), **sizes)
 
 
