@@ -125,7 +125,8 @@ class Study:
 
     def settled(self, pictures: UInt8[Tensor, "n 3 h w"]) -> Int[Tensor, "n codes"]:
         """Codes of pictures as the target was trained on them: bare ground under one code."""
-        return self.encode(pictures).masked_fill(bare_patches(pictures, self.vq.config.downsample), self.ground)
+        codes, bare = self.encode(pictures), bare_patches(pictures, self.vq.config.downsample)
+        return codes.masked_fill(bare, self.ground) if bool(bare.any()) else codes
 
     @torch.inference_mode()
     def features(self, pictures: UInt8[Tensor, "n 3 h w"]) -> Float[Tensor, "n c"]:
