@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     for part in PARTS:
         given = getattr(args, part)
         if given is not None and given.resolve() != (args.out / part).resolve():
-            _copy(given, args.out / part)
+            _copy(given, args.out / part, skips_weights=part == "tokenizer")
     _write_table(args.out, args.neighbours)
     names = ("method", "guidance", "temperature", "top_k", "top_p")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
@@ -53,13 +53,18 @@ def run(args: argparse.Namespace) -> int:
     return DONE
 
 
-def _copy(source: Path, folder: Path) -> None:
-    """Copies the files of a component, each aside first; what else the folder held stays."""
+def _copy(source: Path, folder: Path, *, skips_weights: bool) -> None:
+    """Copies the files of a component, each aside first; what else the folder held stays.
+
+    A tokenizer is often given as the folder of its whole model, of which it needs no weights.
+    """
     import shutil
 
     from lantern.io import atomic_write
 
     files = [path for path in sorted(source.iterdir()) if path.is_file()]
+    if skips_weights:
+        files = [path for path in files if path.suffix not in (".safetensors", ".bin", ".msgpack", ".h5")]
     if not files:
         raise ValueError(f"{source} is no component: it holds no files")
     for path in files:
