@@ -115,6 +115,13 @@ def test_an_installed_command_helps(empty_environment: Path, tmp_path: Path, com
     assert f"usage: {command}" in _run(empty_environment / "bin" / command, "--help", cwd=tmp_path)
 
 
+def test_the_installed_command_makes_the_readmes_picture(empty_environment: Path, tmp_path: Path) -> None:
+    said = _run(empty_environment / "bin/lantern-generate", "--prompt", "a red apple", "--quiet", cwd=tmp_path)
+    (picture,) = tmp_path.glob("*.png")
+    assert said.strip() == picture.name
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_an_editable_install_is_the_checkout(tmp_path: Path) -> None:
     clone = _copy_of_sources(tmp_path / "clone")
     folder = _environment(tmp_path / "environment")
