@@ -3,9 +3,11 @@
 Importing this costs no torch. A method is added here, in one file of its own, and in one row of the contract test.
 """
 
+import dataclasses
 import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 class Method:
     """A way of decoding. `drafter` None is plain decoding; `relaxation` None is exact.
 
-    `tree` is a name of `lantern.trees.static`; `mode` says how its children are drawn; `k`, `delta`, `lambda_` and
-    `residual` belong to the relaxations.
+    `tree` is a name of `lantern.trees.static`; `mode` says how its children are drawn; `settings` are the arguments of
+    the relaxation, by name, and what a user may change.
     """
 
     name: str
@@ -32,17 +34,33 @@ class Method:
     mode: "DraftMode" = "gumbel"
     verifier: str = "gumbel"
     relaxation: str | None = None
-    k: int = 0
-    delta: float = 0.0
-    lambda_: float = 1.0
-    residual: str = "paper"
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def exact(self) -> bool:
         """Whether pictures follow the model's own law."""
         return self.relaxation is None
 
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What can be set of it by name: its tree, if it drafts, and its settings."""
+        return (("tree",) if self.drafter else ()) + tuple(self.settings)
 
+    def with_options(self, **options: Any) -> "Method":
+        """The method with some of its `options` changed; ValueError for one that it does not have."""
+        for name in options:
+            if name not in self.options:
+                known = f"takes {', '.join(self.options)}" if self.options else "takes no settings"
+                raise ValueError(f'method "{self.name}" has no setting {name.rstrip("_")}: it {known}')
+        own = {name: value for name, value in options.items() if name in self.settings}
+        rest = {name: value for name, value in options.items() if name not in own}
+        return dataclasses.replace(self, settings={**self.settings, **own}, **rest)
+
+
+RELAXATIONS = {
+    "lantern": "lantern.relaxations.lantern:Lantern",
+    "lantern++": "lantern.relaxations.lantern_pp:LanternPP",
+}
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -66,8 +84,7 @@ METHODS: dict[str, Method] = {
             mode="sampled",
             verifier="rejection",
             relaxation="lantern",
-            k=100,
-            delta=0.1,
+            settings={"k": 100, "delta": 0.1, "residual": "paper"},
         ),
         Method(
             "lantern++",
@@ -76,8 +93,7 @@ METHODS: dict[str, Method] = {
             mode="sampled",
             verifier="rejection",
             relaxation="lantern++",
-            k=10,
-            lambda_=2.0,
+            settings={"k": 10, "lambda_": 2.0, "residual": "paper"},
         ),
         Method(
             "auto",
@@ -165,20 +181,24 @@ def _verifier(method: Method, sampling: "Sampling", neighbours: "Tensor | None")
         raise ValueError(f'verifier is "{method.verifier}", wanted one of {", ".join(kinds)}')
     if method.relaxation is None:
         return kinds[method.verifier]()
-    if neighbours is None:
-        raise ValueError(
-            f'method "{method.name}" needs the proximity table of the codebook: build it with `neighbours`'
-        )
     relaxation = _relaxation(method, neighbours)
     return GreedyVerifier(relaxation) if sampling.is_greedy else kinds[method.verifier](relaxation)
 
 
-def _relaxation(method: Method, neighbours: "Tensor") -> Any:
-    from lantern.relaxations.lantern import Lantern
-    from lantern.relaxations.lantern_pp import LanternPP
+def neighbour_columns(method: Method) -> int:
+    """How many nearest codes of each code a method's relaxation reads; 0 if it reads none."""
+    return method.settings.get("k", 0) + (method.settings.get("residual") == "released")
 
-    if method.relaxation == "lantern":
-        return Lantern(neighbours, k=method.k, delta=method.delta, residual=method.residual)
-    if method.relaxation == "lantern++":
-        return LanternPP(neighbours, k=method.k, lambda_=method.lambda_, residual=method.residual)
-    raise ValueError(f'relaxation is "{method.relaxation}", wanted "lantern" or "lantern++"')
+
+def _relaxation(method: Method, neighbours: "Tensor | None") -> Any:
+    if method.relaxation not in RELAXATIONS:
+        raise ValueError(f'relaxation is "{method.relaxation}", wanted one of {", ".join(RELAXATIONS)}')
+    module, name = RELAXATIONS[method.relaxation].split(":")
+    kind = getattr(import_module(module), name)
+    if "table" not in {entry.name for entry in dataclasses.fields(kind)}:
+        return kind(**method.settings)
+    if neighbours is None:
+        raise ValueError(
+            f'method "{method.name}" needs the proximity table of the codebook: build it with `neighbours`'
+        )
+    return kind(neighbours, **method.settings)

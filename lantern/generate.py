@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from lantern.catalog import METHODS, Method, build, find
+from lantern.catalog import METHODS, Method, build, find, neighbour_columns
 from lantern.model_folder import Model
 from lantern.models.llamagen.vqvae import to_uint8
 from lantern.requests import Request, check_requests
@@ -65,7 +65,7 @@ def generate(
 
 
 def choose_method(model: Model, name: str | None = None, settings: Mapping[str, Any] | None = None) -> Method:
-    """The method of a name, with its `settings` changed: tree, and of relaxed methods k, delta, lambda_, residual.
+    """The method of a name, with some of its `options` changed: the tree, and of relaxed methods k, delta and the like.
 
     None is the model's own method; "auto" becomes the method that it stands for with this model. ValueError for a
     setting that the method does not take.
@@ -73,19 +73,7 @@ def choose_method(model: Model, name: str | None = None, settings: Mapping[str, 
     method = find(name or str(model.generation.get("method", "auto")))
     if method.name == "auto":
         method = _behind_auto(method) if model.drafter is not None else METHODS["plain"]
-    taken = settings_of(method)
-    for setting in settings or {}:
-        if setting not in taken:
-            known = f"takes {', '.join(taken)}" if taken else "takes no settings"
-            raise ValueError(f'method "{method.name}" has no setting {setting.rstrip("_")}: it {known}')
-    return dataclasses.replace(method, **settings or {})
-
-
-def settings_of(method: Method) -> list[str]:
-    """What can be set of a method: its tree if it drafts, and what its relaxation sets away from the neutral value."""
-    fields = {entry.name: entry.default for entry in dataclasses.fields(Method)}
-    bounds = [name for name in ("k", "delta", "lambda_") if getattr(method, name) != fields[name]]
-    return (["tree"] if method.drafter else []) + bounds + (["residual"] if method.relaxation else [])
+    return method.with_options(**settings or {})
 
 
 def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
@@ -105,12 +93,13 @@ class Decoder:
 
     def __init__(self, model: Model, method: Method, sampling: Sampling) -> None:
         self.model, self.method, self.sampling = model, method, sampling
+        columns = neighbour_columns(method)
         self._parts = build(
             method,
             model.target,
             sampling=sampling,
             drafter_module=model.drafter,
-            neighbours=neighbours_for(model, method.k + (method.residual == "released")) if method.relaxation else None,
+            neighbours=neighbours_for(model, columns) if columns else None,
         )
 
     def condition(self, asked: Sequence[Request]) -> Condition:

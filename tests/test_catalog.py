@@ -58,7 +58,7 @@ def test_the_catalogue_costs_no_torch() -> None:
 
 
 def test_a_table_is_only_read_up_to_k() -> None:
-    method = replace(METHODS["lantern"], k=5)
+    method = METHODS["lantern"].with_options(k=5)
     both = [
         build(method, TARGET, sampling=Sampling(), drafter_module=DRAFTER, neighbours=table)
         .generate(tiny_condition((4, 2)), keys=KEYS)

@@ -18,7 +18,8 @@ SAMPLINGS = [Sampling(guidance=3), Sampling(guidance=1, top_k=6, top_p=0.9), Sam
 
 
 def toy_sized(method: Method) -> Method:
-    return replace(method, k=min(method.k, 10))
+    k = method.settings.get("k")
+    return method if k is None else method.with_options(k=min(k, 10))
 
 
 def parts(name: str, sampling: Sampling, form: str = "guided") -> Parts:
