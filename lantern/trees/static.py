@@ -17,6 +17,7 @@ Choice = tuple[int, ...]
 # Chances that Gumbel match takes the child of each rank, for a drafter of middling skill (measured on 500 pairs of
 # laws with a total variation of .53 between p and q).
 RATES = (0.424, 0.115, 0.065, 0.055, 0.025, 0.025, 0.025, 0.025, *(0.0105,) * 8)
+MAX_SPELLING = 4000  # characters of a tree in words
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ class StaticTree:
         """Nodes other than the root that have children."""
         return len({choice[:-1] for choice in self.choices if len(choice) > 1})
 
+    @property
+    def spelling(self) -> str:
+        """Its nodes in words, "0 1 0.0" for those of the drawing: a name by which `named` makes it again."""
+        return " ".join(".".join(map(str, choice)) for choice in self.choices)
+
     def shape(self, device: torch.device | str = "cpu") -> TreeShape:
         """Parents, ranks, depths and ancestors as tensors; made once for each device."""
         return _shape(self, str(device))
@@ -132,19 +138,21 @@ def grown(nodes: int, depth: int, rates: Sequence[float] = RATES) -> StaticTree:
 
 
 def named(name: str) -> StaticTree:
-    """A tree of `TREES` by its name, "chain_N", or "grown_N_D" for N nodes to depth D.
+    """A tree of `TREES` by its name, "chain_N", "grown_N_D" for N nodes to depth D, or a tree's own `spelling`.
 
     ValueError for another name gives the nearest.
     """
     if name in TREES:
         return TREES[name]
+    if len(name) <= MAX_SPELLING and re.fullmatch(r"\d+(\.\d+)*( \d+(\.\d+)*)*", name, re.ASCII):
+        return StaticTree(tuple(tuple(int(rank) for rank in word.split(".")) for word in name.split()))
     if found := re.fullmatch(r"chain_([1-9]\d?)", name):
         return chain(int(found[1]))
     if found := re.fullmatch(r"grown_([1-9]\d{0,2})_([1-9])", name):
         return grown(int(found[1]), int(found[2]))
     near = difflib.get_close_matches(name, TREES, n=1)
     hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(TREES)}, chain_N and grown_N_D"
-    raise ValueError(f'tree "{name}" is unknown: {hint}')
+    raise ValueError(f'tree "{name[:80]}" is unknown: {hint}')
 
 
 def _parse(text: str) -> StaticTree:

@@ -88,3 +88,16 @@ def test_a_malformed_tree_is_refused(choices: tuple[tuple[int, ...], ...]) -> No
 def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(ValueError, match='did you mean "mc_sim_7b_63"'):
         named("mc_sim_7b_36")
+
+
+@pytest.mark.parametrize("name", [*static.TREES, "chain_3", "grown_32_6", "grown_16_1"])
+def test_a_tree_is_named_by_its_spelling(name: str) -> None:
+    assert named(named(name).spelling) == named(name)
+
+
+def test_spellings_of_no_tree_are_refused() -> None:
+    assert named("0 1 0.0").spelling == "0 1 0.0"
+    with pytest.raises(ValueError, match="no parent"):
+        named("1.0 0")
+    with pytest.raises(ValueError, match="is unknown"):
+        named("0 " * 3000)
