@@ -39,7 +39,7 @@ class StaticCache:
         self.prefix, self.codes, self.stage = prefix, codes, stage
         size = (2 * layers, images * rows, heads, prefix + codes + stage, head_dim)
         self.buffer = torch.zeros(size, dtype=dtype, device=device)
-        self._layers = [(self.buffer[2 * layer], self.buffer[2 * layer + 1]) for layer in range(layers)]
+        self._layers = [self.buffer[2 * layer : 2 * layer + 2] for layer in range(layers)]
         self._rows = torch.arange(images * rows, device=device)[:, None]
 
     @property
@@ -53,13 +53,12 @@ class StaticCache:
         return self.prefix + self.codes
 
     def write(
-        self, layer: int, slots: Int[Tensor, "b n"], keys: Float[Tensor, "b h n d"], values: Float[Tensor, "b h n d"]
+        self, layer: int, slots: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"]
     ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:
         """Stores n keys and values of a layer at `slots`, the same for every row, and returns all of the layer's."""
-        all_keys, all_values = self._layers[layer]
-        all_keys.index_copy_(2, slots[0], keys)
-        all_values.index_copy_(2, slots[0], values)
-        return all_keys, all_values
+        both = self._layers[layer]
+        both.index_copy_(3, slots[0], fresh.permute(2, 0, 3, 1, 4).to(both.dtype))
+        return both[0], both[1]
 
     def commit(self, nodes: Int[Tensor, "b m"], start: Int[Tensor, " b"]) -> None:
         """Copies staged node `nodes[:, j]` to the place of code `start + j`; past the end, to the last slot.

@@ -14,10 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
-from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm, TransformerConfig, rope_table
+from lantern.models.llamagen.transformer import (
+    Attention,
+    FeedForward,
+    RMSNorm,
+    TransformerConfig,
+    rope_table,
+    turns_at,
+)
 
 IDENTITY_SCALE = 0.05
 
@@ -83,14 +90,14 @@ class EagleLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n c"],
-        table: Float[Tensor, "b n half 2"],
-        mask: Bool[Tensor, "b n s"] | None,
+        turns: Complex[Tensor, "b n 3 1 half"],
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
         *,
         cache: Any,
         slots: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n c"]:
         """Attention, then feed-forward, each added to its input."""
-        x = x + self.attention(x, table, mask, layer=0, cache=cache, slots=slots)
+        x = x + self.attention(x, turns, mask, layer=0, cache=cache, slots=slots)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
@@ -134,7 +141,7 @@ class Eagle(nn.Module):
         features: Float[Tensor, "b n c"],
         tokens: Int[Tensor, "b n"],
         positions: Int[Tensor, "b n"],
-        mask: Bool[Tensor, "b n s"] | None = None,
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None = None,
         *,
         scales: Float[Tensor, "b n"] | None = None,
         cache: Any = None,
@@ -149,7 +156,7 @@ class Eagle(nn.Module):
         x = self.fc(torch.cat([self.embed_tokens(tokens), features], dim=-1))
         if scales is not None and self.config.form == "guided":
             x = x + (scales.log()[..., None] * self.guidance).to(x.dtype)
-        return self.layers[0](x, self.rope[positions], mask, cache=cache, slots=slots)
+        return self.layers[0](x, turns_at(self.rope, positions), mask, cache=cache, slots=slots)
 
     def training_forward(
         self,
@@ -196,9 +203,10 @@ class Unroll:
         return torch.cat(parts, dim=1).expand(images, -1, -1)
 
     def write(
-        self, layer: int, slots: Int[Tensor, "b n"], keys: Float[Tensor, "b h n d"], values: Float[Tensor, "b h n d"]
+        self, layer: int, slots: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"]
     ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:
         """Keeps this pass and returns all."""
+        keys, values = fresh.transpose(1, 3).unbind(2)
         self.keys.append(keys)
         self.values.append(values)
         return torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2)

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor, nn
 
 # A config past these is a damaged file, not a model: refused before anything is allocated.
@@ -109,7 +109,7 @@ class LayerCache(Protocol):
     """Where a pass leaves its keys and values and finds those of earlier passes."""
 
     def write(
-        self, layer: int, slots: Int[Tensor, "b n"], keys: Float[Tensor, "b h n d"], values: Float[Tensor, "b h n d"]
+        self, layer: int, slots: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"]
     ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:
         """Stores n keys and values at `slots` of a layer and returns all of that layer's."""
         ...
@@ -125,9 +125,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Normalises the last axis."""
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (wide * scale).to(x.dtype) * self.weight
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x.float(), self.weight.shape, eps=self.eps).to(x.dtype) * self.weight
 
 
 def rope_table(grid: int, prefix: int, head_dim: int, base: float) -> Float[Tensor, "p half 2"]:
@@ -146,12 +146,22 @@ def rope_table(grid: int, prefix: int, head_dim: int, base: float) -> Float[Tens
     return torch.cat([torch.zeros(prefix, half, 2), table])
 
 
-def rotate(x: Float[Tensor, "b n h d"], table: Float[Tensor, "b n half 2"]) -> Float[Tensor, "b n h d"]:
-    """Applies rotary rows to interleaved pairs (x[2i], x[2i+1]), in fp32."""
+def turns_at(
+    table: Float[Tensor, "p half 2"], positions: Int[Tensor, "b n"]
+) -> Complex[Tensor, "b n 3 1 half"]:
+    """What queries, keys and values at these rows of the rotary table are multiplied by, pair by pair: values by 1."""
+    turn = torch.view_as_complex(table[positions])
+    return torch.stack([turn, turn, torch.ones_like(turn)], dim=2)[:, :, :, None]
+
+
+def rotate(x: Float[Tensor, "b n k h d"], turns: Complex[Tensor, "b n k 1 half"]) -> Float[Tensor, "b n k h d"]:
+    """Turns interleaved pairs (x[2i], x[2i+1]) as complex numbers; the result is fp32."""
     pairs = x.float().unflatten(-1, (-1, 2))
-    cos, sin = table[:, :, None, :, 0], table[:, :, None, :, 1]
-    even, odd = pairs[..., 0], pairs[..., 1]
-    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(x.dtype)
+    if not torch.compiler.is_compiling():
+        return torch.view_as_real(torch.view_as_complex(pairs) * turns).flatten(-2)
+    even, odd = pairs.unbind(-1)  # the compiler fuses real arithmetic, and none on complex numbers
+    cos, sin = torch.view_as_real(turns).unbind(-1)
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
 
 
 class Attention(nn.Module):
@@ -167,20 +177,21 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n c"],
-        table: Float[Tensor, "b n half 2"],
-        mask: Bool[Tensor, "b n s"] | None,
+        turns: Complex[Tensor, "b n 3 1 half"],
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
         *,
         layer: int,
         cache: LayerCache | None,
         slots: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n c"]:
-        """Attends to the cache (or, without one, to x itself); no mask means causal."""
-        q, k, v = self.wqkv(x).unflatten(-1, (3, self.n_head, -1)).unbind(2)
-        q, k = rotate(q, table).transpose(1, 2), rotate(k, table).transpose(1, 2)
-        v = v.transpose(1, 2)
-        if cache is not None:
+        """Attends to the cache (or, without one, to x itself); no mask means causal, numbers are added to scores."""
+        turned = rotate(self.wqkv(x).unflatten(-1, (3, self.n_head, -1)), turns)
+        if cache is None:
+            q, k, v = turned.to(x.dtype).transpose(1, 3).unbind(2)
+        else:
             assert slots is not None
-            k, v = cache.write(layer, slots, k, v)
+            k, v = cache.write(layer, slots, turned[:, :, 1:])
+            q = turned[:, :, 0].transpose(1, 2).to(k.dtype)
         out = F.scaled_dot_product_attention(
             q,
             k,
@@ -189,21 +200,51 @@ class Attention(nn.Module):
             is_causal=mask is None,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        return self.wo(out.transpose(1, 2).flatten(2))
+        return self.wo(out.transpose(1, 2).flatten(2).to(x.dtype))
+
+    def read(self, x: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> tuple[Tensor, Float[Tensor, "b h d"]]:
+        """Attention of conditioning slots, whose queries and keys are zero: the mean of the values seen so far.
+
+        Gives the output of every slot and the mean of all values, fp32, which is all that codes see of the prompt.
+        """
+        values = F.linear(x, self.wqkv.weight[2 * x.shape[-1] :]).float()
+        means = running_mean(values, mask)
+        return self.wo(means.to(x.dtype)), means[:, -1].unflatten(-1, (self.n_head, -1))
+
+
+def running_mean(values: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+    """Mean of the values up to each slot: of words over the words, of padding (which is on the left) over padding."""
+    counts = mask.long().cumsum(1)
+    words = (values * mask[..., None]).cumsum(1) / counts.clamp(min=1)[..., None]
+    padding = values.cumsum(1) / torch.arange(1, values.shape[1] + 1, device=values.device)[:, None]
+    return torch.where(mask[..., None], words, padding)
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: w2(silu(w1 x) * w3 x), no biases."""
+    """SwiGLU: w2(silu(w1 x) * w3 x), no biases; w1 and w3 are one matrix here, two in files."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
-        self.w1 = nn.Linear(dim, hidden, bias=False)
-        self.w3 = nn.Linear(dim, hidden, bias=False)
+        self.w13 = nn.Linear(dim, 2 * hidden, bias=False)
         self.w2 = nn.Linear(hidden, dim, bias=False)
+        self.register_state_dict_post_hook(_split_gate)
+        self.register_load_state_dict_pre_hook(_join_gate)
 
     def forward(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
         """Maps dim -> hidden -> dim."""
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+        gate, up = self.w13(x).chunk(2, dim=-1)
+        return self.w2(F.silu(gate) * up)
+
+
+def _split_gate(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
+    joined = state.pop(f"{prefix}w13.weight")
+    state[f"{prefix}w1.weight"], state[f"{prefix}w3.weight"] = (part.clone() for part in joined.chunk(2))
+
+
+def _join_gate(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+    parts = [state.pop(f"{prefix}{name}.weight", None) for name in ("w1", "w3")]
+    if parts[0] is not None and parts[1] is not None:
+        state[f"{prefix}w13.weight"] = torch.cat(parts)
 
 
 class Block(nn.Module):
@@ -221,15 +262,25 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n c"],
-        table: Float[Tensor, "b n half 2"],
-        mask: Bool[Tensor, "b n s"] | None,
+        turns: Complex[Tensor, "b n 3 1 half"],
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
         *,
         layer: int,
         cache: LayerCache | None,
         slots: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n c"]:
         """Attention, then feed-forward, each added to its input."""
-        attended = self.attention(self.attention_norm(x), table, mask, layer=layer, cache=cache, slots=slots)
+        return self._add(x, self.attention(self.attention_norm(x), turns, mask, layer=layer, cache=cache, slots=slots))
+
+    def read(self, x: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> tuple[Tensor, Float[Tensor, "b h d"]]:
+        """The same for conditioning slots, with the mean of their values."""
+        attended, mean = self.attention.read(self.attention_norm(x), mask)
+        return self._add(x, attended), mean
+
+    def _add(self, x: Float[Tensor, "b n c"], attended: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
+        if not self.training:
+            x = x + attended
+            return x + self.feed_forward(self.ffn_norm(x))
         x = x + self.resid_dropout(attended)
         return x + self.ffn_dropout(self.feed_forward(self.ffn_norm(x)))
 
@@ -327,7 +378,7 @@ class Transformer(nn.Module):
         self,
         inputs: Float[Tensor, "b n c"],
         positions: Int[Tensor, "b n"],
-        mask: Bool[Tensor, "b n s"] | None = None,
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None = None,
         *,
         cache: LayerCache | None = None,
         slots: Int[Tensor, "b n"] | None = None,
@@ -336,19 +387,34 @@ class Transformer(nn.Module):
 
         `positions` are rows of the rotary table: conditioning slots first (cls_token_num of them), then the
         codes in raster order. `mask` says which of the s cache slots (without a cache: of the n inputs)
-        each input sees; None is causal. With a cache, keys and values go to `slots`.
+        each input sees, or is added to the scores; None is causal. With a cache, keys and values go to `slots`.
         """
-        table = self.rope[positions]
+        turns = turns_at(self.rope, positions)
         x = self.tok_dropout(inputs)
         for layer, block in enumerate(self.layers):
-            x = block(x, table, mask, layer=layer, cache=cache, slots=slots)
+            x = block(x, turns, mask, layer=layer, cache=cache, slots=slots)
         return self.norm(x)
+
+    def read_prompt(
+        self, inputs: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]
+    ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "l b h d"]]:
+        """Features of conditioning slots (padding on the left), and each layer's mean value over the words.
+
+        Rotary rows of the prompt are zero, so its queries and keys are zero: attention among conditioning slots is a
+        running mean, and to a code the n words of a prompt are one key of zeros with log n added to its score, and
+        these means as its value. `features` computes the same without knowing that.
+        """
+        x, means = inputs, []
+        for block in self.layers:
+            x, mean = block.read(x, mask)
+            means.append(mean)
+        return self.norm(x), torch.stack(means)
 
     def forward(
         self,
         inputs: Float[Tensor, "b n c"],
         positions: Int[Tensor, "b n"],
-        mask: Bool[Tensor, "b n s"] | None = None,
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None = None,
         *,
         cache: LayerCache | None = None,
         slots: Int[Tensor, "b n"] | None = None,
