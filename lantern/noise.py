@@ -50,21 +50,30 @@ def philox(counter: Sequence[Int[Tensor, "..."]], key: Key) -> list[Int[Tensor, 
     return [c0, c1, c2, c3]
 
 
-def purpose_key(seeds: Int[Tensor, " b"], purpose: Purpose) -> Key:
-    """The keys of seeds' streams for one purpose: themselves drawn by Philox from the seeds, so that none coincide."""
+def purpose_key(seeds: Int[Tensor, " b"], purpose: Purpose, turns: Int[Tensor, " b"] | None = None) -> Key:
+    """The keys of seeds' streams for one purpose: themselves drawn by Philox from the seeds, so that none coincide.
+
+    What is drawn for the same code again and again has one stream a turn; turn 0 is the stream of all else.
+    """
     zeros = torch.zeros_like(seeds)
-    words = philox([zeros + int(purpose), zeros, zeros, zeros], Key(seeds & MASK, seeds >> 32))
+    turns = zeros if turns is None else turns
+    words = philox([zeros + int(purpose), turns, zeros, zeros], Key(seeds & MASK, seeds >> 32))
     return Key(words[0], words[1])
 
 
 def random_words(
-    seeds: Int[Tensor, " b"], images: Int[Tensor, " b"], purpose: Purpose, positions: Int[Tensor, " n"], count: int
+    seeds: Int[Tensor, " b"],
+    images: Int[Tensor, " b"],
+    purpose: Purpose,
+    positions: Int[Tensor, "*b n"],
+    count: int,
+    turns: Int[Tensor, " b"] | None = None,
 ) -> Int[Tensor, "b n count"]:
-    """The first `count` 32-bit words of each picture's stream at each code number."""
-    key = purpose_key(seeds, purpose)
+    """The first `count` 32-bit words of each picture's stream at each code number, the same or its own ones."""
+    key = purpose_key(seeds, purpose, turns)
     streams = Key(key.low[:, None, None], key.high[:, None, None])
     blocks = torch.arange(-(-count // 4), device=positions.device)[None, None]
-    where, picture = positions.long()[None, :, None], images[:, None, None]
+    where, picture = positions.long()[..., None], images[:, None, None]
     words = philox([blocks, where, picture & MASK, picture >> 32], streams)
     return torch.stack(words, dim=-1).flatten(2)[..., :count]
 
@@ -106,7 +115,7 @@ class Noise:
         self._keys = torch.tensor(list(keys), dtype=torch.long, device=self.device).view(-1, 2)
         self._rows = torch.arange(len(self._keys), device=self.device)[:, None]
         self._gumbel: dict[int, Tensor] = {}
-        self._uniform: dict[int, Tensor] = {}
+        self._uniform: dict[tuple[int, ...], Tensor] = {}
 
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = Purpose.TARGET) -> Float[Tensor, "b n v"]:
         """Standard Gumbel noise of every code at these code numbers (clamped to the picture)."""
@@ -116,13 +125,45 @@ class Noise:
             self._gumbel[purpose] = self._gumbel_table(Purpose(purpose))
         return self._gumbel[purpose][self._rows, positions.clamp(0, self.positions - 1)]
 
-    def uniform(self, positions: Int[Tensor, "b n"], lanes: int) -> Float64[Tensor, "b n lanes"]:
-        """Uniforms of acceptance tests: lane r is for the r-th sibling tested at that code number."""
-        if lanes not in self._uniform:
+    def uniform(
+        self,
+        positions: Int[Tensor, "b n"],
+        lanes: int,
+        *,
+        purpose: int = Purpose.TEST,
+        turns: Int[Tensor, " b"] | None = None,
+    ) -> Float64[Tensor, "b n lanes"]:
+        """Uniforms at these code numbers: lane r is for the r-th sibling tested there.
+
+        With `turns` other ones in every turn, for codes that are tested again and again. An image's turn is known by
+        the first code that it has not decided, so that its n positions are all less than n ahead of that.
+        """
+        if turns is not None:
+            width = positions.shape[1]
+            name = (purpose, lanes, width)
+            if name not in self._uniform:
+                self._uniform[name] = self._turn_table(Purpose(purpose), width, lanes)
+            ahead = (positions - turns[:, None]).clamp(0, width - 1)
+            return self._uniform[name][self._rows, turns.clamp(0, self.positions - 1)[:, None], ahead]
+        name = (purpose, lanes)
+        if name not in self._uniform:
             where = torch.arange(self.positions, device=self.device)
-            words = random_words(self._keys[:, 0], self._keys[:, 1], Purpose.TEST, where, lanes)
-            self._uniform[lanes] = to_uniform(words)
-        return self._uniform[lanes][self._rows, positions.clamp(0, self.positions - 1)]
+            words = random_words(self._keys[:, 0], self._keys[:, 1], Purpose(purpose), where, lanes)
+            self._uniform[name] = to_uniform(words)
+        return self._uniform[name][self._rows, positions.clamp(0, self.positions - 1)]
+
+    def _turn_table(self, purpose: Purpose, width: int, lanes: int) -> Float64[Tensor, "b p n lanes"]:
+        """Row t holds the uniforms of the codes t .. t + width - 1 in the turn that begins at code t."""
+        turns = torch.arange(self.positions, device=self.device).repeat(len(self._keys))
+        seeds, images = self._keys.repeat_interleave(self.positions, 0).unbind(1)
+        ahead = torch.arange(width, device=self.device)
+        table = torch.empty(len(turns), width, lanes, dtype=torch.float64, device=self.device)
+        rows = max(BLOCK // (width * max(lanes, 4)), 1)
+        for first in range(0, len(turns), rows):
+            part = slice(first, first + rows)
+            where = turns[part, None] + ahead
+            table[part] = to_uniform(random_words(seeds[part], images[part], purpose, where, lanes, turns[part]))
+        return table.unflatten(0, (len(self._keys), self.positions))
 
     def _gumbel_table(self, purpose: Purpose) -> Float[Tensor, "b p v"]:
         table = torch.empty(len(self._keys), self.positions, self.vocab_size, device=self.device)

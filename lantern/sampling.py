@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 MAX_GUIDANCE = 1000.0
@@ -109,6 +109,12 @@ def keep_nucleus(logits: Float[Tensor, "*n v"], top_p: float) -> Float[Tensor, "
     before[..., 0] = 0.0
     dropped = torch.empty_like(before, dtype=torch.bool).scatter_(-1, order, before > top_p)
     return logits.masked_fill(dropped, -torch.inf)
+
+
+def pick(law: Float[Tensor, "*n v"], uniforms: Float64[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+    """The code at which the sum of a law, which need not be normalised, passes u of its total: never one of mass 0."""
+    sums = law.cumsum(-1, dtype=torch.float64)
+    return torch.searchsorted(sums, uniforms[..., None] * sums[..., -1:], right=True)[..., 0]
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:

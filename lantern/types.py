@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-DraftMode = Literal["point", "sampled", "iid", "gumbel"]
+DraftMode = Literal["point", "sampled", "iid", "gumbel", "jacobi"]
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,10 @@ class NoiseSource(Protocol):
         """Standard Gumbel noise of every code at these code numbers."""
         ...
 
-    def uniform(self, positions: Int[Tensor, "b n"], lanes: int) -> Float[Tensor, "b n lanes"]:
-        """Uniforms of acceptance tests, one lane a sibling."""
+    def uniform(
+        self, positions: Int[Tensor, "b n"], lanes: int, *, purpose: int = 3, turns: Int[Tensor, " b"] | None = None
+    ) -> Float[Tensor, "b n lanes"]:
+        """Uniforms, by default of acceptance tests, one lane a sibling; other ones in each of the `turns` from 1 on."""
         ...
 
 
@@ -159,8 +161,9 @@ class DraftTree:
     """A drafter's guess: a code for each node, and for classical verification the laws they were drawn from.
 
     `mode` says how children were chosen: "point" (without randomness), "sampled" (without replacement, in
-    draw order), "iid" (independently), "gumbel" (top-K of log q + the target's own noise). `log_q` row i is the
-    law from which the children of node i were drawn; rows of leaves mean nothing.
+    draw order), "iid" (independently), "gumbel" (top-K of log q + the target's own noise), "jacobi" (a chain of which
+    each code was drawn from its recorded law, given the codes before it). `log_q` row i is the law from which the
+    children of node i were drawn; rows of leaves mean nothing.
     """
 
     tokens: Int[Tensor, "b n"]
@@ -170,12 +173,24 @@ class DraftTree:
 
 
 @dataclass(frozen=True)
+class Leftovers:
+    """A code drawn for what follows each node of a chain, and the laws of these draws, row i for what follows node i.
+
+    They begin with the codes that are committed; the others are drafts for the next step. `log_q` is None where codes
+    were drawn with the target's own noise, for which no law need be known.
+    """
+
+    tokens: Int[Tensor, "b n"]
+    log_q: Float[Tensor, "b n v"] | None = None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What a verifier keeps of a tree: the first `length` nodes of `path` (root left out), then `next_token`.
 
     Entries of `path` past `length` are 0. `relaxed[:, j]` is true where path node j was accepted only thanks
     to a relaxation; `total_variation[:, j]` is the probability mass that was moved at the node before it
-    (j = length: at the node that gave `next_token`).
+    (j = length: at the node that gave `next_token`). `leftovers` are what a Jacobi window goes on with.
     """
 
     path: Int[Tensor, "b d"]
@@ -183,6 +198,7 @@ class Verdict:
     next_token: Int[Tensor, " b"]
     relaxed: Bool[Tensor, "b d"] | None = None
     total_variation: Float[Tensor, "b d1"] | None = None
+    leftovers: Leftovers | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.types import DraftTree, NoiseSource, Relaxation, Verdict
+from lantern.types import DraftTree, Leftovers, NoiseSource, Relaxation, Verdict
 from lantern.verifiers.path import deepest_path, parent_values
 
 
@@ -20,7 +20,7 @@ class GumbelVerifier:
     """
 
     relaxation: Relaxation | None = None
-    modes: frozenset[str] = frozenset({"gumbel", "point", "sampled", "iid"})
+    modes: frozenset[str] = frozenset({"gumbel", "point", "sampled", "iid", "jacobi"})
     reads_soft_law: bool = False
 
     def __post_init__(self) -> None:
@@ -55,4 +55,4 @@ class GumbelVerifier:
         next_token = drawn.gather(1, path.last[:, None])[:, 0]
         if spent is not None:
             spent = spent.gather(1, torch.nn.functional.pad(path.nodes, (1, 0)))
-        return Verdict(path.nodes, path.length, next_token, total_variation=spent)
+        return Verdict(path.nodes, path.length, next_token, total_variation=spent, leftovers=Leftovers(drawn))
