@@ -6,7 +6,7 @@ target's law and q the draft's, both after guidance and filters. Row i of either
 FOLLOWS node i, so siblings share a row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -105,7 +105,7 @@ class Target(Protocol):
         self,
         inputs: Float[Tensor, "rows n c"],
         positions: Int[Tensor, "rows n"],
-        mask: Bool[Tensor, "rows n s"] | None = None,
+        mask: Float[Tensor, "rows n s"] | Bool[Tensor, "rows n s"] | None = None,
         *,
         cache: Any = None,
         slots: Int[Tensor, "rows n"] | None = None,
@@ -117,12 +117,22 @@ class Target(Protocol):
         self,
         inputs: Float[Tensor, "rows n c"],
         positions: Int[Tensor, "rows n"],
-        mask: Bool[Tensor, "rows n s"] | None = None,
+        mask: Float[Tensor, "rows n s"] | Bool[Tensor, "rows n s"] | None = None,
         *,
         cache: Any = None,
         slots: Int[Tensor, "rows n"] | None = None,
     ) -> Float[Tensor, "rows n c"]:
         """As calling it, without the head."""
+        ...
+
+    def read_prompt(
+        self, inputs: Float[Tensor, "rows t c"], mask: Bool[Tensor, "rows t"]
+    ) -> tuple[Float[Tensor, "rows t c"], Float[Tensor, "l rows h d"]]:
+        """Features of conditioning slots, and each layer's mean value over those that are no padding."""
+        ...
+
+    def parameters(self) -> Iterator[Tensor]:
+        """The weights."""
         ...
 
     def head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
@@ -170,6 +180,7 @@ class DraftTree:
     shape: TreeShape
     mode: DraftMode
     log_q: Float[Tensor, "b n v"] | None = None
+    inner: Int[Tensor, " m"] | None = None
 
 
 @dataclass(frozen=True)
@@ -188,16 +199,19 @@ class Leftovers:
 class Verdict:
     """What a verifier keeps of a tree: the first `length` nodes of `path` (root left out), then `next_token`.
 
-    Entries of `path` past `length` are 0. `relaxed[:, j]` is true where path node j was accepted only thanks
-    to a relaxation; `total_variation[:, j]` is the probability mass that was moved at the node before it
-    (j = length: at the node that gave `next_token`). `leftovers` are what a Jacobi window goes on with.
+    Entries of `path` past `length` are 0. `relaxed[:, j]` is the probability, 0 or 1 where the test tells, that path
+    node j was accepted only thanks to a relaxation. `total_variation[:, j]` is what was spent at the node before it
+    (j = length: at the node that gave `next_token`), and `latent_distance[:, j]` the sum of the mass moved there times
+    the L2 distance it went, None where no vectors of codes were at hand. `leftovers` are what a Jacobi
+    window goes on with.
     """
 
     path: Int[Tensor, "b d"]
     length: Int[Tensor, " b"]
     next_token: Int[Tensor, " b"]
-    relaxed: Bool[Tensor, "b d"] | None = None
+    relaxed: Float[Tensor, "b d"] | None = None
     total_variation: Float[Tensor, "b d1"] | None = None
+    latent_distance: Float[Tensor, "b d1"] | None = None
     leftovers: Leftovers | None = None
 
 
@@ -233,7 +247,9 @@ class Generation:
 
     `passes` counts target passes of each image, the one over the prompt included. `reached[:, d]` counts steps that
     came to a node of depth d with children to test, `accepted[:, d]` those in which one was taken. `relaxed` counts
-    codes accepted only thanks to a relaxation; `total_variation` sums the probability mass it moved, over codes.
+    codes accepted only thanks to a relaxation; `total_variation` sums what it spent, over codes, and
+    `total_variation_max` is the most it spent on one; `latent_distance` sums moved mass times L2 distance. The last two
+    are None where nothing was relaxed, or where no vectors of codes were at hand.
     `steps` is filled only when asked for, `seconds` by phase only when timed.
     """
 
@@ -241,10 +257,12 @@ class Generation:
     passes: Int[Tensor, " b"]
     accepted: Int[Tensor, "b d"]
     reached: Int[Tensor, "b d"]
-    relaxed: Int[Tensor, " b"]
+    relaxed: Float[Tensor, " b"]
     total_variation: Float[Tensor, " b"]
     steps: list[Step] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    total_variation_max: Float[Tensor, " b"] | None = None
+    latent_distance: Float[Tensor, " b"] | None = None
 
     @property
     def step_compression(self) -> Float[Tensor, " b"]:
@@ -307,44 +325,95 @@ class Drafter(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Relaxed:
+    """A law r put in the place of p, and its price: TV(r, p), and moved mass times L2 distance (None: no vectors)."""
+
+    log_r: Float[Tensor, "n v"]
+    total_variation: Float[Tensor, " n"]
+    latent_distance: Float[Tensor, " n"] | None = None
+
+
 @runtime_checkable
 class Relaxation(Protocol):
-    """A law nearer the draft, put in the target's place before any child is looked at."""
+    """A law nearer the draft, put in the target's place before any child is looked at, then verified exactly."""
 
-    def relax(self, log_p: Float[Tensor, "b n v"], log_q: Float[Tensor, "b n v"]) -> Float[Tensor, "b n v"]:
-        """Gives log r."""
+    def relax(
+        self, log_p: Float[Tensor, "n v"], log_q: Float[Tensor, "n v"], *, depths: Int[Tensor, " n"], levels: int
+    ) -> Relaxed:
+        """Gives r for nodes at these depths of a tree `levels` deep."""
         ...
 
 
 @dataclass(frozen=True)
-class Moved:
-    """Mass moved onto a code from those of its neighbours `near` that are taken: their probabilities' sum."""
+class Trial:
+    """Codes under test, one an image: `p` is what refusals of elder siblings left of the target's law.
 
-    near: Int[Tensor, "b k"]
-    is_taken: Bool[Tensor, "b k"]
+    `q` is the law that the code was drawn from given its elder siblings, one-hot for point drafts (`is_point`).
+    """
+
+    p: Float[Tensor, "b v"]
+    q: Float[Tensor, "b v"]
+    codes: Int[Tensor, " b"]
+    is_point: bool
+
+    @property
+    def own_p(self) -> Float[Tensor, " b"]:
+        """p of the codes."""
+        return self.p.gather(1, self.codes[:, None])[:, 0]
+
+    @property
+    def own_q(self) -> Float[Tensor, " b"]:
+        """q of the codes."""
+        return self.q.gather(1, self.codes[:, None])[:, 0]
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What a rule says of a trial: the code x is accepted with probability min(1, mass / q(x)).
+
+    `left` is the law, not normalised, that a refusal leaves in place of p. `reach` is the mean L2 distance from x to
+    the codes on whose behalf it is accepted, None where no vectors are at hand.
+    """
+
     mass: Float[Tensor, " b"]
+    left: Float[Tensor, "b v"]
+    reach: Float[Tensor, " b"] | None = None
 
 
 @runtime_checkable
 class Acceptance(Protocol):
     """A relaxed acceptance rule, consulted by the rejection verifier at each sibling it tests."""
 
-    def move(self, p: Float[Tensor, "b v"], codes: Int[Tensor, " b"]) -> Moved:
-        """The mass that each code may claim beside its own."""
+    @property
+    def modes(self) -> frozenset[str]:
+        """The draft modes that it can judge."""
         ...
 
-    def refuse(
-        self, p: Float[Tensor, "b v"], q: Float[Tensor, "b v"], codes: Int[Tensor, " b"], moved: Moved, is_point: bool
-    ) -> Float[Tensor, "b v"]:
-        """What is left of p, not normalised, after each code was refused; q is one-hot for point drafts."""
+    def judge(self, trial: Trial) -> Ruling:
+        """The probability of acceptance, and what a refusal leaves."""
         ...
 
-    def claim(self, own: Float[Tensor, "b n"], near: Float[Tensor, "b n k"]) -> Float[Tensor, "b n"]:
-        """The mass that codes of probability `own` may claim from neighbours of probabilities `near`."""
-        ...
+
+@dataclass(frozen=True)
+class Claim:
+    """Mass that codes may claim: that of their nearest neighbours which are taken, `reach` away in the mean."""
+
+    is_taken: Bool[Tensor, "*n k"]
+    mass: Float[Tensor, "*n"]
+    reach: Float[Tensor, "*n"] | None = None
+
+
+@runtime_checkable
+class Claimant(Protocol):
+    """A relaxation with a greedy form: at temperature 0 a code may be taken for its neighbours' sake."""
 
     def neighbours(self, codes: Int[Tensor, "*n"]) -> Int[Tensor, "*n k"]:
         """The codes from which mass may come, nearest first."""
+        ...
+
+    def claim(self, codes: Int[Tensor, "*n"], own: Float[Tensor, "*n"], near: Float[Tensor, "*n k"]) -> Claim:
+        """What codes of probability `own` may claim from neighbours of probabilities `near`."""
         ...
 
 

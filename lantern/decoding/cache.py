@@ -60,6 +60,12 @@ class StaticCache:
         both.index_copy_(3, slots[0], fresh.permute(2, 0, 3, 1, 4).to(both.dtype))
         return both[0], both[1]
 
+    def write_prefix(self, means: Float[Tensor, "b l r h d"]) -> None:
+        """Stores what codes see of the prompt: keys of zeros, and in every prefix slot these values."""
+        values = means.transpose(0, 1).flatten(1, 2)
+        self.buffer[1::2, :, :, : self.prefix] = values[:, :, :, None].to(self.buffer.dtype)
+        self.buffer[0::2, :, :, : self.prefix] = 0.0
+
     def commit(self, nodes: Int[Tensor, "b m"], start: Int[Tensor, " b"]) -> None:
         """Copies staged node `nodes[:, j]` to the place of code `start + j`; past the end, to the last slot.
 

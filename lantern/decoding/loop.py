@@ -7,7 +7,7 @@ import torch
 
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.ledger import Ledger
-from lantern.decoding.prefill import FirstScores, Start, start
+from lantern.decoding.prefill import FirstScores, PromptCache, Start, start
 from lantern.decoding.stopwatch import Stopwatch
 from lantern.decoding.tree_mask import TreeMask
 from lantern.sampling import Sampling
@@ -39,6 +39,7 @@ def generate(
     keep_steps: bool = False,
     is_timed: bool = False,
     cache: StaticCache | None = None,
+    prompts: PromptCache | None = None,
 ) -> Generation:
     """Decodes with a drafter and a verifier; images advance each at its own pace and idle when they are done.
 
@@ -57,6 +58,7 @@ def generate(
         stage=drafter.max_nodes,
         needs_whole_prefix=drafter.needs_whole_prefix,
         cache=cache,
+        prompts=prompts,
     )
     law = sampling.soft() if verifier.reads_soft_law else sampling
     run = Run(target, begun, law, drafter.max_nodes, drafter.depth)
@@ -109,7 +111,7 @@ class Run:
         self.known = torch.ones(images, dtype=torch.long, device=device)
         self.ledger = Ledger(self.count)
         self.host = Host(left=self.count - 1)
-        self._mask = TreeMask(self.cache, begun.mask, nodes)
+        self._mask = TreeMask(self.cache, begun.prefix, nodes)
         self._ahead = torch.arange(depth + 1, device=device)
         self._slots = torch.arange(nodes, device=device) + self.cache.first_stage_slot
         self._index = 0

@@ -7,7 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lantern.decoding.cache import StaticCache
-from lantern.decoding.prefill import FirstScores, start
+from lantern.decoding.prefill import FirstScores, PromptCache, start
 from lantern.decoding.stopwatch import Stopwatch
 from lantern.sampling import Sampling
 from lantern.types import Callback, Condition, Generation, Step, Target
@@ -26,6 +26,7 @@ def generate(
     keep_steps: bool = False,
     is_timed: bool = False,
     cache: StaticCache | None = None,
+    prompts: PromptCache | None = None,
 ) -> Generation:
     """Draws code j of each image as argmax(log p_j + g_j), with the noise g of its key (seed, image number).
 
@@ -35,14 +36,15 @@ def generate(
     condition = condition.to(target.tok_embeddings.weight.device)
     # 1) the prompt gives code 0
     watch = Stopwatch(condition.device, is_timed)
-    begun = start(target, condition, sampling=sampling, keys=keys, stage=0, cache=cache)
+    begun = start(target, condition, sampling=sampling, keys=keys, stage=0, cache=cache, prompts=prompts)
     config, cache, rows = target.config, begun.cache, sampling.rows
     images, count, prefix = condition.batch, config.block_size, cache.prefix
     place = torch.zeros(images, 1, dtype=torch.long, device=condition.device)
     scores = FirstScores(begun.logits.flatten(0, 1), begun.features[:, :, -1:].flatten(0, 1))
     codes = torch.zeros(images, count, dtype=torch.long, device=condition.device)
-    seen = torch.zeros(images, rows, 1, cache.slots, dtype=torch.bool, device=condition.device)
-    seen[..., :prefix] = begun.mask[:, None, None]
+    mask = cache.buffer.new_full((images, rows, 1, cache.slots), -torch.inf)
+    mask[..., :prefix] = begun.prefix[:, None, None]
+    rotary = torch.arange(count, device=condition.device).expand(images * rows, -1)
     watch.lap("prefill")
     steps: list[Step] = []
     for j in range(count):
@@ -54,12 +56,11 @@ def generate(
             _report(j, codes, scores, callback, steps if keep_steps else None)
         if j == count - 1:
             break
-        # 3) score it: slot and rotary row follow the prompt
-        seen[..., prefix + j] = True
-        slots = (place + prefix).repeat_interleave(rows, 0)
+        # 3) score it
+        mask[..., prefix + j] = 0.0
+        at = rotary[:, j : j + 1]
         inputs = target.tok_embeddings(codes[:, j : j + 1]).repeat_interleave(rows, 0)
-        positions = slots + (config.cls_token_num - prefix)
-        scores = target(inputs, positions, seen.flatten(0, 1), cache=cache, slots=slots)
+        scores = target(inputs, at + config.cls_token_num, mask.flatten(0, 1), cache=cache, slots=at + prefix)
         place = place + 1
         watch.lap("score")
     return _generation(codes, steps, watch.seconds)

@@ -1,16 +1,17 @@
 """Which cache slots each node of a tree sees: the prompt, the committed codes, its own ancestors."""
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.decoding.cache import StaticCache
 
 
 class TreeMask:
-    """The mask `(images x rows, nodes, slots)` of a pass over staged nodes, updated in place by index arithmetic.
+    """What is added to attention scores `(images x rows, nodes, slots)` in a pass over staged nodes: 0 or -inf.
 
-    For prompt "p", two committed codes of four, and the tree a(b c(d)):
+    For prompt "p" (where `prefix` stands: what is added there, or which slots are seen), two committed codes of four,
+    and the tree a(b c(d)), with 0 shown as 1 and -inf as a dot:
 
               p | 0 1 2 3 | a b c d
         a     1 | 1 1 . . | 1 . . .
@@ -19,20 +20,28 @@ class TreeMask:
         d     1 | 1 1 . . | 1 . 1 1
     """
 
-    def __init__(self, cache: StaticCache, prefix: Bool[Tensor, "b t"], nodes: int) -> None:
-        self._cache, self._nodes = cache, nodes
-        device = prefix.device
-        self._buffer = torch.zeros(cache.images, cache.rows, nodes, cache.slots, dtype=torch.bool, device=device)
-        self._buffer[..., : cache.prefix] = prefix[:, None, None]
+    def __init__(self, cache: StaticCache, prefix: Bool[Tensor, "b t"] | Float[Tensor, "b t"], nodes: int) -> None:
+        self._cache, dtype, device = cache, cache.buffer.dtype, prefix.device
+        size = (cache.images, cache.rows, nodes, cache.slots)
+        self._buffer = torch.full(size, -torch.inf, dtype=dtype, device=device)
+        self._shown, self._hidden = torch.tensor([0.0, -torch.inf], dtype=dtype, device=device).unbind()
+        scores = self._scores(prefix) if prefix.dtype == torch.bool else prefix.to(dtype)
+        self._buffer[..., : cache.prefix] = scores[:, None, None]
         self._codes = torch.arange(cache.codes, device=device)
+        self._last: Tensor | None = None
 
-    def update(self, lengths: Int[Tensor, " b"], ancestors: Bool[Tensor, "*b n m"]) -> Bool[Tensor, "rows n s"]:
+    def update(self, lengths: Int[Tensor, " b"], ancestors: Bool[Tensor, "*b n m"]) -> Float[Tensor, "rows n s"]:
         """Masks for n nodes that see `lengths` committed codes and `ancestors` among the first m stage slots."""
         nodes, width = ancestors.shape[-2:]
         view = self._buffer[:, :, :nodes]
         first = self._cache.first_stage_slot
-        seen = self._codes < lengths[:, None]
-        view[..., self._cache.prefix : first] = seen[:, None, None]
-        view[..., first : first + width] = ancestors if ancestors.ndim == 2 else ancestors[:, None]
-        view[..., first + width :] = False
+        view[..., self._cache.prefix : first] = self._scores(self._codes < lengths[:, None])[:, None, None]
+        if ancestors is not self._last:  # a static tree is written once
+            seen = self._scores(ancestors)
+            view[..., first : first + width] = seen if seen.ndim == 2 else seen[:, None]
+            view[..., first + width :] = -torch.inf
+            self._last = ancestors
         return view.flatten(0, 1)
+
+    def _scores(self, seen: Bool[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        return torch.where(seen, self._shown, self._hidden)
