@@ -146,9 +146,7 @@ def rope_table(grid: int, prefix: int, head_dim: int, base: float) -> Float[Tens
     return torch.cat([torch.zeros(prefix, half, 2), table])
 
 
-def turns_at(
-    table: Float[Tensor, "p half 2"], positions: Int[Tensor, "b n"]
-) -> Complex[Tensor, "b n 3 1 half"]:
+def turns_at(table: Float[Tensor, "p half 2"], positions: Int[Tensor, "b n"]) -> Complex[Tensor, "b n 3 1 half"]:
     """What queries, keys and values at these rows of the rotary table are multiplied by, pair by pair: values by 1."""
     turn = torch.view_as_complex(table[positions])
     return torch.stack([turn, turn, torch.ones_like(turn)], dim=2)[:, :, :, None]

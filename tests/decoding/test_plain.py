@@ -71,7 +71,7 @@ def test_a_grid_of_one_code_takes_one_pass() -> None:
 def test_a_used_cache_gives_the_same_codes() -> None:
     target, condition = tiny_target(), tiny_condition((4,))
     cache = StaticCache(
-        layers=2, images=1, rows=2, heads=2, head_dim=16, prefix=4, codes=16, stage=0, dtype=torch.float32, device="cpu"
+        layers=2, images=1, rows=2, heads=2, head_dim=16, prefix=1, codes=16, stage=0, dtype=torch.float32, device="cpu"
     )
     runs = [
         plain.generate(target, condition, sampling=Sampling(), keys=keys, cache=cache).codes

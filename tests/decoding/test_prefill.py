@@ -1,0 +1,124 @@
+"""The prompt: one slot a layer, computed without scores, remembered between calls."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern.decoding.cache import StaticCache
+from lantern.decoding.prefill import PromptCache, make_cache, prefix_scores, read_prompts
+from lantern.decoding.tree_mask import TreeMask
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from lantern.types import Condition
+from tests.tiny import select, tiny_condition, tiny_target
+
+DATA = Path(__file__).parents[1] / "data"
+TOLERANCE = 2e-5
+TARGET = tiny_target()
+CONDITION = tiny_condition((4, 1, 6, 2))
+
+
+def uncollapsed(target: Transformer, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Features of prompt and codes by the forward that knows nothing of zero rotary rows; padding sees padding."""
+    total, slots = inputs.shape[1], mask.shape[1]
+    seen = torch.nn.functional.pad(mask, (0, total - slots), value=True)
+    is_pad = ~torch.nn.functional.pad(mask, (0, total - slots), value=True)
+    first = target.config.cls_token_num - slots
+    positions = torch.arange(first, first + total).expand(len(inputs), -1)
+    return target.features(inputs, positions, (seen[:, None] | is_pad[:, :, None]).tril())
+
+
+def collapsed(target: Transformer, condition: Condition, codes: torch.Tensor, rows: int) -> torch.Tensor:
+    """Logits after the prompt and after each code, in one pass over the codes with the prompt in its slot."""
+    state = read_prompts(target, condition, rows=rows, needs_whole_prefix=False)
+    count = codes.shape[1]
+    cache = make_cache(target, state, count, None)
+    cache.write_prefix(state.means)
+    causal = torch.ones(count, count, dtype=torch.bool).tril()
+    mask = TreeMask(cache, prefix_scores(state.counts, cache), count).update(torch.zeros(len(codes)), causal)
+    positions = torch.arange(count).expand(len(codes) * rows, -1)
+    inputs = target.tok_embeddings(codes).repeat_interleave(rows, 0)
+    slots = positions + cache.first_stage_slot
+    scores = target(inputs, positions + target.config.cls_token_num, mask, cache=cache, slots=slots)
+    return torch.cat([target.head(state.features[:, :, -1:].flatten(0, 1)), scores.logits], dim=1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("lengths", [(4, 1, 6, 2), (6,), (1,), (3, 3)])
+def test_codes_see_a_prompt_as_its_mean(lengths: tuple[int, ...]) -> None:
+    condition = tiny_condition(lengths)
+    codes = torch.randint(0, 24, (len(lengths), 15), generator=torch.Generator().manual_seed(1))
+    captions = TARGET.cls_embedding(condition.embeddings)
+    unconditional = TARGET.cls_embedding.unconditional(condition.embeddings)
+    inputs = torch.stack([captions, unconditional], 1).flatten(0, 1)
+    both = torch.cat([inputs, TARGET.tok_embeddings(codes).repeat_interleave(2, 0)], 1)
+    expected = TARGET.head(uncollapsed(TARGET, both, condition.mask.repeat_interleave(2, 0))[:, 5:])
+    assert (collapsed(TARGET, condition, codes, 2) - expected).abs().max() <= TOLERANCE
+
+
+@torch.no_grad()
+def test_logits_are_those_of_the_reference_without_the_prompts_slots() -> None:
+    vectors = torch.load(DATA / "gpt_t2i_io.pt", weights_only=True)
+    target = Transformer(TransformerConfig(**vectors["config"])).eval()
+    target.load_state_dict(torch.load(DATA / "gpt_t2i_state.pt", weights_only=True))
+    condition = Condition(embeddings=vectors["caption"], mask=vectors["emb_masks"].bool())
+    logits = collapsed(target, condition, vectors["idx"][:, :-1], 1)
+    assert (logits - vectors["tf_logits"]).abs().max() <= TOLERANCE
+
+
+@torch.no_grad()
+def test_all_slots_have_the_features_of_the_uncollapsed_forward_padding_too() -> None:
+    state = read_prompts(TARGET, CONDITION, rows=1, needs_whole_prefix=True)
+    expected = uncollapsed(TARGET, TARGET.cls_embedding(CONDITION.embeddings), CONDITION.mask)
+    assert state.features.shape[2] == 6
+    assert (state.features[:, 0] - expected).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_prompts_slots_weigh_as_many_words_as_there_are(dtype: torch.dtype) -> None:
+    prefix = 1 if dtype == torch.float32 else 2
+    cache = StaticCache(
+        layers=1, images=1, rows=1, heads=1, head_dim=4, prefix=prefix, codes=4, stage=1, dtype=dtype, device="cpu"
+    )
+    counts = torch.arange(1, 121)
+    weights = prefix_scores(counts, cache).double().exp().sum(1)
+    assert ((weights - counts) / counts).abs().max() < (1e-6 if dtype == torch.float32 else 5e-4)
+
+
+def test_an_empty_prompt_weighs_nothing() -> None:
+    cache = StaticCache(
+        layers=1, images=1, rows=1, heads=1, head_dim=4, prefix=1, codes=4, stage=1, dtype=torch.float32, device="cpu"
+    )
+    assert prefix_scores(torch.tensor([0]), cache).tolist() == [[-torch.inf]]
+
+
+@torch.no_grad()
+def test_a_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, read = tiny_target(), []
+    real = target.read_prompt
+    monkeypatch.setattr(target, "read_prompt", lambda x, mask: read.append(len(x)) or real(x, mask))
+    prompts = PromptCache()
+    first = prompts.read(target, CONDITION, rows=2, needs_whole_prefix=False)
+    again = prompts.read(target, select(CONDITION, [2, 0]), rows=2, needs_whole_prefix=False)
+    assert read == [8] and torch.equal(again.means, first.means[[2, 0]])
+    assert torch.equal(again.features, first.features[[2, 0]]) and again.counts.tolist() == [6, 4]
+    prompts.read(target, select(CONDITION, [1]), rows=1, needs_whole_prefix=False)
+    prompts.read(target, tiny_condition((4,), seed=5), rows=2, needs_whole_prefix=False)
+    assert read == [8, 1, 2]
+
+
+@torch.no_grad()
+def test_changed_weights_make_prompts_be_read_again() -> None:
+    target, prompts = tiny_target(), PromptCache()
+    before = prompts.read(target, CONDITION, rows=1, needs_whole_prefix=False)
+    target.layers[0].attention.wqkv.weight.mul_(2.0)
+    after = prompts.read(target, CONDITION, rows=1, needs_whole_prefix=False)
+    assert not torch.equal(before.means, after.means)
+
+
+@torch.no_grad()
+def test_only_the_latest_prompts_are_kept() -> None:
+    prompts = PromptCache(limit=3)
+    for seed in range(5):
+        prompts.read(TARGET, tiny_condition((4,), seed=seed), rows=1, needs_whole_prefix=False)
+    assert len(prompts) == 3
