@@ -78,7 +78,7 @@ class Canvas:
         """What there is, as if it were finished: code 0 in place of what is missing."""
         none = torch.zeros(len(self.codes), 0, dtype=torch.long)
         free = torch.zeros(len(self.codes))
-        return Generation(self.codes.clamp(min=0), self._passes, none, none, free.long(), free)
+        return Generation(self.codes.clamp(min=0), self._passes, none, none, free, free.clone())
 
 
 class Interrupted(Exception):

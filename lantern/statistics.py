@@ -10,8 +10,9 @@ class Statistics:
     """How one picture came about.
 
     `accepted[d]` of `reached[d]` steps took a drafted code at depth d + 1. `relaxed` codes were accepted only thanks
-    to a relaxation, and `total_variation` is the probability mass it moved, both per code. Seconds are by phase, a
-    batch's shared out among its pictures.
+    to a relaxation, and `total_variation` is what it spent, both per code; `total_variation_max` is the most that it
+    spent on one code, and `latent_distance` the mass it moved times the L2 distance between the codes' vectors, per
+    code, None where the model has no codebook. Seconds are by phase, a batch's shared out among its pictures.
     """
 
     method: str
@@ -22,6 +23,8 @@ class Statistics:
     reached: tuple[int, ...]
     relaxed: float
     total_variation: float
+    total_variation_max: float
+    latent_distance: float | None
     seconds: Mapping[str, float]
 
     @property
@@ -40,6 +43,8 @@ class Statistics:
             "accepted_by_depth": acceptance(self.accepted, self.reached),
             "relaxed_share": round(self.relaxed, 6),
             "total_variation": round(self.total_variation, 6),
+            "total_variation_max": round(self.total_variation_max, 6),
+            "latent_distance": None if self.latent_distance is None else round(self.latent_distance, 6),
             "seconds": {phase: round(value, 4) for phase, value in self.seconds.items()},
         }
 
@@ -56,6 +61,7 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
     accepted = [sum(one.accepted[d] for one in done) for d in range(depth)]
     reached = [sum(one.reached[d] for one in done) for d in range(depth)]
     phases = done[0].seconds
+    moved = [one.latent_distance * one.codes for one in done if one.latent_distance is not None]
     return {
         "exact": all(one.is_exact for one in done),
         "codes": codes,
@@ -64,5 +70,7 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
         "accepted_by_depth": acceptance(accepted, reached),
         "relaxed_share": round(sum(one.relaxed * one.codes for one in done) / codes, 6),
         "total_variation": round(sum(one.total_variation * one.codes for one in done) / codes, 6),
+        "total_variation_max": round(max(one.total_variation_max for one in done), 6),
+        "latent_distance": None if len(moved) < len(done) else round(sum(moved) / codes, 6),
         "seconds": {phase: round(sum(one.seconds[phase] for one in done), 4) for phase in phases},
     }

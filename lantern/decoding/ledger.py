@@ -16,8 +16,10 @@ class Totals:
     passes: Int[Tensor, " b"]
     accepted: Int[Tensor, "b d"]
     reached: Int[Tensor, "b d"]
-    relaxed: Int[Tensor, " b"]
+    relaxed: Float[Tensor, " b"]
     total_variation: Float[Tensor, " b"]
+    total_variation_max: Float[Tensor, " b"]
+    latent_distance: Float[Tensor, " b"] | None
 
 
 class Ledger:
@@ -37,9 +39,10 @@ class Ledger:
     def totals(self, images: int, depth: int, device: torch.device) -> Totals:
         """Adds up; the pass over the prompt is counted too."""
         zeros = torch.zeros(images, depth, dtype=torch.long, device=device)
-        totals = Totals(
-            zeros.new_ones(images), zeros, zeros.clone(), zeros.new_zeros(images), torch.zeros(images, device=device)
-        )
+        sums = torch.zeros(4, images, device=device)
+        is_measured = all(verdict.latent_distance is not None for _, verdict, _ in self._entries)
+        distance = sums[3] if is_measured else None
+        totals = Totals(zeros.new_ones(images), zeros, zeros.clone(), sums[0], sums[1], sums[2], distance)
         shapes = {id(shape): shape for shape, _, _ in self._entries}
         for name, shape in shapes.items():
             self._add(totals, shape, [entry[1:] for entry in self._entries if id(entry[0]) == name])
@@ -61,10 +64,15 @@ class Ledger:
         totals.reached[:, : path.shape[-1]].add_((is_committed & can_descend)[..., :-1].sum(0))
         relaxed = [verdict.relaxed for verdict, _ in entries if verdict.relaxed is not None]
         if relaxed:
-            totals.relaxed.add_((torch.stack(relaxed) & is_accepted).sum((0, 2)))
+            totals.relaxed.add_(torch.where(is_accepted, torch.stack(relaxed), 0.0).sum((0, 2)))
         spent = [verdict.total_variation for verdict, _ in entries if verdict.total_variation is not None]
         if spent:
-            totals.total_variation.add_(torch.where(is_committed, torch.stack(spent), 0.0).sum((0, 2)))
+            kept = torch.where(is_committed, torch.stack(spent), 0.0)
+            totals.total_variation.add_(kept.sum((0, 2)))
+            torch.maximum(totals.total_variation_max, kept.amax((0, 2)), out=totals.total_variation_max)
+        moved = [verdict.latent_distance for verdict, _ in entries if verdict.latent_distance is not None]
+        if moved and totals.latent_distance is not None:
+            totals.latent_distance.add_(torch.where(is_committed, torch.stack(moved), 0.0).sum((0, 2)))
 
 
 def has_children(shape: TreeShape) -> Bool[Tensor, "*b n"]:

@@ -89,6 +89,11 @@ def check_modes(drafter: Drafter, verifier: Verifier) -> None:
         raise ValueError(
             f'{type(verifier).__name__} cannot verify trees drafted in mode "{drafter.mode}": use one of {legal}'
         )
+    if getattr(verifier, "reads_log_q", False) and not getattr(drafter, "records_log_q", True):
+        raise ValueError(
+            f"{type(verifier).__name__} moves the law toward log q, which this {type(drafter).__name__} does not "
+            "record: make it with records_log_q=True, or use a drafter of mode sampled"
+        )
 
 
 @dataclass
@@ -178,6 +183,8 @@ class Run:
             total_variation=totals.total_variation,
             steps=steps,
             seconds=seconds,
+            total_variation_max=totals.total_variation_max,
+            latent_distance=totals.latent_distance,
         )
 
 

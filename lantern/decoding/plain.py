@@ -69,7 +69,7 @@ def generate(
 def _generation(codes: Int[Tensor, "b n"], steps: list[Step], seconds: dict[str, float]) -> Generation:
     images, count = codes.shape
     none, free = codes.new_zeros(images, 0), torch.zeros(images, device=codes.device)
-    return Generation(codes, codes.new_full((images,), count), none, none, free.long(), free, steps, seconds)
+    return Generation(codes, codes.new_full((images,), count), none, none, free, free.clone(), steps, seconds)
 
 
 def _report(

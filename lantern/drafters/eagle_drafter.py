@@ -20,10 +20,20 @@ class EagleDrafter:
 
     Mode "gumbel" takes the top of log q + g with the target's own noise, "sampled" draws without replacement with
     noise of its own (the same top-K trick), "point" takes the most likely codes. The drafter's q is made by the same
-    `sampling` as the target's p; at temperature 0 codes are ranked by their logits.
+    `sampling` as the target's p; at temperature 0 codes are ranked by their logits. Trees carry log q in mode
+    "sampled", whose verifiers read it, and with `records_log_q`, for relaxations that do.
     """
 
-    def __init__(self, module: Eagle, target: Target, *, tree: StaticTree, mode: DraftMode, sampling: Sampling) -> None:
+    def __init__(
+        self,
+        module: Eagle,
+        target: Target,
+        *,
+        tree: StaticTree,
+        mode: DraftMode,
+        sampling: Sampling,
+        records_log_q: bool = False,
+    ) -> None:
         if mode not in ("gumbel", "sampled", "point"):
             raise ValueError(f'draft mode is "{mode}", wanted gumbel, sampled or point')
         if module.config.dim != target.config.dim or module.config.block_size != target.config.block_size:
@@ -39,6 +49,7 @@ class EagleDrafter:
             raise ValueError("the tree has nodes with more children than there are codes: use a narrower one")
         self.module, self.target, self.tree = module, target, tree
         self.mode: DraftMode = mode
+        self.records_log_q = records_log_q or mode == "sampled"
         self.sampling = sampling
         self.law = sampling.soft() if sampling.is_greedy else sampling
         self.rows = sampling.rows if module.config.form == "rows" else 1
@@ -80,6 +91,7 @@ class EagleDrafter:
         self.known = torch.zeros(images, dtype=torch.long, device=device)
         self.shape, self.levels = self.tree.shape(device), self.tree.levels(device)
         self._law_rows = self.tree.law_rows(device)
+        self._inner = self.tree.inner(device)
         self._take(prefill.features[:, :, -1:], prefill.first[:, None], torch.ones_like(self.known))
 
     def observe(self, step: Step) -> None:
@@ -102,8 +114,8 @@ class EagleDrafter:
             laws.append(log_q)
             best = self._rank(log_q, level, depth)
             tokens.append(best.flatten(1)[:, level.picks])
-        log_q = torch.cat(laws, 1)[:, self._law_rows] if self.mode == "sampled" else None
-        return DraftTree(torch.cat(tokens, 1), self.shape, self.mode, log_q)
+        log_q = torch.cat(laws, 1)[:, self._law_rows] if self.records_log_q else None
+        return DraftTree(torch.cat(tokens, 1), self.shape, self.mode, log_q, self._inner)
 
     def _take(self, features: Float[Tensor, "b r m c"], codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
         """Remembers pairs that the next proposal reads: pair `known + j` is (features j, code j)."""

@@ -1,16 +1,17 @@
-"""Which codes are alike: the proximity table, and probability mass moved from a code's neighbours onto it.
+"""Which codes are alike: the proximity table, its distances, and mass that a code claims from its neighbours.
 
 LANTERN, arXiv:2410.03355: codes that lie near each other in the codebook decode to patches that look
 alike, so a draft may claim the probability of its neighbours.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
-from lantern.types import Moved
+from lantern.types import Claim, Ruling, Trial
 
 MAX_NEIGHBOURS = 1024
 BLOCK = 256  # rows of distances at a time: no V x V matrix
@@ -35,6 +36,29 @@ def proximity_table(codebook: Float[Tensor, "v d"], k: int) -> Int32[Tensor, "v 
         distances[rows - first, rows] = torch.inf
         table[rows] = distances.sort(dim=1, stable=True).indices[:, :k].int()
     return table
+
+
+def proximity_distances(codebook: Float[Tensor, "v d"], table: Int32[Tensor, "v k"]) -> Float[Tensor, "v k"]:
+    """L2 distances from each code to its neighbours in the table, in fp32; ValueError for a table of other codes."""
+    if len(codebook) != len(table):
+        raise ValueError(
+            f"the codebook has {len(codebook)} codes, the proximity table {len(table)}: wanted one model's"
+        )
+    wide = codebook.double()
+    blocks = []
+    for first in range(0, len(table), BLOCK):
+        near = wide[table[first : first + BLOCK].long()]
+        blocks.append((near - wide[first : first + BLOCK, None]).norm(dim=-1).float())
+    return torch.cat(blocks)
+
+
+def mean_distance(
+    codebook: Float[Tensor, "v d"], codes: Int[Tensor, " b"], law: Float[Tensor, "b v"]
+) -> Float[Tensor, " b"]:
+    """How far each code is, in the mean, from codes drawn from a law; 0 where the law is empty."""
+    vectors = codebook.to(law.dtype)
+    distances = torch.cdist(vectors[codes], vectors, compute_mode="donot_use_mm_for_euclid_dist")
+    return (distances * law).sum(-1) / law.sum(-1).clamp(min=torch.finfo(law.dtype).tiny)
 
 
 def save_table(table: Int32[Tensor, "v k"], path: str | Path) -> None:
@@ -72,51 +96,92 @@ def longest_prefix(
     return is_taken, whole.amax(-1).to(masses.dtype)
 
 
-def move(
-    p: Float[Tensor, "b v"], codes: Int[Tensor, " b"], near: Int[Tensor, "b k"], budget: Float[Tensor, " b"]
-) -> Moved:
-    """Moves the mass of the nearest neighbours within the budget onto each code."""
-    is_taken, mass = longest_prefix(p.gather(1, near), budget)
-    return Moved(near, is_taken, mass)
+@dataclass(frozen=True, eq=False)
+class Neighbourhood:
+    """The k nearest codes of each code; a code may claim the longest run of them whose mass is within its budget.
+
+    `distances` are those of `proximity_distances`; without them no latent distance is reported.
+    """
+
+    table: Int32[Tensor, "v columns"]
+    k: int = 10
+    distances: Float[Tensor, "v columns"] | None = None
+
+    def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """The most that codes of these probabilities may claim."""
+        raise NotImplementedError
+
+    def neighbours(self, codes: Int[Tensor, "*n"]) -> Int[Tensor, "*n k"]:
+        """The k nearest codes of each."""
+        return self.table[codes, : self.k].long()
+
+    def claim(self, codes: Int[Tensor, "*n"], own: Float[Tensor, "*n"], near: Float[Tensor, "*n k"]) -> Claim:
+        """The neighbours' mass within the budget, and how far away it is in the mean."""
+        is_taken, mass = longest_prefix(near, self.budget(own))
+        if self.distances is None:
+            return Claim(is_taken, mass)
+        travelled = (near * is_taken * self.distances[codes, : self.k]).sum(-1)
+        return Claim(is_taken, mass, travelled / mass.clamp(min=torch.finfo(mass.dtype).tiny))
+
+    def check_neighbours(self, spare: int = 0) -> None:
+        """Refuses more neighbours than the table holds, `spare` columns left out; ValueError says how many it does."""
+        columns = self.table.shape[1] - spare
+        if not isinstance(self.k, int) or isinstance(self.k, bool) or not 0 <= self.k <= columns:
+            raise ValueError(
+                f"k is {self.k}, wanted from 0 to {columns}: the proximity table has {self.table.shape[1]} columns"
+            )
 
 
-def refuse_as_published(
-    p: Float[Tensor, "b v"], q: Float[Tensor, "b v"], codes: Int[Tensor, " b"], moved: Moved
-) -> Float[Tensor, "b v"]:
+@dataclass(frozen=True, eq=False)
+class ClaimingRule(Neighbourhood):
+    """Acceptance by p(x) with the neighbours' claimed mass on it: LANTERN and LANTERN++ differ in the budget alone.
+
+    `residual` says what is left after a refusal: "paper", or "released" for the authors' code.
+    """
+
+    residual: str = "paper"
+
+    @property
+    def modes(self) -> frozenset[str]:
+        """All modes of the rejection verifier."""
+        return frozenset({"point", "sampled", "iid"})
+
+    def judge(self, trial: Trial) -> Ruling:
+        """Tests x against its raised probability."""
+        near = self.neighbours(trial.codes)
+        claim = self.claim(trial.codes, trial.own_p, trial.p.gather(1, near))
+        if self.residual == "paper":
+            left = refuse_as_published(trial, near, claim)
+        else:
+            left = refuse_as_released(trial, self.table[trial.codes, : self.k + 1].long(), claim)
+        return Ruling(trial.own_p + claim.mass, left, claim.reach)
+
+    def check_residual(self) -> None:
+        """Refuses a residual rule that does not exist, and more neighbours than it can look up."""
+        self.check_neighbours(spare=int(self.residual == "released"))
+        if self.residual not in ("paper", "released"):
+            raise ValueError(f'residual is "{self.residual}", wanted "paper" or "released"')
+
+
+def refuse_as_published(trial: Trial, near: Int[Tensor, "b k"], claim: Claim) -> Float[Tensor, "b v"]:
     """max(p~ - q, 0), where p~ is p with the neighbourhood's mass moved onto the code."""
-    kept = p.gather(1, moved.near).masked_fill(moved.is_taken, 0.0)
-    relaxed = p.scatter(1, moved.near, kept)
-    relaxed = relaxed.scatter_add(1, codes[:, None], moved.mass[:, None])
-    return (relaxed - q).clamp(min=0.0)
+    kept = trial.p.gather(1, near).masked_fill(claim.is_taken, 0.0)
+    relaxed = trial.p.scatter(1, near, kept)
+    relaxed = relaxed.scatter_add(1, trial.codes[:, None], claim.mass[:, None])
+    return (relaxed - trial.q).clamp(min=0.0)
 
 
-def refuse_as_released(
-    p: Float[Tensor, "b v"],
-    q: Float[Tensor, "b v"],
-    codes: Int[Tensor, " b"],
-    around: Int[Tensor, "b k1"],
-    moved: Moved,
-    *,
-    is_point: bool,
-) -> Float[Tensor, "b v"]:
+def refuse_as_released(trial: Trial, around: Int[Tensor, "b k1"], claim: Claim) -> Float[Tensor, "b v"]:
     """What the released code for LlamaGen does instead, where at least one neighbour was within the budget.
 
     All k + 1 nearest codes are concerned, not only those within the budget: sampled drafts set q to zero there (so
     that they keep their whole p), point drafts set p to zero there. A residual of nothing becomes uniform.
     """
-    concerned = moved.is_taken.any(1, keepdim=True) & torch.ones_like(around, dtype=torch.bool)
-    if is_point:
-        emptied = p.scatter(1, around, p.gather(1, around).masked_fill(concerned, 0.0))
-        left = emptied.scatter(1, codes[:, None], 0.0)
+    concerned = claim.is_taken.any(1, keepdim=True) & torch.ones_like(around, dtype=torch.bool)
+    if trial.is_point:
+        emptied = trial.p.scatter(1, around, trial.p.gather(1, around).masked_fill(concerned, 0.0))
+        left = emptied.scatter(1, trial.codes[:, None], 0.0)
     else:
-        left = (p - q.scatter(1, around, q.gather(1, around).masked_fill(concerned, 0.0))).clamp(min=0.0)
+        forgotten = trial.q.scatter(1, around, trial.q.gather(1, around).masked_fill(concerned, 0.0))
+        left = (trial.p - forgotten).clamp(min=0.0)
     return torch.where(left.sum(1, keepdim=True) > 0, left, torch.ones_like(left))
-
-
-def check_options(table: Int32[Tensor, "v k"], k: int, residual: str) -> None:
-    """Refuses a neighbourhood that the table does not hold, and a residual rule that does not exist."""
-    columns = table.shape[1] - (residual == "released")
-    if not isinstance(k, int) or not 0 <= k <= columns:
-        raise ValueError(f"k is {k}, wanted from 0 to {columns}: the proximity table has {table.shape[1]} columns")
-    if residual not in ("paper", "released"):
-        raise ValueError(f'residual is "{residual}", wanted "paper" or "released"')

@@ -97,6 +97,10 @@ class StaticTree:
         """For each node its number among root and inner nodes in node order, 0 for leaves."""
         return _law_rows(self, str(device))
 
+    def inner(self, device: torch.device | str = "cpu") -> Int[Tensor, " m"]:
+        """The nodes that have children, the root among them, in node order."""
+        return _inner_nodes(self, str(device))
+
 
 def chain(length: int) -> StaticTree:
     """A tree without branches."""
@@ -207,6 +211,11 @@ def _inner(tree: StaticTree) -> list[int]:
 def _law_rows(tree: StaticTree, device: str) -> Int[Tensor, " n"]:
     number = {node: i + 1 for i, node in enumerate(_inner(tree))}
     return torch.tensor([number.get(node, 0) for node in range(tree.max_nodes)], device=device)
+
+
+@lru_cache(maxsize=64)
+def _inner_nodes(tree: StaticTree, device: str) -> Int[Tensor, " m"]:
+    return torch.tensor([0, *_inner(tree)], device=device)
 
 
 @lru_cache(maxsize=64)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
-from lantern.types import Acceptance, DraftTree, NoiseSource, Verdict
+from lantern.types import Claimant, DraftTree, NoiseSource, Verdict
 from lantern.verifiers.path import deepest_path, parent_values
 
 
@@ -14,15 +15,21 @@ from lantern.verifiers.path import deepest_path, parent_values
 class GreedyVerifier:
     """LANTERN at temperature 0 (arXiv:2410.03355): all nodes are judged at once, the deepest path wins.
 
-    Mass is measured on the law at temperature 1 without filters, so the loop hands over that one. Neighbours keep
+    Mass is measured on the law at temperature 1 without filters, so the loop hands over that one: what is reported as
+    total variation is the mass claimed from neighbours under it. Neighbours keep
     their own mass, which cannot change which code is the largest. Siblings may match together: with nothing random
     in the test, choosing the one that leads deepest is free.
     """
 
-    relaxation: Acceptance
+    relaxation: Claimant
     modes: frozenset[str] = frozenset({"point", "gumbel"})
     reads_soft_law: bool = True
     is_exact: bool = False
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.relaxation, "claim"):
+            name = type(self.relaxation).__name__
+            raise ValueError(f"{name} has no greedy form: use bounded, lantern or lantern++, or a temperature above 0")
 
     def draw(
         self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
@@ -41,15 +48,15 @@ class GreedyVerifier:
         near = self.relaxation.neighbours(tree.tokens)
         own = laws.gather(1, parents * codes + tree.tokens)
         around = laws.gather(1, ((parents * codes)[..., None] + near).flatten(1)).view(near.shape)
-        claimed = self.relaxation.claim(own, around)
+        claim = self.relaxation.claim(tree.tokens, own, around)
         wanted, bar = parent_values(best, tree.shape), largest.gather(1, parents)
         is_best = tree.tokens == wanted
-        raised = own + claimed
+        raised = own + claim.mass
         matches = is_best | (raised > bar) | ((raised == bar) & (tree.tokens < wanted))
         matches[:, 0] = True
         path = deepest_path(matches, tree.shape)
         is_relaxed = ~is_best.gather(1, path.nodes)
-        spent = torch.where(is_relaxed, claimed.gather(1, path.nodes), 0.0)
+        spent = torch.where(is_relaxed, claim.mass.gather(1, path.nodes), 0.0)
+        distance = None if claim.reach is None else pad(spent * claim.reach.gather(1, path.nodes), (0, 1))
         next_token = best.gather(1, path.last[:, None])[:, 0]
-        padded = torch.nn.functional.pad(spent, (0, 1))
-        return Verdict(path.nodes, path.length, next_token, is_relaxed, padded)
+        return Verdict(path.nodes, path.length, next_token, is_relaxed.float(), pad(spent, (0, 1)), distance)

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.types import DraftTree, Leftovers, NoiseSource, Relaxation, Verdict
+from lantern.types import DraftTree, Leftovers, NoiseSource, Verdict
 from lantern.verifiers.path import deepest_path, parent_values
 
 
@@ -15,23 +14,12 @@ class GumbelVerifier:
     """Takes the target's own argmax(log p + g) at each node and descends if it is one of the children.
 
     g is the noise by which plain decoding draws that code, so the codes are those of plain decoding whatever the
-    drafter, the tree, its pruning or its order. With a `relaxation` the same is true of its law r in place of p.
-    Prior art on chains and lists: arXiv:2408.07978, arXiv:2506.05632.
+    drafter, the tree, its pruning or its order. Prior art on chains and lists: arXiv:2408.07978, arXiv:2506.05632.
     """
 
-    relaxation: Relaxation | None = None
     modes: frozenset[str] = frozenset({"gumbel", "point", "sampled", "iid", "jacobi"})
     reads_soft_law: bool = False
-
-    def __post_init__(self) -> None:
-        if self.relaxation is not None and not hasattr(self.relaxation, "relax"):
-            name = type(self.relaxation).__name__
-            raise ValueError(f"{name} accepts codes one by one: give it to the rejection verifier, not to Gumbel match")
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether codes follow the target's own law."""
-        return self.relaxation is None
+    is_exact: bool = True
 
     def draw(
         self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
@@ -43,16 +31,9 @@ class GumbelVerifier:
         self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
     ) -> Verdict:
         """Keeps the path of children that are the target's own draws."""
-        spent = None
-        if self.relaxation is not None:
-            assert tree.log_q is not None
-            log_r = self.relaxation.relax(log_p, tree.log_q)
-            spent, log_p = (log_r.exp() - log_p.exp()).abs().sum(-1) / 2, log_r
         drawn = self.draw(log_p, positions, noise)
         matches = tree.tokens == parent_values(drawn, tree.shape)
         matches[:, 0] = True
         path = deepest_path(matches, tree.shape)
         next_token = drawn.gather(1, path.last[:, None])[:, 0]
-        if spent is not None:
-            spent = spent.gather(1, torch.nn.functional.pad(path.nodes, (1, 0)))
-        return Verdict(path.nodes, path.length, next_token, total_variation=spent, leftovers=Leftovers(drawn))
+        return Verdict(path.nodes, path.length, next_token, leftovers=Leftovers(drawn))

@@ -5,20 +5,32 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lantern.noise import Purpose
-from lantern.types import Acceptance, DraftTree, NoiseSource, Verdict
+from lantern.types import Acceptance, DraftTree, NoiseSource, Ruling, Trial, Verdict
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a node's children: the one `taken` where `is_accepted`, and the law `left` by the refusals."""
+    """What came of a node's children: the one `taken` where `is_accepted`, and the law `left` by the refusals.
+
+    `price` sums that of the tests made.
+    """
 
     is_accepted: Bool[Tensor, " b"]
     taken: Int[Tensor, " b"]
     left: Float[Tensor, "b v"]
     is_relaxed: Bool[Tensor, " b"]
-    moved: Float[Tensor, " b"]
+    price: "Price"
+
+
+@dataclass(frozen=True)
+class Price:
+    """What relaxed tests cost: total variation, and moved mass times L2 distance, None where no vectors are at hand."""
+
+    total_variation: Float[Tensor, " b"]
+    latent_distance: Float[Tensor, " b"] | None
 
 
 @dataclass(frozen=True)
@@ -31,8 +43,11 @@ class RejectionVerifier:
     ("sampled") take x out of q, independent draws ("iid") leave q as it is. If all are refused the next code is
     drawn from what is left, by noise that no drafting has touched.
 
-    `relaxation` (LANTERN, LANTERN++) raises p(x) in the test and says what a refusal leaves. Its price is reported:
-    the mass moved at each test made, which is p's total variation to the law that the test is exact for.
+    `relaxation` (LANTERN, LANTERN++, GSD, tolerance) has its own chance of acceptance, and its own law that a refusal
+    leaves. The law that it emits is closed for one draft at most, so its price is a bound: at each test made, the
+    chance that the test and an exact one from the same state part, in accepting x or in what they leave (`price`).
+    Summed over the tests of a code this is, in the mean over drafts, at least the total variation between the
+    emitted law and p; single sums scatter about that mean, so their maximum is one of outcomes, cut off at 1.
     """
 
     relaxation: Acceptance | None = None
@@ -40,9 +55,12 @@ class RejectionVerifier:
     reads_soft_law: bool = False
 
     def __post_init__(self) -> None:
-        if self.relaxation is not None and not hasattr(self.relaxation, "refuse"):
+        if self.relaxation is None:
+            return
+        if not hasattr(self.relaxation, "judge"):
             name = type(self.relaxation).__name__
-            raise ValueError(f"{name} changes the law itself: give it to Gumbel match, not to the rejection verifier")
+            raise ValueError(f"{name} changes the law itself: use RelaxedVerifier({name}(...), RejectionVerifier())")
+        object.__setattr__(self, "modes", self.modes & self.relaxation.modes)
 
     @property
     def is_exact(self) -> bool:
@@ -80,9 +98,12 @@ class RejectionVerifier:
         path = torch.stack([outcome.taken for outcome in outcomes], 1)
         if self.relaxation is None:
             return Verdict(path, accepted.sum(1), next_token)
-        relaxed = torch.stack([outcome.is_relaxed for outcome in outcomes], 1)
-        moved = torch.stack([outcome.moved for outcome in outcomes], 1)
-        return Verdict(path, accepted.sum(1), next_token, relaxed, torch.nn.functional.pad(moved, (0, 1)))
+        relaxed = torch.stack([outcome.is_relaxed for outcome in outcomes], 1).float()
+        spent = torch.stack([outcome.price.total_variation for outcome in outcomes], 1).clamp(max=1.0)
+        distances = [outcome.price.latent_distance for outcome in outcomes]
+        known = [distance for distance in distances if distance is not None]
+        distance = pad(torch.stack(known, 1), (0, 1)) if len(known) == len(distances) else None
+        return Verdict(path, accepted.sum(1), next_token, relaxed, pad(spent, (0, 1)), distance)
 
     def test_children(
         self,
@@ -95,7 +116,8 @@ class RejectionVerifier:
     ) -> Outcome:
         """Tests the children of `node` in draw order, in the images that are still alive."""
         zeros = torch.zeros_like(node)
-        outcome = Outcome(zeros.bool(), zeros, p, zeros.bool(), torch.zeros_like(p[:, 0]))
+        free = torch.zeros_like(p[:, 0])
+        outcome = Outcome(zeros.bool(), zeros, p, zeros.bool(), Price(free, free))
         of_node = tree.shape.parents == node[:, None]
         of_node[:, 0] = False
         for rank in range(uniforms.shape[1]):
@@ -122,25 +144,46 @@ class RejectionVerifier:
         mode: str,
     ) -> Outcome:
         """Accepts where the threshold u q(x) is below the mass of x; elsewhere computes what is left."""
-        p = before.left
-        own = p.gather(1, code[:, None])[:, 0]
+        trial = Trial(before.left, q, code, mode == "point")
+        own, spent = trial.own_p, before.price
         if self.relaxation is None:
-            mass, spent = own, before.moved
-            left = (p - q).clamp(min=0.0)
+            mass, left = own, (trial.p - q).clamp(min=0.0)
         else:
-            moved = self.relaxation.move(p, code)
-            mass = own + moved.mass
-            spent = before.moved + torch.where(is_tested, moved.mass, 0.0)
-            left = self.relaxation.refuse(p, q, code, moved, is_point=mode == "point")
+            ruling = self.relaxation.judge(trial)
+            mass, left = ruling.mass, ruling.left
+            spent = add(before.price, price(trial, ruling), is_tested)
         is_accepted = is_tested & (threshold < mass)
         is_refused = is_tested & ~is_accepted
         return Outcome(
             is_accepted=before.is_accepted | is_accepted,
             taken=torch.where(is_accepted, child, before.taken),
-            left=torch.where(is_refused[:, None], normalised(left, p), p),
+            left=torch.where(is_refused[:, None], normalised(left, trial.p), trial.p),
             is_relaxed=before.is_relaxed | (is_accepted & ~(threshold < own)),
-            moved=spent,
+            price=spent,
         )
+
+
+def price(trial: Trial, ruling: Ruling) -> Price:
+    """What one test costs, whatever comes of it: the chance of parting from an exact test of x from the same state.
+
+    They part where one accepts and the other does not, by a - a', and where both refuse by the total variation
+    between what they leave. Distance is counted of what is accepted: mass gained by x times the rule's reach.
+    """
+    exact_left = (trial.p - trial.q).clamp(min=0.0)
+    own_q = trial.own_q.clamp(min=torch.finfo(trial.q.dtype).tiny)
+    chance, exact_chance = (ruling.mass / own_q).clamp(max=1.0), (trial.own_p / own_q).clamp(max=1.0)
+    apart = (normalised(ruling.left, trial.p) - normalised(exact_left, trial.p)).abs().sum(1) / 2
+    gain = chance - exact_chance
+    spent = gain.abs() + (1.0 - torch.maximum(chance, exact_chance)) * apart
+    return Price(spent, None if ruling.reach is None else gain.clamp(min=0.0) * ruling.reach)
+
+
+def add(before: Price, test: Price, is_tested: Bool[Tensor, " b"]) -> Price:
+    """The sum of prices, where there was a test."""
+    distance = None
+    if before.latent_distance is not None and test.latent_distance is not None:
+        distance = before.latent_distance + torch.where(is_tested, test.latent_distance, 0.0)
+    return Price(before.total_variation + torch.where(is_tested, test.total_variation, 0.0), distance)
 
 
 def normalised(law: Float[Tensor, "b v"], otherwise: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:

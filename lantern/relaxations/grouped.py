@@ -1,0 +1,56 @@
+"""Grouped speculative decoding: a draft is tested as one of a group of codes that are alike and as probable."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lantern.relaxations import neighbours
+from lantern.types import Ruling, Trial
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped:
+    """Accepts x with probability min(1, sum p / sum q), both sums over the group of x; a refusal leaves max(p - q, 0).
+
+    So et al., "Grouped Speculative Decoding for Autoregressive Image Generation" (ICCV 2025). The group of x is x
+    with group / 2 codes on each side of it in the order of p, of which those are dropped whose p differs by `p_radius`
+    or more or whose vector lies `d_radius` or farther away. group = 0 is exact decoding. The law that comes of it is
+    closed for one draft only; the rejection verifier says what it counts as total variation.
+    """
+
+    codebook: Float[Tensor, "v d"]
+    group: int = 14
+    p_radius: float | int = 0.15
+    d_radius: float | int = 0.5
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 0 or self.group % 2:
+            raise ValueError(f"group is {self.group}, wanted an even number of codes, 0 (exact) or more")
+        for name, value in (("p_radius", self.p_radius), ("d_radius", self.d_radius)):
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"{name} is {value}, wanted a number from 0 on")
+
+    @property
+    def modes(self) -> frozenset[str]:
+        """All modes of the rejection verifier."""
+        return frozenset({"point", "sampled", "iid"})
+
+    def judge(self, trial: Trial) -> Ruling:
+        """Tests x on behalf of its group."""
+        order = trial.p.argsort(dim=1, descending=True, stable=True)
+        place = (order == trial.codes[:, None]).long().argmax(1, keepdim=True)
+        around = torch.arange(-(self.group // 2), self.group // 2 + 1, device=order.device)
+        window = place + around
+        near = order.gather(1, window.clamp(0, order.shape[1] - 1))
+        own_p, p, q = trial.own_p[:, None], trial.p.gather(1, near), trial.q.gather(1, near)
+        away = (self.codebook[near] - self.codebook[trial.codes][:, None]).norm(dim=-1)
+        is_alike = ((p - own_p).abs() < self.p_radius) & (away < self.d_radius)
+        is_in = (window >= 0) & (window < order.shape[1]) & (is_alike | (around == 0))
+        sums = torch.where(is_in, p, 0.0).sum(1) / torch.where(is_in, q, 0.0).sum(1)
+        # A group of one is tested as exact decoding tests it, to the last bit.
+        mass = torch.where(is_in.sum(1) == 1, own_p[:, 0], sums * trial.own_q)
+        left = (trial.p - trial.q).clamp(min=0.0)
+        return Ruling(mass, left, neighbours.mean_distance(self.codebook, trial.codes, left))
