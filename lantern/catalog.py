@@ -5,13 +5,13 @@ Importing this costs no torch. A method is added here, in one file of its own, a
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxtyping import Int32
+    from jaxtyping import Float, Int32
     from torch import Tensor
 
     from lantern.drafters.eagle import Eagle
@@ -24,13 +24,13 @@ class Method:
     """A way of decoding. `drafter` None is plain decoding; `relaxation` None is exact.
 
     `tree` is a name of `lantern.trees.static`; `mode` says how its children are drawn; `settings` are the arguments of
-    the relaxation, by name, and what a user may change.
+    the relaxation, or of a drafter without a tree, by name, and what a user may change.
     """
 
     name: str
     summary: str
     drafter: str | None = None
-    tree: str = "grown_8_2"
+    tree: str | None = "grown_8_2"
     mode: "DraftMode" = "gumbel"
     verifier: str = "gumbel"
     relaxation: str | None = None
@@ -44,7 +44,7 @@ class Method:
     @property
     def options(self) -> tuple[str, ...]:
         """What can be set of it by name: its tree, if it drafts, and its settings."""
-        return (("tree",) if self.drafter else ()) + tuple(self.settings)
+        return (("tree",) if self.drafter and self.tree else ()) + tuple(self.settings)
 
     def with_options(self, **options: Any) -> "Method":
         """The method with some of its `options` changed; ValueError for one that it does not have."""
@@ -60,6 +60,10 @@ class Method:
 RELAXATIONS = {
     "lantern": "lantern.relaxations.lantern:Lantern",
     "lantern++": "lantern.relaxations.lantern_pp:LanternPP",
+    "bounded": "lantern.relaxations.bounded:Bounded",
+    "cool": "lantern.relaxations.cool:Cool",
+    "grouped": "lantern.relaxations.grouped:Grouped",
+    "tolerance": "lantern.relaxations.tolerance:Tolerance",
 }
 METHODS: dict[str, Method] = {
     method.name: method
@@ -94,6 +98,65 @@ METHODS: dict[str, Method] = {
             verifier="rejection",
             relaxation="lantern++",
             settings={"k": 10, "lambda_": 2.0, "residual": "paper"},
+        ),
+        Method(
+            "sjd",
+            "no drafter: a window of codes is tested and drawn again in every pass (speculative Jacobi); exact in law",
+            drafter="jacobi",
+            tree=None,
+            mode="jacobi",
+            verifier="coupling-independent",
+            settings={"window": 16, "init": "random"},
+        ),
+        Method(
+            "scd",
+            "no drafter: as sjd, but codes of the window are kept wherever they can be (coupled); exact in law",
+            drafter="jacobi",
+            tree=None,
+            mode="jacobi",
+            verifier="coupling",
+            settings={"window": 16, "init": "random"},
+        ),
+        Method(
+            "gumbel-jacobi",
+            "no drafter: a window iterates under fixed noise to the picture of plain decoding, code for code",
+            drafter="jacobi",
+            tree=None,
+            settings={"window": 16, "init": "random"},
+        ),
+        Method(
+            "bounded",
+            "relaxed: the law moves toward the draft between alike codes, by at most delta, and is verified exactly",
+            drafter="eagle1",
+            relaxation="bounded",
+            settings={"k": 50, "delta": 0.2, "cap": 4.0, "rounds": 3, "width": 64},
+        ),
+        Method(
+            "cool",
+            "relaxed: COOL-SD, drafts count omega times, early ones more",
+            drafter="eagle1",
+            mode="sampled",
+            verifier="rejection",
+            relaxation="cool",
+            settings={"omega": 1.1, "nu": 0.7},
+        ),
+        Method(
+            "grouped",
+            "relaxed: GSD, a draft is tested as one of a group of codes that are alike and as probable",
+            drafter="eagle1",
+            mode="sampled",
+            verifier="rejection",
+            relaxation="grouped",
+            settings={"group": 14, "p_radius": 0.15, "d_radius": 0.5},
+        ),
+        Method(
+            "tolerance",
+            "relaxed: VADUSA, a draft is taken if it is among several draws of the target",
+            drafter="eagle1",
+            mode="point",
+            verifier="rejection",
+            relaxation="tolerance",
+            settings={"samples": 2},
         ),
         Method(
             "auto",
@@ -147,8 +210,11 @@ def build(
     sampling: "Sampling",
     drafter_module: "Eagle | None" = None,
     neighbours: "Int32[Tensor, 'v k'] | None" = None,
+    codebook: "Float[Tensor, 'v d'] | None" = None,
 ) -> Parts:
-    """Puts a method together. `neighbours` is the proximity table that relaxations need.
+    """Puts a method together. Relaxations need `neighbours`, the proximity table, or `codebook`, the codes' vectors.
+
+    With the codebook they also tell the latent distance that they moved.
 
     ValueError for an unknown name, for what the method needs and the model lacks, and for parts that do not fit.
     """
@@ -157,32 +223,94 @@ def build(
         method = METHODS["plain"]
     if method.drafter is None:
         return Parts(method, target, sampling, None, None)
-    if drafter_module is None:
-        raise ValueError(f'method "{method.name}" needs a drafter and this model has none: use "plain" or "auto"')
     from lantern.decoding.loop import check_modes
-    from lantern.drafters.eagle_drafter import EagleDrafter
-    from lantern.trees.static import named
 
-    verifier = _verifier(method, sampling, neighbours)
-    # At temperature 0 there is nothing to draw: a drafter proposes its most likely codes.
-    mode = "point" if sampling.is_greedy and method.mode == "sampled" else method.mode
-    drafter = EagleDrafter(drafter_module, target, tree=named(method.tree), mode=mode, sampling=sampling)
+    verifier = _verifier(method, sampling, neighbours, codebook)
+    if method.drafter not in DRAFTERS:
+        raise ValueError(f'drafter is "{method.drafter}", wanted one of {", ".join(DRAFTERS)}')
+    drafter = DRAFTERS[method.drafter](method, target, sampling, drafter_module)
     check_modes(drafter, verifier)
     return Parts(method, target, sampling, drafter, verifier)
 
 
-def _verifier(method: Method, sampling: "Sampling", neighbours: "Tensor | None") -> "Verifier":
+def _eagle1(method: Method, target: "Target", sampling: "Sampling", module: "Eagle | None") -> "Drafter":
+    """Trees drafted by an EAGLE-1 module."""
+    from lantern.drafters.eagle_drafter import EagleDrafter
+    from lantern.trees.static import named
+
+    if module is None:
+        raise ValueError(f'method "{method.name}" needs a drafter and this model has none: use "plain" or "auto"')
+    assert method.tree is not None
+    # At temperature 0 there is nothing to draw: a drafter proposes its most likely codes.
+    mode = "point" if sampling.is_greedy and method.mode == "sampled" else method.mode
+    # Recording log q costs a copy, so a drafter does it only for those that read it.
+    records = method.relaxation is not None and not sampling.is_greedy
+    return EagleDrafter(
+        module,
+        target,
+        tree=named(method.tree),
+        mode=mode,
+        sampling=sampling,
+        records_log_q=records and mode == "gumbel",
+    )
+
+
+def _jacobi(method: Method, target: "Target", sampling: "Sampling", module: "Eagle | None") -> "Drafter":
+    """Windows of the target's own draws, which an EAGLE-1 module may continue."""
+    from lantern.drafters.jacobi import JacobiDrafter
+
+    keeps_laws, continuation = method.mode == "jacobi", None
+    if method.settings["init"] == "drafter":
+        from lantern.drafters.eagle_drafter_chain import EagleChain
+
+        if module is None:
+            raise ValueError('init is "drafter" and this model has none: use "random" or "repeat-left"')
+        window = method.settings["window"]
+        continuation = EagleChain(
+            module, target, window=window, length=CONTINUED, is_gumbel=not keeps_laws, sampling=sampling
+        )
+    return JacobiDrafter(target, **method.settings, keeps_laws=keeps_laws, continuation=continuation)
+
+
+CONTINUED = 3  # codes that a drafter guesses behind a window; as many places and one more seldom come free in a step
+DRAFTERS: dict[str, "Callable[[Method, Target, Sampling, Eagle | None], Drafter]"] = {
+    "eagle1": _eagle1,
+    "jacobi": _jacobi,
+}
+
+
+def _verifier(
+    method: Method, sampling: "Sampling", neighbours: "Tensor | None", codebook: "Tensor | None"
+) -> "Verifier":
+    from lantern.verifiers.coupling import CouplingVerifier
     from lantern.verifiers.greedy import GreedyVerifier
     from lantern.verifiers.gumbel import GumbelVerifier
     from lantern.verifiers.rejection import RejectionVerifier
+    from lantern.verifiers.relaxed import RelaxedVerifier
 
-    kinds: dict[str, Any] = {"gumbel": GumbelVerifier, "rejection": RejectionVerifier}
+    kinds: dict[str, Any] = {
+        "gumbel": GumbelVerifier,
+        "rejection": RejectionVerifier,
+        "coupling": CouplingVerifier,
+        "coupling-independent": lambda: CouplingVerifier(redraw="independent"),
+    }
     if method.verifier not in kinds:
         raise ValueError(f'verifier is "{method.verifier}", wanted one of {", ".join(kinds)}')
     if method.relaxation is None:
         return kinds[method.verifier]()
-    relaxation = _relaxation(method, neighbours)
-    return GreedyVerifier(relaxation) if sampling.is_greedy else kinds[method.verifier](relaxation)
+    relaxation = _relaxation(method, neighbours, codebook)
+    if sampling.is_greedy and hasattr(relaxation, "claim"):
+        return GreedyVerifier(relaxation)
+    if hasattr(relaxation, "judge"):
+        if method.verifier != "rejection":
+            raise ValueError(
+                f'relaxation "{method.relaxation}" accepts codes one by one, which verifier "{method.verifier}" '
+                'cannot: use "rejection"'
+            )
+        return RejectionVerifier(relaxation)
+    inner = kinds[method.verifier]()
+    # At temperature 0 the law is one code and there is nothing to move: r is p.
+    return inner if sampling.is_greedy else RelaxedVerifier(relaxation, inner)
 
 
 def neighbour_columns(method: Method) -> int:
@@ -190,15 +318,25 @@ def neighbour_columns(method: Method) -> int:
     return method.settings.get("k", 0) + (method.settings.get("residual") == "released")
 
 
-def _relaxation(method: Method, neighbours: "Tensor | None") -> Any:
+def _relaxation(method: Method, neighbours: "Tensor | None", codebook: "Tensor | None") -> Any:
     if method.relaxation not in RELAXATIONS:
         raise ValueError(f'relaxation is "{method.relaxation}", wanted one of {", ".join(RELAXATIONS)}')
     module, name = RELAXATIONS[method.relaxation].split(":")
     kind = getattr(import_module(module), name)
-    if "table" not in {entry.name for entry in dataclasses.fields(kind)}:
-        return kind(**method.settings)
-    if neighbours is None:
-        raise ValueError(
-            f'method "{method.name}" needs the proximity table of the codebook: build it with `neighbours`'
-        )
-    return kind(neighbours, **method.settings)
+    fields = {entry.name: entry.default for entry in dataclasses.fields(kind)}
+    given: dict[str, Any] = {}
+    if "table" in fields:
+        if neighbours is None:
+            raise ValueError(
+                f'method "{method.name}" needs the proximity table of the codebook: build it with `neighbours`'
+            )
+        given["table"] = neighbours
+    if "distances" in fields and codebook is not None and neighbours is not None:
+        from lantern.relaxations.neighbours import proximity_distances
+
+        given["distances"] = proximity_distances(codebook, neighbours[:, : method.settings["k"]])
+    if "codebook" in fields:
+        if codebook is None and fields["codebook"] is dataclasses.MISSING:
+            raise ValueError(f'method "{method.name}" needs the vectors of the codes: build it with `codebook`')
+        given["codebook"] = codebook
+    return kind(**given, **method.settings)

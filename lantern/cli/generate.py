@@ -12,7 +12,22 @@ from lantern.cli.command import Command, run_command
 from lantern.cli.values import integer, one_of, real
 
 SAMPLING = ("guidance", "guidance_interval", "temperature", "top_k", "top_p")
-SETTINGS = ("k", "delta", "lambda_", "residual", "tree")
+SETTINGS = (
+    "k",
+    "delta",
+    "lambda_",
+    "residual",
+    "tree",
+    "cap",
+    "rounds",
+    "width",
+    "omega",
+    "nu",
+    "group",
+    "p_radius",
+    "d_radius",
+    "samples",
+)
 OWN = "the model's own unless given"
 
 
@@ -25,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the options."""
     _what(parser.add_argument_group("what to draw"))
     _how(parser.add_argument_group("how"))
+    _relaxation(parser.add_argument_group(f"what relaxed methods may do ({OWN})"))
     _law(parser.add_argument_group(f"the law that codes are drawn from ({OWN})"))
     _results(parser.add_argument_group("results"))
 
@@ -51,19 +67,41 @@ def _how(group: Any) -> None:
     group.add_argument(
         "--method", type=one_of(list(METHODS)), help=f"how codes are decoded: {', '.join(METHODS)} ({OWN})"
     )
-    group.add_argument("--k", type=integer(1, 1024), help="lantern, lantern++: neighbours that count as alike")
-    group.add_argument("--delta", type=real(0, 1), help="lantern: probability that may be moved to a drafted code")
-    group.add_argument(
-        "--lambda", dest="lambda_", type=real(1, 1e6), metavar="LAMBDA", help="lantern++: the same as a factor, from 1"
-    )
-    group.add_argument(
-        "--residual", type=one_of(("paper", "released")), help="lantern, lantern++: what a refused draft leaves"
-    )
     group.add_argument("--tree", metavar="NAME", help="draft tree, such as naive_extend_57 or chain_5")
     group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="pictures at a time (default 1)")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     group.add_argument(
         "--dtype", type=one_of(("auto", "fp32", "bf16", "fp16")), default="auto", help="auto: fp32 on a CPU, else bf16"
+    )
+
+
+def _relaxation(group: Any) -> None:
+    group.add_argument(
+        "--k", type=integer(0, 1024), help="bounded, lantern, lantern++: neighbours that count as alike; 0 is exact"
+    )
+    group.add_argument(
+        "--delta", type=real(0, 1), help="bounded: probability that may be moved at a code; lantern: at a draft's test"
+    )
+    group.add_argument(
+        "--cap", type=real(1, 1e6), metavar="C", help="bounded: no code is drawn more than C times as often"
+    )
+    group.add_argument("--rounds", type=integer(1, 100), metavar="N", help="bounded: rounds in which mass is asked for")
+    group.add_argument("--width", type=integer(1, 10**6), metavar="N", help="bounded: codes that ask for mass")
+    group.add_argument(
+        "--lambda", dest="lambda_", type=real(1, 1e6), metavar="LAMBDA", help="lantern++: delta as a factor, from 1"
+    )
+    group.add_argument(
+        "--residual", type=one_of(("paper", "released")), help="lantern, lantern++: what a refused draft leaves"
+    )
+    group.add_argument("--omega", type=real(0, 1e6), help="cool: how many times over a draft counts, in the mean")
+    group.add_argument("--nu", type=real(0, 10), help="cool: how fast that falls with depth")
+    group.add_argument("--group", type=integer(0, 10**6), metavar="G", help="grouped: codes of a group, beside its own")
+    group.add_argument("--p-radius", type=real(0, 1), metavar="P", help="grouped: how far probabilities may differ")
+    group.add_argument(
+        "--d-radius", type=real(0, 1e6), metavar="D", help="grouped: how far codes' vectors may lie apart"
+    )
+    group.add_argument(
+        "--samples", type=integer(1, 10**6), metavar="N", help="tolerance: draws of the target; 1 is exact"
     )
 
 
