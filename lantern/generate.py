@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from lantern.catalog import METHODS, Method, build, find, neighbour_columns
@@ -88,6 +88,11 @@ def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
     return proximity_table(codebook, columns).to(model.device)
 
 
+def codebook_for(model: Model) -> Float[Tensor, "v d"] | None:
+    """The codes' vectors where the model's target is; None where it has no vqvae/ folder."""
+    return None if model.codebook is None else model.codebook.to(model.device)
+
+
 class Decoder:
     """A model with a method and a law, put together once for many batches."""
 
@@ -100,6 +105,7 @@ class Decoder:
             sampling=sampling,
             drafter_module=model.drafter,
             neighbours=neighbours_for(model, columns) if columns else None,
+            codebook=codebook_for(model) if method.relaxation else None,
         )
 
     def condition(self, asked: Sequence[Request]) -> Condition:
@@ -193,15 +199,18 @@ def _behind_auto(auto: Method) -> Method:
 
 
 def _statistics(decoder: Decoder, generation: Generation, i: int, seconds: Mapping[str, float]) -> Statistics:
-    codes = generation.codes.shape[1]
+    codes, exact = generation.codes.shape[1], decoder.method.exact
+    largest, distance = generation.total_variation_max, generation.latent_distance
     return Statistics(
         method=decoder.method.name,
-        is_exact=decoder.method.exact,
+        is_exact=exact,
         codes=codes,
         passes=int(generation.passes[i]),
         accepted=tuple(generation.accepted[i].tolist()),
         reached=tuple(generation.reached[i].tolist()),
         relaxed=float(generation.relaxed[i]) / codes,
         total_variation=float(generation.total_variation[i]) / codes,
+        total_variation_max=0.0 if largest is None else float(largest[i]),
+        latent_distance=(None if distance is None else float(distance[i]) / codes) if not exact else 0.0,
         seconds=seconds,
     )
