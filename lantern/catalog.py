@@ -46,6 +46,12 @@ class Method:
         """What can be set of it by name: its tree, if it drafts, and its settings."""
         return (("tree",) if self.drafter and self.tree else ()) + tuple(self.settings)
 
+    def changed(self) -> dict[str, Any]:
+        """What of its `options` differs from the catalog's method of this name."""
+        own = METHODS[self.name]
+        there, here = ({"tree": method.tree, **method.settings} for method in (own, self))
+        return {name: here[name] for name in self.options if here[name] != there[name]}
+
     def with_options(self, **options: Any) -> "Method":
         """The method with some of its `options` changed; ValueError for one that it does not have."""
         for name in options:
@@ -160,7 +166,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "auto",
-            "the best exact method that the model has a drafter for",
+            "what `lantern tune` found fastest here; without its profile, exact and drafted where there is a drafter",
             drafter="eagle1",
         ),
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from lantern.catalog import METHODS
+from lantern.catalog import METHODS, Method
 from lantern.generate import Decoder, Picture, choose_method, draw_batch
 from lantern.model_folder import Model
 from lantern.requests import Request, check_requests
@@ -75,7 +75,7 @@ def compare(
     model: Model,
     asked: Sequence[Request],
     *,
-    method: str | None = None,
+    method: str | Method | None = None,
     sampling: Sampling | None = None,
     settings: Mapping[str, Any] | None = None,
     repeats: int = 1,
@@ -86,7 +86,8 @@ def compare(
 
     Every run gives the same codes, so that only seconds differ between them. ValueError for plain against itself.
     """
-    chosen, law = choose_method(model, method, settings), sampling or model.sampling()
+    law = sampling or model.sampling()
+    chosen = choose_method(model, method, settings, sampling=law)
     if chosen.drafter is None:
         raise ValueError('there is nothing to compare "plain" with: choose a method that drafts, with a model that can')
     check_requests(model, asked)

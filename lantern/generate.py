@@ -2,8 +2,9 @@
 
 import dataclasses
 import hashlib
+import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from lantern.requests import Request, check_requests
 from lantern.sampling import Sampling
 from lantern.statistics import Statistics
 from lantern.types import Callback, Condition, Generation
+
+LOG = logging.getLogger("lantern")
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def generate(
     model: Model,
     asked: Sequence[Request],
     *,
-    method: str | None = None,
+    method: str | Method | None = None,
     sampling: Sampling | None = None,
     settings: Mapping[str, Any] | None = None,
     batch: int = 1,
@@ -60,19 +63,28 @@ def generate(
     check_requests(model, asked)
     if wants_pixels and model.vq is None:
         raise ValueError(f"model {model.name} has no vqvae/ folder, without which there are codes but no pictures")
-    decoder = Decoder(model, choose_method(model, method, settings), sampling or model.sampling())
+    law = sampling or model.sampling()
+    decoder = Decoder(model, choose_method(model, method, settings, sampling=law), law)
     return _generate(decoder, asked, batch, wants_pixels, callback)
 
 
-def choose_method(model: Model, name: str | None = None, settings: Mapping[str, Any] | None = None) -> Method:
+def choose_method(
+    model: Model,
+    name: str | Method | None = None,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    sampling: Sampling | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Method:
     """The method of a name, with some of its `options` changed: the tree, and of relaxed methods k, delta and the like.
 
-    None is the model's own method; "auto" becomes the method that it stands for with this model. ValueError for a
-    setting that the method does not take.
+    None is the model's own method; "auto" becomes the one that a profile of `lantern tune` recommends for this machine
+    and `sampling`, without one the exact method that the model has a drafter for. Why a profile is not used is told
+    to `tell`, by default the log. ValueError for a setting that the method does not take.
     """
-    method = find(name or str(model.generation.get("method", "auto")))
+    method = name if isinstance(name, Method) else find(name or str(model.generation.get("method", "auto")))
     if method.name == "auto":
-        method = _behind_auto(method) if model.drafter is not None else METHODS["plain"]
+        method = _behind_auto(model, method, sampling or model.sampling(), tell or LOG.info)
     return method.with_options(**settings or {})
 
 
@@ -99,7 +111,7 @@ class Decoder:
     def __init__(self, model: Model, method: Method, sampling: Sampling) -> None:
         self.model, self.method, self.sampling = model, method, sampling
         columns = neighbour_columns(method)
-        self._parts = build(
+        self.parts = build(
             method,
             model.target,
             sampling=sampling,
@@ -123,7 +135,7 @@ class Decoder:
     def decode(self, condition: Condition, asked: Sequence[Request], callback: Callback | None = None) -> Generation:
         """The codes of each picture."""
         keys = [(request.seed, request.number) for request in asked]
-        return self._parts.generate(condition, keys=keys, callback=callback)
+        return self.parts.generate(condition, keys=keys, callback=callback)
 
     def pixels(self, codes: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
         """Codes to bytes."""
@@ -192,8 +204,16 @@ def _generate(
         yield from draw_batch(decoder, asked[start : start + batch], wants_pixels=wants_pixels, callback=callback)
 
 
-def _behind_auto(auto: Method) -> Method:
-    """The method that "auto" is another name of."""
+def _behind_auto(model: Model, auto: Method, sampling: Sampling, tell: Callable[[str], None]) -> Method:
+    """What a profile recommends, if the model can; else the method that "auto" is another name of."""
+    from lantern.tuning.candidates import needs_drafter
+    from lantern.tuning.profile import chosen_method
+
+    chosen = chosen_method(model, sampling, tell)
+    if chosen is not None and (model.drafter is not None or not needs_drafter(chosen)):
+        return chosen
+    if model.drafter is None:
+        return METHODS["plain"]
     twins = (dataclasses.replace(method, name=auto.name, summary=auto.summary) for method in METHODS.values())
     return next(method for method, twin in zip(METHODS.values(), twins, strict=True) if twin == auto)
 

@@ -48,9 +48,8 @@ class Job:
             for picture in generate(
                 self.model,
                 self.asked,
-                method=self.method.name,
+                method=self.method,
                 sampling=self.sampling,
-                settings=self.settings,
                 batch=self.args.batch,
                 wants_pixels=self.names is not None,
                 callback=progress,
@@ -69,9 +68,8 @@ class Job:
             for comparison in compare(
                 self.model,
                 self.asked,
-                method=self.method.name,
+                method=self.method,
                 sampling=self.sampling,
-                settings=self.settings,
                 repeats=self.args.repeats,
                 callback=progress,
             ):

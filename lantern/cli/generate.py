@@ -3,7 +3,8 @@
 import argparse
 import errno
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +148,17 @@ def run(args: argparse.Namespace) -> int:
         args.model, device=args.device, dtype=args.dtype, parts=_parts(args, bool(prompts), wants_pixels)
     )
     settings = {name: getattr(args, name) for name in SETTINGS if getattr(args, name) is not None}
-    method = choose_method(model, args.method, settings)
     sampling = model.sampling(**given)
+    method = choose_method(model, args.method, settings, sampling=sampling, tell=_teller(args.quiet))
+    settings = method.changed() | settings
     asked = requests(prompts=prompts, labels=args.class_label, seed=args.seed, count=args.num_images)
     job = Job(args, model, method, settings, sampling, asked, out if wants_pixels else None)
     return job.compare() if args.compare else job.draw()
+
+
+def _teller(is_quiet: bool) -> Callable[[str], None]:
+    """Says on stderr what is worth knowing."""
+    return lambda line: None if is_quiet else print(f"lantern: {line}", file=sys.stderr, flush=True)
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:

@@ -1,0 +1,1 @@
+"""Tuning: the fastest way of decoding on this machine, from measurements."""

@@ -1,0 +1,139 @@
+"""What a step costs: seconds of the target's pass, of drafting and of the rest, fitted through medians."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Seconds as `fixed` + `per_level` x depth of the tree + `per_node` x nodes."""
+
+    fixed: float = 0.0
+    per_level: float = 0.0
+    per_node: float = 0.0
+
+    def __call__(self, levels: int, nodes: int) -> float:
+        """Seconds of a tree of this depth; which nodes count is the user's to say."""
+        return self.fixed + self.per_level * levels + self.per_node * nodes
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of one step of a method on one machine.
+
+    `verify[n - 1]` is the target's pass over n nodes, the root included; `draft` counts the depth of the tree and the
+    nodes that the drafter extends beside the root; `host` is everything else, by depth and nodes of the tree. A step
+    does all that plain decoding does for a code, so the rest takes no less than `plain_host`, its time there.
+    """
+
+    verify: tuple[float, ...]
+    draft: Linear
+    host: Linear
+    plain_host: float
+
+    @property
+    def plain(self) -> float:
+        """Seconds of a code in plain decoding."""
+        return self.verify[0] + self.plain_host
+
+    def step(self, *, nodes: int, depth: int, inner: int) -> float:
+        """Seconds of a step with a tree of `nodes`, root included, of which `inner` besides it have children."""
+        return self.verify[nodes - 1] + self.draft(depth, inner) + max(self.host(depth, nodes), self.plain_host)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fits as JSON has them, in seconds to a tenth of a microsecond; of `verify` every n."""
+        return {
+            "verify": [round(seconds, 7) for seconds in self.verify],
+            "draft": {name: round(value, 7) for name, value in asdict(self.draft).items()},
+            "host": {name: round(value, 7) for name, value in asdict(self.host).items()},
+            "plain_host": round(self.plain_host, 7),
+        }
+
+
+@dataclass(frozen=True)
+class Laps:
+    """Median seconds of the phases of a step with a tree of this size."""
+
+    nodes: int
+    depth: int
+    inner: int
+    verify: float
+    draft: float
+    step: float
+
+
+def fit_costs(plain: Laps, laps: Sequence[Laps], *, verify: tuple[float, ...]) -> Costs:
+    """The costs of a method from its laps with several trees; `verify` is the fit of the target's pass."""
+    draft = fit_linear([(one.depth, one.inner) for one in laps], [one.draft for one in laps])
+    rest = [max(one.step - one.verify - one.draft, 0.0) for one in laps]
+    host = fit_linear([(one.depth, one.nodes) for one in laps], rest)
+    return Costs(verify, draft, host, plain_host=max(plain.step - plain.verify, 0.0))
+
+
+def fit_linear(sizes: Sequence[tuple[int, int]], seconds: Sequence[float]) -> Linear:
+    """Least squares without negative terms: all subsets of the three terms are tried, the best feasible one stays."""
+    features = np.array([(1.0, *size) for size in sizes])
+    values = np.array(seconds)
+    best, least = np.zeros(3), float((values**2).sum())
+    for count in (1, 2, 3):
+        for chosen in combinations(range(3), count):
+            found = np.linalg.lstsq(features[:, chosen], values, rcond=None)[0]
+            error = float(((features[:, chosen] @ found - values) ** 2).sum())
+            if (found >= 0).all() and error < least * (1 - 1e-9):
+                best, least = np.zeros(3), error
+                best[list(chosen)] = found
+    return Linear(*map(float, best))
+
+
+def fit_verify(medians: Mapping[int, float], most: int) -> tuple[float, ...]:
+    """T_verify(n) for n = 1 .. most: a smooth non-decreasing curve through the pooled medians of the n measured.
+
+    Past the last n measured it goes on as steeply as it came.
+    """
+    sizes = np.array(sorted(medians), dtype=float)
+    pooled = np.array(non_decreasing([medians[int(n)] for n in sizes]))
+    slopes = _slopes(sizes, pooled)
+    return tuple(_hermite(sizes, pooled, slopes, n) for n in range(1, most + 1))
+
+
+def non_decreasing(values: Sequence[float]) -> list[float]:
+    """The nearest non-decreasing values in least squares: neighbours that violate the order are pooled."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = float(value), 1
+        while blocks and blocks[-1][0] > mean:
+            before, many = blocks.pop()
+            mean, count = (before * many + mean * count) / (many + count), many + count
+        blocks.append((mean, count))
+    return [mean for mean, count in blocks for _ in range(count)]
+
+
+def _slopes(x: Float[np.ndarray, " m"], y: Float[np.ndarray, " m"]) -> Float[np.ndarray, " m"]:
+    """Slopes at the knots that keep a cubic monotone: harmonic means of the neighbouring secants."""
+    if len(x) == 1:
+        return np.zeros(1)
+    secants = np.diff(y) / np.diff(x)
+    slopes = np.concatenate([secants[:1], np.zeros(len(x) - 2), secants[-1:]])
+    left, right = secants[:-1], secants[1:]
+    rising = (left > 0) & (right > 0)
+    slopes[1:-1][rising] = 2 / (1 / left[rising] + 1 / right[rising])
+    return slopes
+
+
+def _hermite(
+    x: Float[np.ndarray, " m"], y: Float[np.ndarray, " m"], slopes: Float[np.ndarray, " m"], at: float
+) -> float:
+    if at <= x[0]:
+        return float(y[0])
+    if at >= x[-1]:
+        return float(y[-1] + slopes[-1] * (at - x[-1]))
+    i = int(np.searchsorted(x, at, side="right")) - 1
+    width = x[i + 1] - x[i]
+    t = (at - x[i]) / width
+    start = y[i] * (1 + 2 * t) * (1 - t) ** 2 + width * slopes[i] * t * (1 - t) ** 2
+    return float(start + y[i + 1] * t**2 * (3 - 2 * t) + width * slopes[i + 1] * t**2 * (t - 1))

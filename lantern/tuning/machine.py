@@ -1,0 +1,31 @@
+"""Which machine this is, as far as decoding times depend on it."""
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.model_folder import DTYPES, Model
+
+
+def describe_machine(model: Model) -> dict[str, Any]:
+    """The device's kind and name, threads, the model's dtype and torch's version."""
+    is_cuda = model.device.type == "cuda"
+    return {
+        "device": model.device.type,
+        "name": torch.cuda.get_device_name(model.device) if is_cuda else processor(),
+        "threads": torch.get_num_threads(),
+        "dtype": next((name for name, dtype in DTYPES.items() if dtype == model.dtype), str(model.dtype)),
+        "torch": torch.__version__,
+    }
+
+
+def processor() -> str:
+    """The processor's name; where the system does not tell it, the architecture's."""
+    listing = Path("/proc/cpuinfo")
+    if listing.is_file():
+        for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
