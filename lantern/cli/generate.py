@@ -19,6 +19,8 @@ SETTINGS = (
     "lambda_",
     "residual",
     "tree",
+    "window",
+    "init",
     "cap",
     "rounds",
     "width",
@@ -69,6 +71,14 @@ def _how(group: Any) -> None:
         "--method", type=one_of(list(METHODS)), help=f"how codes are decoded: {', '.join(METHODS)} ({OWN})"
     )
     group.add_argument("--tree", metavar="NAME", help="draft tree, such as naive_extend_57 or chain_5")
+    group.add_argument(
+        "--window", type=integer(2, 10**6), metavar="N", help="sjd, scd, gumbel-jacobi: codes of a pass, up to all"
+    )
+    group.add_argument(
+        "--init",
+        type=one_of(("random", "repeat-left", "drafter")),
+        help="sjd, scd, gumbel-jacobi: what a window's new places begin with",
+    )
     group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="pictures at a time (default 1)")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     group.add_argument(

@@ -166,7 +166,8 @@ class Run:
         self.codes.scatter_(1, self.known[:, None] + self._ahead[: fresh.shape[1]], fresh)
         self._index += 1
         step = Step(self._index, self.known, counts, fresh, scores, tree, verdict)
-        self.ledger.enter(tree.shape, verdict, self.known)
+        # Leftovers are large, and only the drafter's business.
+        self.ledger.enter(tree.shape, replace(verdict, leftovers=None), self.known)
         self.known = self.known + counts
         self.host.age += 1
         return step
@@ -192,4 +193,5 @@ def _tell(step: Step, callback: Callback | None, steps: list[Step] | None) -> No
     if callback is not None:
         callback(step)
     if steps is not None:
-        steps.append(replace(step, scores=None))
+        verdict = None if step.verdict is None else replace(step.verdict, leftovers=None)
+        steps.append(replace(step, scores=None, verdict=verdict))
