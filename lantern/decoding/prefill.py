@@ -147,7 +147,7 @@ def read_prompts(target: Target, condition: Condition, *, rows: int, needs_whole
 def prefix_scores(counts: Int[Tensor, " b"], cache: StaticCache) -> Float[Tensor, "b p"]:
     """What is added to the scores of the prompt's slots: log n for n words, as one number or as two.
 
-    In half precision log n is off by up to 1.6 %; the second slot, of the same value, makes up for what the first lacks.
+    In half precision log n is off by up to 1.6 %: a second slot of the same value makes up for what the first lacks.
     """
     logs = counts.double().log()
     if cache.prefix == 1:

@@ -125,9 +125,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
         """Normalises the last axis."""
-        if x.dtype == torch.float32:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return F.rms_norm(x.float(), self.weight.shape, eps=self.eps).to(x.dtype) * self.weight
+        wide = x.float()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # one operation on a CPU, where a mean is three
+        scale = torch.rsqrt(length * length / x.shape[-1] + self.eps)
+        return (wide * scale).to(x.dtype) * self.weight
 
 
 def rope_table(grid: int, prefix: int, head_dim: int, base: float) -> Float[Tensor, "p half 2"]:
