@@ -1,11 +1,10 @@
 """From prompts or classes to pictures: the whole way, for the command, the pipeline and evaluation alike."""
 
 import dataclasses
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,35 +12,18 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from lantern.catalog import METHODS, Method, build, find, neighbour_columns
+from lantern.debugging import is_debugging
+from lantern.memory import BatchSize, in_batches, is_out_of_memory, release_memory, warn_of_halving
 from lantern.model_folder import Model
 from lantern.models.llamagen.vqvae import to_uint8
+from lantern.picture import Picture
 from lantern.requests import Request, check_requests
 from lantern.sampling import Sampling
+from lantern.soundness import LastPass, NotFiniteError, watched_layers
 from lantern.statistics import Statistics
 from lantern.types import Callback, Condition, Generation
 
 LOG = logging.getLogger("lantern")
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A finished picture: its codes in raster order, its pixels if they were asked for, and how it came about."""
-
-    request: Request
-    codes: Int[Tensor, " n"]
-    pixels: UInt8[Tensor, "h w 3"] | None
-    statistics: Statistics
-
-    @property
-    def grid(self) -> list[list[int]]:
-        """The codes as rows of a square."""
-        side = round(len(self.codes) ** 0.5)
-        return self.codes.view(side, side).tolist()
-
-    @property
-    def tokens_sha256(self) -> str:
-        """Digest of the codes as little-endian 32-bit numbers: equal digests, equal codes."""
-        return hashlib.sha256(self.codes.cpu().to(torch.int32).numpy().astype("<i4").tobytes()).hexdigest()
 
 
 def generate(
@@ -54,18 +36,25 @@ def generate(
     batch: int = 1,
     wants_pixels: bool = True,
     callback: Callback | None = None,
+    on_halved: Callable[[int, int], None] = warn_of_halving,
+    debug: bool | None = None,
 ) -> Iterator[Picture]:
     """Make pictures, `batch` at a time, and hand them over as they are done.
 
     `method` is a name of the catalog, None the model's own; `settings` are that method's own, see `choose_method`.
     Everything is checked before the first picture is begun: ValueError says what cannot be.
+
+    Where memory runs out the batch is halved and `on_halved` told how many were too many and how many fit; the
+    pictures are the same. MemoryError if there is no room for one. NotFiniteError, after the sound pictures of its
+    batch, for a picture whose laws were NaN or infinite; with `debug` (None: as LANTERN_DEBUG says) it names the layer.
     """
     check_requests(model, asked)
     if wants_pixels and model.vq is None:
         raise ValueError(f"model {model.name} has no vqvae/ folder, without which there are codes but no pictures")
     law = sampling or model.sampling()
-    decoder = Decoder(model, choose_method(model, method, settings, sampling=law), law)
-    return _generate(decoder, asked, batch, wants_pixels, callback)
+    size = BatchSize(batch, on_halved)
+    decoder = Decoder(model, choose_method(model, method, settings, sampling=law), law, size=size, debug=debug)
+    return _one_by_one(draw_batches(decoder, asked, wants_pixels=wants_pixels, callback=callback))
 
 
 def choose_method(
@@ -102,14 +91,33 @@ def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
 
 def codebook_for(model: Model) -> Float[Tensor, "v d"] | None:
     """The codes' vectors where the model's target is; None where it has no vqvae/ folder."""
-    return None if model.codebook is None else model.codebook.to(model.device)
+    codebook = model.codebook
+    return None if codebook is None else codebook.to(model.device)
 
 
 class Decoder:
-    """A model with a method and a law, put together once for many batches."""
+    """A model with a method and a law, put together once for many batches.
 
-    def __init__(self, model: Model, method: Method, sampling: Sampling) -> None:
+    `size` is how many pictures it makes at once; `debug` as in `generate`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        method: Method,
+        sampling: Sampling,
+        *,
+        size: BatchSize | None = None,
+        debug: bool | None = None,
+    ) -> None:
         self.model, self.method, self.sampling = model, method, sampling
+        self.size = size or BatchSize(1)
+        self.debug = is_debugging() if debug is None else debug
+        self.put_together()
+
+    def put_together(self) -> None:
+        """Builds the parts anew, which drops the caches that they keep from one batch to the next."""
+        model, method, sampling = self.model, self.method, self.sampling
         columns = neighbour_columns(method)
         self.parts = build(
             method,
@@ -133,15 +141,26 @@ class Decoder:
         return Condition(embeddings=found.embeddings[rows], mask=found.mask[rows])
 
     def decode(self, condition: Condition, asked: Sequence[Request], callback: Callback | None = None) -> Generation:
-        """The codes of each picture."""
+        """The codes of each picture, and whether its laws were finite; in debug mode NotFiniteError names a layer."""
         keys = [(request.seed, request.number) for request in asked]
-        return self.parts.generate(condition, keys=keys, callback=callback)
+        last, target = LastPass(callback), self.model.target
+        with watched_layers(target, self.model.drafter) if self.debug else nullcontext():
+            generation = self.parts.generate(condition, keys=keys, callback=last)
+        return dataclasses.replace(generation, is_finite=last.is_finite(target, len(keys)))
 
     def pixels(self, codes: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
-        """Codes to bytes."""
+        """Codes to bytes; in halves where memory runs out, so that the codes are not lost."""
         assert self.model.vq is not None
-        with torch.inference_mode():
-            return to_uint8(self.model.vq.decode(codes))
+        try:
+            with torch.inference_mode():
+                return to_uint8(self.model.vq.decode(codes))
+        except Exception as error:  # what is not out of memory goes on
+            if not is_out_of_memory(error):
+                raise
+            self.size.halve(len(codes), error)
+        release_memory()
+        half = len(codes) // 2
+        return torch.cat([self.pixels(codes[:half]), self.pixels(codes[half:])])
 
 
 class Clock:
@@ -161,16 +180,36 @@ class Clock:
         self._last = now
 
 
+def draw_batches(
+    decoder: Decoder, asked: Sequence[Request], *, wants_pixels: bool, callback: Callback | None = None
+) -> Iterator[list[Picture]]:
+    """Make all pictures, as many at once as the decoder is to, and fewer where memory runs out."""
+
+    def attempt(some: Sequence[Request]) -> list[Picture]:
+        return draw_batch(decoder, some, wants_pixels=wants_pixels, callback=callback)
+
+    return in_batches(asked, decoder.size, attempt=attempt, forget=decoder.put_together)
+
+
 def draw_batch(
     decoder: Decoder, asked: Sequence[Request], *, wants_pixels: bool, callback: Callback | None = None
 ) -> list[Picture]:
-    """Make the pictures of one batch."""
+    """Make the pictures of one batch; NotFiniteError holds those that are sound if some are not."""
     clock = Clock(decoder.model.device)
     condition = decoder.condition(asked)
     clock.lap("text")
     generation = decoder.decode(condition, asked, callback)
     clock.lap("decode")
-    return finish_batch(decoder, asked, generation, seconds=clock.seconds, wants_pixels=wants_pixels)
+    pictures = finish_batch(decoder, asked, generation, seconds=clock.seconds, wants_pixels=wants_pixels)
+    is_finite = [True] * len(asked) if generation.is_finite is None else generation.is_finite.tolist()  # sync
+    if not all(is_finite):
+        lost = asked[is_finite.index(False)]
+        raise NotFiniteError(
+            f"{lost.subject[:60]!r}, seed {lost.seed}, image {lost.number}: the model's law became NaN or infinite"
+            f" in {decoder.model.dtype}: try --dtype fp32; --debug names the layer",
+            [picture for picture, is_sound in zip(pictures, is_finite, strict=True) if is_sound],
+        )
+    return pictures
 
 
 def finish_batch(
@@ -192,16 +231,19 @@ def finish_batch(
             codes=generation.codes[i],
             pixels=None if pixels is None else pixels[i],
             statistics=_statistics(decoder, generation, i, shares),
+            batch=len(asked),
         )
         for i, request in enumerate(asked)
     ]
 
 
-def _generate(
-    decoder: Decoder, asked: Sequence[Request], batch: int, wants_pixels: bool, callback: Callback | None
-) -> Iterator[Picture]:
-    for start in range(0, len(asked), batch):
-        yield from draw_batch(decoder, asked[start : start + batch], wants_pixels=wants_pixels, callback=callback)
+def _one_by_one(batches: Iterator[list[Picture]]) -> Iterator[Picture]:
+    try:
+        for pictures in batches:
+            yield from pictures
+    except NotFiniteError as error:
+        yield from error.sound
+        raise
 
 
 def _behind_auto(model: Model, auto: Method, sampling: Sampling, tell: Callable[[str], None]) -> Method:

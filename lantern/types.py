@@ -250,7 +250,8 @@ class Generation:
     codes accepted only thanks to a relaxation; `total_variation` sums what it spent, over codes, and
     `total_variation_max` is the most it spent on one; `latent_distance` sums moved mass times L2 distance. The last two
     are None where nothing was relaxed, or where no vectors of codes were at hand.
-    `steps` is filled only when asked for, `seconds` by phase only when timed.
+    `steps` is filled only when asked for, `seconds` by phase only when timed. `is_finite`: whether the laws that the
+    codes were drawn from were finite; None where nobody looked.
     """
 
     codes: Int[Tensor, "b n"]
@@ -263,6 +264,7 @@ class Generation:
     seconds: dict[str, float] = field(default_factory=dict)
     total_variation_max: Float[Tensor, " b"] | None = None
     latent_distance: Float[Tensor, " b"] | None = None
+    is_finite: Bool[Tensor, " b"] | None = None
 
     @property
     def step_compression(self) -> Float[Tensor, " b"]:

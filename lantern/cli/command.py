@@ -2,19 +2,27 @@
 
 0: done. 1: the surroundings failed (disk full, hub out of reach, package missing, out of memory).
 2: the user asked for what cannot be (unknown option, bad value, damaged file).
+130: interrupted by Ctrl-C. 143: terminated by SIGTERM.
 """
 
 import argparse
 import difflib
+import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from lantern.cli.stopping import Stopping
 from lantern.config import one_line
+from lantern.debugging import is_debugging
+from lantern.memory import is_out_of_memory
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+# diffusers imports torchao where it finds it; both, and torch for them, then warn of parts that nobody asked for
+CHATTY = ("torchao", "diffusers.quantizers.torchao", "torch.utils._pytree")
 
 
 @dataclass(frozen=True)
@@ -45,31 +53,37 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """Parse `argv` and run the command; every failure becomes one line and an exit code, unless --debug is given."""
+    """Parse `argv` and run the command; every failure becomes one line and an exit code, after a traceback if --debug.
+
+    The command finds in `args.stopping` how to shield what a signal must not cut in two.
+    """
     parser = Parser(
         prog=prog or f"lantern-{command.name}",
         description=command.summary,
         allow_abbrev=False,
     )
     command.add_arguments(parser)
-    parser.add_argument("--debug", action="store_true", help="show where an error arose")
+    parser.add_argument("--debug", action="store_true", help="show where an error arose, and which layer gave NaN")
     try:
         args = parser.parse_args(argv)
     except SystemExit as leaving:  # --help, or a complaint already made
         return int(leaving.code or DONE)
+    args.debug = args.debug or is_debugging()
     try:
-        return command.run(args)
-    except KeyboardInterrupt:
-        complain("interrupted")
-        return INTERRUPTED
+        with Stopping() as args.stopping:
+            return command.run(args)
+    except KeyboardInterrupt as stopped:
+        complain(str(stopped) or "interrupted")
+        return int(getattr(stopped, "code", INTERRUPTED))
     except BrokenPipeError:
-        # who read our output has gone; keep Python from complaining about it once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_stdout()
         return FAILED
     except Exception as error:  # the one place where failures become exit codes
         if args.debug:
-            raise
+            traceback.print_exc()
         complain(_explained(error))
+        if isinstance(error, OSError):
+            _abandon_stdout_if_full()
         return REFUSED if isinstance(error, ValueError) else FAILED
 
 
@@ -84,11 +98,25 @@ def complain(message: str) -> None:
     print(f"lantern: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
+def _abandon_stdout() -> None:
+    """Keeps Python from complaining once more, at exit, that nobody takes our output."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _abandon_stdout_if_full() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _abandon_stdout()
+
+
 def _explained(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f'{error}; in the clone of lantern run: pip install ".[eval,train]"'
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if isinstance(error, ValueError | OSError | ImportError):
+    if isinstance(error, ValueError | OSError | ImportError | FloatingPointError):
         return one_line(error)
+    if is_out_of_memory(error):
+        return one_line(error) if isinstance(error, MemoryError) and str(error) else f"out of memory: {one_line(error)}"
     return f"{type(error).__name__}: {one_line(error)} (--debug shows where)"

@@ -66,7 +66,9 @@ def _failing(error: BaseException) -> Command:
         (ConnectionError("the hub did not answer"), 1, "the hub did not answer"),
         (ModuleNotFoundError("No module named 'accelerate'"), 1, "No module named 'accelerate'; in the clone"),
         (KeyError("k"), 1, "KeyError: 'k' (--debug shows where)"),
-        (MemoryError(), 1, "MemoryError"),
+        (MemoryError(), 1, "out of memory: MemoryError"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, "out of memory: DefaultCPU"),
+        (FloatingPointError("layer 3 gave NaN"), 1, "layer 3 gave NaN"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
@@ -77,9 +79,14 @@ def test_a_failure_is_one_line_and_a_code(
     assert text in _one_line(capsys)
 
 
-def test_debug_shows_where_a_failure_arose() -> None:
-    with pytest.raises(KeyError):
-        run_command(_failing(KeyError("k")), ["--debug"])
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_debug_shows_where_a_failure_arose(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by_variable: bool
+) -> None:
+    monkeypatch.setenv("LANTERN_DEBUG", "1" if by_variable else "0")
+    assert run_command(_failing(KeyError("k")), [] if by_variable else ["--debug"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback") and "raise error" in lines[-3] and "KeyError: 'k'" in lines[-1]
 
 
 def test_a_reader_that_leaves_causes_no_traceback() -> None:
