@@ -14,7 +14,7 @@ SUMMARIES = {
     "train": "prepare data, or train a text encoder, tokenizer, decoder, target or drafter",
     "doctor": "print versions and devices, and what to run if something is off",
     "tune": "measure this machine and find the fastest method, which --method auto then uses",
-    "bench": "measure how much faster methods are than plain decoding at its fastest",
+    "bench": "measure how much faster methods are than the fastest plain decoding",
 }
 
 

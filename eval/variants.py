@@ -1,0 +1,86 @@
+"""How one target can be run: eager or compiled, in full or with int8 weights, in several dtypes."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from lantern.model_folder import DTYPES, Model, place_module
+from lantern.models.llamagen.transformer import Transformer
+
+PLAIN_KINDS = ("eager", "compile", "int8", "int8+compile")
+# int8 weights are for passes over one code: their kernels cost as many times more as there are rows
+METHOD_KINDS = ("eager", "compile")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kind of `PLAIN_KINDS` in a dtype of `lantern.model_folder.DTYPES`."""
+
+    kind: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.dtype}"
+
+
+def compiled(target: Transformer) -> Transformer:
+    """The target with compiled features and head, on the same weights."""
+    twin = copy.copy(target)
+    twin.features = torch.compile(target.features)  # type: ignore[method-assign]
+    twin.head = torch.compile(target.head)  # type: ignore[method-assign]
+    return twin
+
+
+def with_int8_weights(target: Transformer) -> Transformer:
+    """A copy whose linears hold int8 weights with one scale a row, and compute in the target's dtype."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    twin = copy.deepcopy(target)
+    quantize_(twin, Int8WeightOnlyConfig(), filter_fn=lambda module, _: isinstance(module, nn.Linear))
+    return twin
+
+
+def compiled_int8(target: Transformer) -> Transformer:
+    """Int8 weights, compiled."""
+    return compiled(with_int8_weights(target))
+
+
+PREPARE: dict[str, Callable[[Any], Any]] = {
+    "eager": lambda target: target,
+    "compile": compiled,
+    "int8": with_int8_weights,
+    "int8+compile": compiled_int8,
+}
+
+
+class Stable:
+    """A model in all variants that were asked for; each is made once."""
+
+    def __init__(self, model: Model) -> None:
+        self._made: dict[Variant, Model] = {}
+        self._model = model
+
+    def model(self, variant: Variant) -> Model:
+        """The model as it runs in a variant; its parts other than target and drafter are shared."""
+        if variant not in self._made:
+            self._made[variant] = self._make(variant)
+        return self._made[variant]
+
+    def _make(self, variant: Variant) -> Model:
+        if variant.kind != "eager":
+            base = self.model(dataclasses.replace(variant, kind="eager"))
+            return dataclasses.replace(base, target=PREPARE[variant.kind](base.target))
+        dtype = DTYPES[variant.dtype]
+        if dtype == self._model.dtype:
+            return self._model
+        modules: dict[str, Any] = {"target": copy.deepcopy(self._model.target)}
+        if self._model.drafter is not None:
+            modules["drafter"] = copy.deepcopy(self._model.drafter)
+        for module in modules.values():
+            place_module(module, self._model.device, dtype)
+        return dataclasses.replace(self._model, **modules)

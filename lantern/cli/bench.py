@@ -1,0 +1,148 @@
+"""`lantern bench`: how much faster methods are than plain decoding at its fastest, measured on this machine."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lantern.cli.command import DONE, FAILED, Command, complain, run_command
+from lantern.cli.values import integer, one_of, real
+
+KINDS = ("eager", "compile", "int8", "int8+compile")
+DTYPES = ("fp32", "bf16", "fp16")
+SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
+SAMPLING = ("guidance", "temperature", "top_k", "top_p")
+# what only one of the two benches reads
+MODEL_ONLY = ("methods", "prompts_file", "no_memory", *SAMPLING)
+SHAPE_ONLY = ("tau", "codes", "tree")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command on its own."""
+    return run_command(COMMAND, argv)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the options."""
+    _model(parser.add_argument_group("a model (the default)"))
+    _shape(parser.add_argument_group("a size of LlamaGen with random weights and scripted acceptance"))
+    _both(parser.add_argument_group("how"))
+
+
+def _model(group: Any) -> None:
+    group.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
+    group.add_argument(
+        "--methods",
+        nargs="+",
+        metavar="METHOD",
+        help='such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto, and the model\'s own',
+    )
+    group.add_argument("--prompts-file", metavar="FILE", help="prompts, one a line (or .json, .jsonl, .tsv)")
+    group.add_argument("--guidance", type=real(0, 1000), help="instead of the model's own")
+    group.add_argument("--temperature", type=real(0, 100), help="instead of the model's own")
+    group.add_argument("--top-k", type=integer(0, 10**6), help="instead of the model's own")
+    group.add_argument("--top-p", type=real(0, 1), help="instead of the model's own")
+    group.add_argument("--no-memory", action="store_true", default=None, help="leave peak memory out")
+
+
+def _shape(group: Any) -> None:
+    group.add_argument("--shape", nargs="+", type=one_of(SHAPES), metavar="SIZE", help=f"of {', '.join(SHAPES)}")
+    group.add_argument("--tau", nargs="+", type=real(1, 64), help="codes a step to script (default 2 3 3.5 4)")
+    group.add_argument("--codes", type=integer(1, 65535), help="codes of the canvas to decode (default 48)")
+    group.add_argument("--tree", metavar="NAME", help="draft tree (default grown_15_4)")
+
+
+def _both(group: Any) -> None:
+    group.add_argument("--images", type=integer(1, 10**5), default=10, help="of each contender (default 10)")
+    group.add_argument("--batch", nargs="+", type=integer(1, 4096), default=[1], help="pictures at a time (default 1)")
+    group.add_argument(
+        "--dtype", nargs="+", type=one_of(DTYPES), help=f"of {', '.join(DTYPES)} (default fp32 bf16; sizes: bf16)"
+    )
+    group.add_argument(
+        "--variants", nargs="+", type=one_of(KINDS), default=list(KINDS), help=f"of {', '.join(KINDS)} (default all)"
+    )
+    group.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="of the noise (default 0)")
+    group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    group.add_argument("--json", action="store_true", help="one JSON line on stdout, the table on stderr")
+    group.add_argument("--out", type=Path, metavar="FILE", help="write the JSON line to a file as well")
+    group.add_argument("--quiet", action="store_true", help="no word of the progress")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, tell, write; 1 if a method broke its promise of plain decoding's codes."""
+    _check(args)
+    import torch
+
+    from lantern.eval.speed_table import render
+
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    found = [measure() for measure in (_of_shapes(args) if args.shape else [_of_model(args)])]
+    figures = found[0] if len(found) == 1 else {"what": "shapes", "shapes": found}
+    print("\n\n".join(map(render, found)), file=sys.stderr if args.json else sys.stdout)
+    line = json.dumps(figures, ensure_ascii=False, allow_nan=False)
+    if args.json:
+        print(line)
+    if args.out is not None:
+        from lantern.io import atomic_write
+
+        with atomic_write(args.out) as temporary:
+            temporary.write_text(line + "\n", encoding="utf-8")
+    broken = [text for one in found for text in one.get("failures", ())]
+    if broken:
+        complain("; ".join(broken))
+    return FAILED if broken else DONE
+
+
+def _check(args: argparse.Namespace) -> None:
+    """ValueError for options of the bench that is not run."""
+    for name in MODEL_ONLY if args.shape else SHAPE_ONLY:
+        if getattr(args, name) is not None:
+            other = "a model, not of --shape" if args.shape else "--shape, which is missing"
+            raise ValueError(f"--{name.replace('_', '-')} is an option of {other}")
+    if args.out is not None and args.out.is_dir():
+        raise ValueError(f"--out {args.out} is a folder, wanted a file")
+
+
+def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
+    from lantern.eval.speed import BenchOptions, measure
+
+    given: dict[str, Any] = {"methods": args.methods, "dtypes": args.dtype}
+    if args.prompts_file is not None:
+        from lantern.prompts import read_prompts
+
+        given["prompts"] = read_prompts(args.prompts_file)
+    options = BenchOptions(
+        model=args.model,
+        images=args.images,
+        batches=args.batch,
+        kinds=args.variants,
+        sampling={name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None},
+        seed=args.seed,
+        device=args.device,
+        has_memory=not args.no_memory,
+        is_quiet=args.quiet,
+        **{name: value for name, value in given.items() if value},
+    )
+    return lambda: measure(options)
+
+
+def _of_shapes(args: argparse.Namespace) -> list[Callable[[], dict[str, Any]]]:
+    from lantern.eval.shapes import ShapeOptions, measure
+
+    given = {"taus": args.tau, "codes": args.codes, "tree": args.tree, "dtypes": args.dtype}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value}
+    chosen |= {"images": args.images, "kinds": args.variants, "device": args.device, "is_quiet": args.quiet}
+    return [
+        lambda shape=shape, batch=batch: measure(ShapeOptions(shape=shape, batch=batch, **chosen))
+        for shape in args.shape
+        for batch in args.batch
+    ]
+
+
+COMMAND = Command(
+    "bench", "Measure how much faster methods are than plain decoding at its fastest.", add_arguments, run
+)
