@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import DONE, Command, run_command
+from lantern.cli.generate import check_writable
 from lantern.cli.values import existing, integer, one_of, real
 
 if TYPE_CHECKING:
@@ -87,15 +88,16 @@ def run(args: argparse.Namespace) -> int:
 
     if args.out is not None and args.out.is_dir():
         raise ValueError(f"--out {args.out} is a folder, wanted a file")
+    if args.out is not None:
+        check_writable(args.out.parent)
     bounds = Bounds(args.max_tv, args.max_kid, read_json_object(args.quality) if args.quality else {})
     from lantern.model_folder import load_model
     from lantern.tuning.measure import Setup
     from lantern.tuning.profile import write_profile
     from lantern.tuning.tuner import Effort, Tuner, profile_of
 
-    model = load_model(
-        args.model, device=args.device, dtype=args.dtype, parts=frozenset(("text", "drafter", "neighbours"))
-    )
+    parts: set[Any] = {"text", "drafter", "neighbours"} | ({"vq"} if bounds.admits_relaxed else set())
+    model = load_model(args.model, device=args.device, dtype=args.dtype, parts=parts)
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     batches = -(-args.images // args.batch)
     setup = Setup(model, model.sampling(**given), _requests(args, model, batches * args.batch), args.batch)

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
-from lantern.catalog import METHODS, Method
+from lantern.catalog import METHODS, Method, neighbour_columns
+from lantern.generate import neighbours_for
 from lantern.tuning import measure
 from lantern.tuning.candidates import OTHER_INITS, Bounds, Variant, describe, needs_drafter, variants
 from lantern.tuning.costs import Costs, Laps, fit_costs, fit_verify
@@ -113,9 +114,10 @@ class Tuner:
             has_drafter=model.drafter is not None,
             codes=self.setup.codes,
             vocabulary=model.target.config.vocab_size,
-            has_table=model.neighbours is not None or model.codebook is not None,
+            has_table=self.bounds.admits_relaxed and (model.neighbours is not None or model.codebook is not None),
             names=self.names,
         )
+        self.setup = with_table(self.setup, chosen)
         self.tell("plain decoding")
         self.plain_laps = measure.time_plain(self.setup, steps=2 * self.effort.steps, rounds=self.effort.rounds)
         plain = Candidate("plain", {}, 1.0, self.plain_laps.step / self.setup.batch)
@@ -210,6 +212,15 @@ class Tuner:
         run_of = {id(candidate): run for candidate, run in zip(finalists, runs[1:], strict=True)}
         tried = [dataclasses.replace(candidate, run=run_of.get(id(candidate))) for candidate in candidates]
         return dataclasses.replace(plain, run=runs[0]), tried
+
+
+def with_table(setup: Setup, chosen: Sequence[Variant]) -> Setup:
+    """The setup with the proximity table that the candidates read, so that it is not made again for each tree."""
+    columns = max((neighbour_columns(variant.method) for variant in chosen), default=0)
+    if not columns:
+        return setup
+    model = dataclasses.replace(setup.model, neighbours=neighbours_for(setup.model, columns))
+    return dataclasses.replace(setup, model=model)
 
 
 def distinct(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -1,0 +1,125 @@
+"""`lantern tune` on a toy model, from the command to what "auto" does afterwards."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lantern.cli.main import main
+from lantern.generate import choose_method
+from lantern.model_folder import load_model
+from lantern.trees.static import named
+from tests.tiny_folder import save_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A peaked law over 256 codes, of which a drafter of random weights guesses none."""
+    folder = tmp_path_factory.mktemp("models") / "toy"
+    save_tiny_model(folder, generation={"guidance": 3.0, "temperature": 0.1}, vocab_size=256)
+    shutil.rmtree(folder / "vqvae")
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return shutil.copytree(saved, tmp_path / "toy")
+
+
+def refusal(capsys: Capture, code: int, expected: int = 2) -> str:
+    seen = capsys.readouterr()
+    assert (code, seen.out) == (expected, "") and len(seen.err.splitlines()) == 1, seen
+    return seen.err
+
+
+def test_a_drafter_of_random_weights_makes_auto_plain(folder: Path, capsys: Capture) -> None:
+    assert choose_method(load_model(folder), "auto").name == "eagle1"
+    drafted = ["--methods", "eagle1", "eagle1-rejection"]
+    assert main(["tune", "--model", str(folder), "--images", "2", "--json", "--quiet", *drafted]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["choice"]["method"] == "plain" and Path(found["path"]) == folder / "profile.json"
+    assert found["candidates"] and all(one["predicted"]["step_compression"] < 1.5 for one in found["candidates"])
+    assert choose_method(load_model(folder), "auto").name == "plain"
+    word = ["--model", str(folder), "--prompt", "a cat", "--tokens", "t.json", "--json"]
+    assert main(["generate", "--method", "auto", *word]) == 0
+    seen = capsys.readouterr()
+    assert json.loads(seen.out)["method"] == "plain" and "profile" not in seen.err
+
+
+def test_the_profile_holds_what_was_measured(folder: Path, capsys: Capture) -> None:
+    out = folder.parent / "own.json"
+    words = ["--images", "2", "--batch", "2", "--max-nodes", "8", "--max-depth", "3", "--methods", "eagle1", "scd"]
+    assert main(["tune", "--model", str(folder), "--out", str(out), *words]) == 0
+    seen = capsys.readouterr()
+    assert "ms/code" in seen.out and "*" in seen.out and "measuring: windows: scd" in seen.err
+    found = json.loads(out.read_text())
+    assert list(found) == sorted(found) and not (folder / "profile.json").exists()
+    assert found["batch"] == 2 and found["sampling"]["temperature"] == 0.1
+    verify = found["costs"]["eagle1"]["verify"]
+    assert len(verify) == 8 and verify == sorted(verify) and verify[0] > 0
+    assert found["costs"]["eagle1"]["draft"]["per_level"] + found["costs"]["eagle1"]["draft"]["fixed"] > 0
+    assert len(found["acceptance"]["eagle1"]["rates"]) == 3
+    assert found["plain"]["measured"]["speedup"] == 1 and found["model"]["fingerprint"]
+    assert {"device", "name", "threads", "dtype", "torch"} == set(found["machine"])
+    trees = [named(one["settings"]["tree"]) for one in found["candidates"] if "tree" in one["settings"]]
+    assert trees and max(tree.max_nodes for tree in trees) <= 8
+
+
+def test_relaxed_methods_are_measured_within_a_bound(tmp_path: Path, capsys: Capture) -> None:
+    folder = save_tiny_model(tmp_path / "toy")
+    words = ["--images", "1", "--max-nodes", "6", "--max-depth", "2", "--max-tv", "0.9", "--quiet", "--json"]
+    assert main(["tune", "--model", str(folder), "--methods", "lantern++", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    label = "lantern++ lambda 5.0"
+    named_so = [name for name in found["acceptance"] if name.startswith(label)]
+    assert named_so and found["acceptance"][named_so[0]]["total_variation"] > 0
+    assert all("tree" in one["settings"] for one in found["candidates"])
+    assert found["bounds"] == {"max_kid": None, "max_tv": 0.9}
+
+
+def test_a_model_of_classes_is_measured_on_classes(tmp_path: Path, capsys: Capture) -> None:
+    folder = save_tiny_model(tmp_path / "toy", model_type="c2i", cls_token_num=1)
+    words = ["--images", "2", "--max-nodes", "4", "--max-depth", "2", "--methods", "eagle1", "--quiet"]
+    assert main(["tune", "--model", str(folder), *words]) == 0
+    assert "profile:" in capsys.readouterr().out
+    assert "leave --prompts-file out" in refusal(capsys, main(["tune", "--model", str(folder), "--prompts-file", "x"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--max-kid", "0.1"], "a bound on KID needs an evaluation run"),
+        (["--max-tv", "2"], "0 to 1"),
+        (["--quality", "missing.json"], "does not exist"),
+        (["--methods", "eagel1"], "cannot be tuned"),
+        (["--methods", "lantern"], "--max-tv"),
+        (["--max-nodes", "1"], "from 2 to 256"),
+        (["--images", "0"], "whole number"),
+        (["--out", "."], "is a folder"),
+        (["--prompts-file", "missing.txt"], "No such file"),
+        (["--temperature", "1e-9"], "temperature"),
+        (["--image", "3"], "did you mean --images?"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(folder: Path, capsys: Capture, arguments: list[str], said: str) -> None:
+    assert said in refusal(capsys, main(["tune", "--model", str(folder), *arguments]))
+    assert not (folder / "profile.json").exists()
+
+
+def test_a_place_that_cannot_be_written_fails_before_it_is_measured(folder: Path, capsys: Capture) -> None:
+    Path("file").write_text("")
+    assert "file" in refusal(capsys, main(["tune", "--model", str(folder), "--out", "file/profile.json"]), 1)
+
+
+def test_help_comes_without_torch() -> None:
+    code = "import sys; from lantern.cli.tune import main; print(main(['--help']), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "0 False" and done.stderr == ""

@@ -1,0 +1,75 @@
+"""What may be chosen under which bounds."""
+
+from typing import Any
+
+import pytest
+
+from lantern.catalog import METHODS
+from lantern.tuning.candidates import KNOBS, Bounds, needs_drafter, variants
+
+KID = Bounds(max_kid=0.001, quality={"lantern++": {"2.0": 0.0004, "5": 0.02}})
+
+
+def found(bounds: Bounds, **changes: Any) -> list[str]:
+    given: dict[str, Any] = {"has_drafter": True, "codes": 256, "vocabulary": 2048, "has_table": True}
+    return [variant.label for variant in variants(bounds, **(given | changes))]
+
+
+def test_without_a_bound_only_exact_methods_are_candidates() -> None:
+    names = {label.split()[0] for label in found(Bounds())}
+    assert "eagle1" in names and all(METHODS[name].exact for name in names)
+
+
+def test_a_bound_on_total_variation_admits_relaxed_methods_at_several_settings() -> None:
+    labels = found(Bounds(max_tv=0.1))
+    assert {"lantern++ lambda 2.0", "lantern delta 0.1", "bounded delta 0.1"} <= set(labels)
+    exact = [METHODS[label.split()[0]].exact for label in labels]
+    assert exact == sorted(exact, reverse=True)
+
+
+def test_every_knob_is_a_setting_of_its_method() -> None:
+    relaxed = {name for name, method in METHODS.items() if not method.exact}
+    assert set(KNOBS) == relaxed
+    for name, (knob, values) in KNOBS.items():
+        assert knob in METHODS[name].settings and list(values) == sorted(values)
+
+
+def test_kid_figures_admit_what_they_speak_of_alone() -> None:
+    relaxed = [label for label in found(KID) if not METHODS[label.split()[0]].exact]
+    assert relaxed == ["lantern++ lambda 2.0"]
+
+
+def test_a_bound_on_kid_without_figures_is_refused() -> None:
+    with pytest.raises(ValueError, match="a bound on KID needs an evaluation run"):
+        Bounds(max_kid=0.01)
+
+
+@pytest.mark.parametrize(
+    "quality", [{"eagle9": {}}, {"lantern++": 3}, {"lantern++": {"x": 0.1}}, {"lantern++": {"2": None}}]
+)
+def test_damaged_kid_figures_are_refused(quality: Any) -> None:
+    with pytest.raises(ValueError, match="quality figures"):
+        Bounds(max_kid=0.01, quality=quality)
+
+
+def test_without_a_drafter_there_are_windows_only() -> None:
+    labels = found(Bounds(max_tv=0.5), has_drafter=False)
+    assert labels and all("window" in label for label in labels)
+
+
+def test_windows_are_no_longer_than_the_picture() -> None:
+    assert not [label for label in found(Bounds(), codes=9) if "window" in label and "window 8" not in label]
+
+
+def test_names_limit_what_is_tuned() -> None:
+    assert found(Bounds(), names=["eagle1"]) == ["eagle1"]
+    with pytest.raises(ValueError, match="cannot be tuned"):
+        found(Bounds(), names=["eagle9"])
+    with pytest.raises(ValueError, match="--max-tv"):
+        found(Bounds(), names=["lantern++"])
+
+
+def test_who_needs_a_drafter() -> None:
+    needy = {name for name, method in METHODS.items() if needs_drafter(method)}
+    assert {"eagle1", "lantern++", "auto"} <= needy and not needy & {"plain", "sjd", "gumbel-jacobi"}
+    assert needs_drafter(METHODS["sjd"].with_options(init="drafter"))
