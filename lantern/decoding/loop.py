@@ -40,6 +40,7 @@ def generate(
     is_timed: bool = False,
     cache: StaticCache | None = None,
     prompts: PromptCache | None = None,
+    queries: int = 0,
 ) -> Generation:
     """Decodes with a drafter and a verifier; images advance each at its own pace and idle when they are done.
 
@@ -59,6 +60,7 @@ def generate(
         needs_whole_prefix=drafter.needs_whole_prefix,
         cache=cache,
         prompts=prompts,
+        queries=queries,
     )
     law = sampling.soft() if verifier.reads_soft_law else sampling
     run = Run(target, begun, law, drafter.max_nodes, drafter.depth)

@@ -27,6 +27,7 @@ def generate(
     is_timed: bool = False,
     cache: StaticCache | None = None,
     prompts: PromptCache | None = None,
+    queries: int = 0,
 ) -> Generation:
     """Draws code j of each image as argmax(log p_j + g_j), with the noise g of its key (seed, image number).
 
@@ -36,7 +37,9 @@ def generate(
     condition = condition.to(target.tok_embeddings.weight.device)
     # 1) the prompt gives code 0
     watch = Stopwatch(condition.device, is_timed)
-    begun = start(target, condition, sampling=sampling, keys=keys, stage=0, cache=cache, prompts=prompts)
+    begun = start(
+        target, condition, sampling=sampling, keys=keys, stage=0, cache=cache, prompts=prompts, queries=queries
+    )
     config, cache, rows = target.config, begun.cache, sampling.rows
     images, count, prefix = condition.batch, config.block_size, cache.prefix
     place = torch.zeros(images, 1, dtype=torch.long, device=condition.device)

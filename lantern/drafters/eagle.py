@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Complex, Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.models.llamagen.transformer import (
@@ -90,7 +90,7 @@ class EagleLayer(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n c"],
-        turns: Complex[Tensor, "b n 3 1 half"],
+        turns: Float[Tensor, "b n 3 1 half 2"],
         mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
         *,
         cache: Any,

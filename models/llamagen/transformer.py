@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Complex, Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 # A config past these is a damaged file, not a model: refused before anything is allocated.
@@ -106,7 +106,16 @@ SIZES: dict[str, dict[str, int]] = {
 
 @runtime_checkable
 class LayerCache(Protocol):
-    """Where a pass leaves its keys and values and finds those of earlier passes."""
+    """Where a pass leaves its keys and values and finds those of earlier passes.
+
+    Attention is computed for at least `queries` rows at a time: a constant number of rows rounds alike whether a code
+    is scored alone or in a tree.
+    """
+
+    @property
+    def queries(self) -> int:
+        """The least number of queries of a pass; 0 where rounding does not matter."""
+        ...
 
     def write(
         self, layer: int, slots: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"]
@@ -147,19 +156,22 @@ def rope_table(grid: int, prefix: int, head_dim: int, base: float) -> Float[Tens
     return torch.cat([torch.zeros(prefix, half, 2), table])
 
 
-def turns_at(table: Float[Tensor, "p half 2"], positions: Int[Tensor, "b n"]) -> Complex[Tensor, "b n 3 1 half"]:
-    """What queries, keys and values at these rows of the rotary table are multiplied by, pair by pair: values by 1."""
-    turn = torch.view_as_complex(table[positions])
-    return torch.stack([turn, turn, torch.ones_like(turn)], dim=2)[:, :, :, None]
+def turns_at(table: Float[Tensor, "p half 2"], positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n 3 1 half 2"]:
+    """What queries, keys and values at these rows of the rotary table are turned by: (cos, sin), for values (1, 0)."""
+    turn = table[positions]
+    rest = torch.zeros_like(turn)
+    rest[..., 0] = 1.0
+    return torch.stack([turn, turn, rest], dim=2)[:, :, :, None]
 
 
-def rotate(x: Float[Tensor, "b n k h d"], turns: Complex[Tensor, "b n k 1 half"]) -> Float[Tensor, "b n k h d"]:
+def rotate(x: Float[Tensor, "b n k h d"], turns: Float[Tensor, "b n k 1 half 2"]) -> Float[Tensor, "b n k h d"]:
     """Turns interleaved pairs (x[2i], x[2i+1]) as complex numbers; the result is fp32."""
     pairs = x.float().unflatten(-1, (-1, 2))
     if not torch.compiler.is_compiling():
-        return torch.view_as_real(torch.view_as_complex(pairs) * turns).flatten(-2)
+        product = torch.view_as_complex(pairs) * torch.view_as_complex(turns)
+        return torch.view_as_real(product).flatten(-2)
     even, odd = pairs.unbind(-1)  # the compiler fuses real arithmetic, and none on complex numbers
-    cos, sin = torch.view_as_real(turns).unbind(-1)
+    cos, sin = turns.unbind(-1)
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
 
 
@@ -176,7 +188,7 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n c"],
-        turns: Complex[Tensor, "b n 3 1 half"],
+        turns: Float[Tensor, "b n 3 1 half 2"],
         mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
         *,
         layer: int,
@@ -191,6 +203,8 @@ class Attention(nn.Module):
             assert slots is not None
             k, v = cache.write(layer, slots, turned[:, :, 1:])
             q = turned[:, :, 0].transpose(1, 2).to(k.dtype)
+        if mask is not None and mask.shape[1] > q.shape[2]:
+            q = F.pad(q, (0, 0, 0, mask.shape[1] - q.shape[2]))
         out = F.scaled_dot_product_attention(
             q,
             k,
@@ -199,7 +213,7 @@ class Attention(nn.Module):
             is_causal=mask is None,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        return self.wo(out.transpose(1, 2).flatten(2).to(x.dtype))
+        return self.wo(out[:, :, : x.shape[1]].transpose(1, 2).flatten(2).to(x.dtype))
 
     def read(self, x: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> tuple[Tensor, Float[Tensor, "b h d"]]:
         """Attention of conditioning slots, whose queries and keys are zero: the mean of the values seen so far.
@@ -261,7 +275,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n c"],
-        turns: Complex[Tensor, "b n 3 1 half"],
+        turns: Float[Tensor, "b n 3 1 half 2"],
         mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
         *,
         layer: int,
@@ -390,6 +404,8 @@ class Transformer(nn.Module):
         """
         turns = turns_at(self.rope, positions)
         x = self.tok_dropout(inputs)
+        if cache is not None and mask is not None and cache.queries > mask.shape[1]:
+            mask = F.pad(mask, (0, 0, 0, cache.queries - mask.shape[1]))
         for layer, block in enumerate(self.layers):
             x = block(x, turns, mask, layer=layer, cache=cache, slots=slots)
         return self.norm(x)

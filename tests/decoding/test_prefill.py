@@ -32,7 +32,7 @@ def collapsed(target: Transformer, condition: Condition, codes: torch.Tensor, ro
     """Logits after the prompt and after each code, in one pass over the codes with the prompt in its slot."""
     state = read_prompts(target, condition, rows=rows, needs_whole_prefix=False)
     count = codes.shape[1]
-    cache = make_cache(target, state, count, None)
+    cache = make_cache(target, state, count)
     cache.write_prefix(state.means)
     causal = torch.ones(count, count, dtype=torch.bool).tril()
     mask = TreeMask(cache, prefix_scores(state.counts, cache), count).update(torch.zeros(len(codes)), causal)
