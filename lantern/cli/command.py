@@ -69,6 +69,8 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
     except SystemExit as leaving:  # --help, or a complaint already made
         return int(leaving.code or DONE)
     args.debug = args.debug or is_debugging()
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with Stopping() as args.stopping:
             return command.run(args)
