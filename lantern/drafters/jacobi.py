@@ -124,8 +124,7 @@ class JacobiDrafter:
             slots = ((drawn - counts)[:, None] + steps).clamp(max=self.depth)
             codes = codes.scatter(1, slots, ahead.tokens)
         log_q = None
-        if self.keeps_laws:
-            assert left.log_q is not None
+        if left.log_q is not None:
             log_q = self._initial_laws(left.log_q[self._images, source], codes, is_new)
             if ahead is not None and slots is not None:
                 assert ahead.log_q is not None

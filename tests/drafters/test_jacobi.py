@@ -1,0 +1,274 @@
+"""Jacobi windows: the fixed point is plain decoding's picture, the coupled ones have its law, and mutants have not."""
+
+import itertools
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.catalog import METHODS, build
+from lantern.decoding import loop, plain
+from lantern.drafters.eagle import Eagle, EagleConfig
+from lantern.drafters.eagle_drafter_chain import EagleChain
+from lantern.drafters.jacobi import JacobiDrafter
+from lantern.models.llamagen.transformer import Transformer
+from lantern.sampling import Sampling
+from lantern.types import Condition, DraftTree, Generation, Leftovers, NoiseSource, Step, Verdict, Verifier
+from lantern.verifiers.coupling import CouplingVerifier
+from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
+
+TARGET = tiny_target()
+CONDITION = tiny_condition((4, 1, 6))
+KEYS = [(9, 0), (9, 1), (4, 7)]
+INITS = ("random", "repeat-left", "drafter")
+NAMES = ("sjd", "scd", "gumbel-jacobi")
+
+
+def decode(name: str, sampling: Sampling, *, form: str = "guided", images: list[int] | None = None, **settings: object):  # type: ignore[no-untyped-def]
+    images = [0, 1, 2] if images is None else images
+    method = METHODS[name].with_options(**settings)
+    parts = build(method, TARGET, sampling=sampling, drafter_module=tiny_eagle(TARGET, form=form))
+    return parts.generate(select(CONDITION, images), keys=[KEYS[i] for i in images])
+
+
+def expected(sampling: Sampling) -> Tensor:
+    return plain.generate(TARGET, CONDITION, sampling=sampling, keys=KEYS).codes
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize("window", [2, 5, 8, 16])
+def test_the_fixed_point_is_the_picture_of_plain_decoding(window: int, init: str, guidance: float) -> None:
+    sampling = Sampling(guidance=guidance)
+    codes = expected(sampling)
+    for images in ([0, 1, 2], [1], [2, 0]):
+        made = decode("gumbel-jacobi", sampling, images=images, window=window, init=init)
+        assert torch.equal(made.codes, codes[images])
+
+
+@pytest.mark.parametrize("init", INITS)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(guidance=3, temperature=0.7, top_k=5),
+        Sampling(guidance=2, top_p=0.6),
+        Sampling(guidance=4, guidance_interval=5),
+    ],
+)
+def test_no_sampling_option_moves_the_fixed_point(sampling: Sampling, init: str) -> None:
+    for form in ("guided", "rows"):
+        assert torch.equal(decode("gumbel-jacobi", sampling, init=init, form=form).codes, expected(sampling))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("init", INITS)
+def test_greedy_windows_give_the_codes_of_plain_decoding(name: str, init: str) -> None:
+    for window, guidance in ((2, 3), (6, 1), (16, 3)):
+        sampling = Sampling(guidance=guidance, temperature=0)
+        assert torch.equal(decode(name, sampling, window=window, init=init).codes, expected(sampling))
+
+
+@pytest.mark.parametrize("name", ["sjd", "scd"])
+@pytest.mark.parametrize("init", INITS)
+def test_codes_depend_on_the_key_alone(name: str, init: str) -> None:
+    sampling = Sampling(guidance=3)
+    batch = decode(name, sampling, window=5, init=init).codes
+    for images in ([2, 0, 1], [1], [0, 0]):
+        assert torch.equal(decode(name, sampling, images=images, window=5, init=init).codes, batch[images])
+
+
+@pytest.mark.parametrize("name", ["sjd", "scd"])
+def test_codes_outside_the_filter_are_never_drawn(name: str) -> None:
+    sampling = Sampling(guidance=3, top_k=3)
+    parts = build(METHODS[name], TARGET, sampling=sampling)
+    codes = parts.generate(select(CONDITION, [0] * 20), keys=[(1, i) for i in range(20)]).codes
+    forced = teacher_forced(TARGET, select(CONDITION, [0] * 20), codes, sampling)
+    assert (forced.gather(-1, codes[..., None]) > -torch.inf).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_windows_larger_than_the_grid_are_cut(name: str, block_size: int) -> None:
+    target, sampling = tiny_target(block_size=block_size), Sampling()
+    for init in INITS:
+        method = METHODS[name].with_options(window=9, init=init)
+        parts = build(method, target, sampling=sampling, drafter_module=tiny_eagle(target))
+        made = parts.generate(CONDITION, keys=KEYS)
+        assert made.codes.shape == (3, block_size) and (made.passes <= block_size).all()
+        if name == "gumbel-jacobi":
+            assert torch.equal(made.codes, plain.generate(target, CONDITION, sampling=sampling, keys=KEYS).codes)
+
+
+# Codes that hardly depend on each other: what a window holds is nearly always what the next pass says.
+
+
+def loose_target() -> Transformer:
+    target = tiny_target()
+    weight = target.tok_embeddings.weight.data
+    weight.copy_(weight[:1] + 0.05 * (weight - weight[:1]))
+    return target
+
+
+def passes(name: str, init: str, target: Transformer) -> float:
+    """Mean passes a picture of 16 codes; the drafter repeats the feature that it reads, which fits a loose target."""
+    module = Eagle(EagleConfig.for_target(target.config)).eval()
+    module.init_weights(target.tok_embeddings.weight, torch.Generator().manual_seed(0))
+    method = METHODS[name].with_options(window=6, init=init)
+    parts = build(method, target, sampling=Sampling(guidance=2), drafter_module=module)
+    made = parts.generate(select(CONDITION, [0, 1] * 20), keys=[(3, i) for i in range(40)])
+    return float(made.passes.float().mean())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_independent_codes_take_few_passes_and_fewer_with_a_drafter(name: str) -> None:
+    random = passes(name, "random", loose_target())
+    assert random < 8
+    assert passes(name, "drafter", loose_target()) < random
+
+
+def test_coupling_beats_independent_redraws() -> None:
+    assert passes("scd", "random", TARGET) < passes("sjd", "random", TARGET)
+
+
+# The law, against that of a picture of four codes out of five, enumerated.
+
+SMALL = tiny_target(block_size=4, vocab_size=5)
+LAW = Sampling(guidance=2)
+PICTURES = 5000
+
+
+def teacher_forced(target: Transformer, condition: Condition, codes: Tensor, sampling: Sampling) -> Tensor:
+    """log p of every code of whole pictures given those before it, without a cache."""
+    assert condition.embeddings is not None and condition.mask is not None
+    words, rows = condition.embeddings, []
+    length = words.shape[1] + codes.shape[1] - 1
+    for prompt in (target.cls_embedding(words), target.cls_embedding.unconditional(words))[: sampling.rows]:
+        inputs = torch.cat([prompt, target.tok_embeddings(codes[:, :-1])], 1)
+        valid = torch.cat([condition.mask, torch.ones_like(codes[:, 1:], dtype=torch.bool)], 1)
+        mask = torch.tril(valid[:, None] | ~valid[:, :, None])
+        rows.append(target(inputs, torch.arange(length).expand(len(codes), -1), mask).logits[:, words.shape[1] - 1 :])
+    return sampling.log_probs(torch.stack(rows, 1), torch.arange(codes.shape[1]).expand(len(codes), -1))
+
+
+@lru_cache(maxsize=1)
+@torch.no_grad()
+def enumerated() -> Tensor:
+    """The probabilities of all 625 pictures."""
+    codes = torch.tensor(list(itertools.product(range(5), repeat=4)))
+    laws = teacher_forced(SMALL, select(tiny_condition((3,)), [0] * len(codes)), codes, LAW)
+    return laws.gather(-1, codes[..., None]).sum((1, 2)).double().exp()
+
+
+def p_value(codes: Tensor) -> float:
+    """Chi-square of pictures against the enumerated law; pictures expected less than eight times are pooled."""
+    law = enumerated()
+    number = (codes * torch.tensor([125, 25, 5, 1])).sum(1)
+    wanted, got = law * len(codes), torch.bincount(number, minlength=625).double()
+    is_rare = wanted < 8
+    wanted = torch.cat([wanted[~is_rare], wanted[is_rare].sum()[None]])
+    got = torch.cat([got[~is_rare], got[is_rare].sum()[None]])
+    statistic = ((got - wanted).square() / wanted).sum()
+    return float(torch.special.gammaincc(torch.tensor((len(wanted) - 1) / 2.0).double(), statistic / 2))
+
+
+def draw(verifier: Verifier, *, window: int, init: str, seed: int = 0) -> Generation:
+    continuation = None
+    if init == "drafter":
+        module = tiny_eagle(SMALL)
+        continuation = EagleChain(module, SMALL, window=window, length=2, is_gumbel=False, sampling=LAW)
+    drafter = JacobiDrafter(SMALL, window=window, init=init, continuation=continuation)
+    condition, keys = select(tiny_condition((3,)), [0] * PICTURES), [(seed, i) for i in range(PICTURES)]
+    return loop.generate(SMALL, condition, sampling=LAW, keys=keys, drafter=drafter, verifier=verifier)
+
+
+def test_the_enumerated_law_is_that_of_plain_decoding() -> None:
+    assert enumerated().sum() == pytest.approx(1.0, abs=1e-5)
+    condition, keys = select(tiny_condition((3,)), [0] * PICTURES), [(0, i) for i in range(PICTURES)]
+    assert p_value(plain.generate(SMALL, condition, sampling=LAW, keys=keys).codes) > 1e-4
+
+
+@pytest.mark.parametrize("redraw", ["coupled", "independent"])
+@pytest.mark.parametrize(("window", "init"), [(2, "random"), (3, "drafter"), (4, "random"), (4, "repeat-left")])
+def test_the_law_is_the_targets(window: int, init: str, redraw: str) -> None:
+    made = draw(CouplingVerifier(redraw), window=window, init=init)  # type: ignore[arg-type]
+    assert p_value(made.codes) > 1e-4
+    assert made.passes.float().mean() < 4
+
+
+@dataclass(frozen=True)
+class RecordsOldLaws(CouplingVerifier):
+    """Says of codes that were kept that they still follow the law they were first drawn from."""
+
+    def walk(self, tree: DraftTree, log_p: Tensor, positions: Tensor, noise: NoiseSource) -> Verdict:
+        verdict = super().walk(tree, log_p, positions, noise)
+        assert verdict.leftovers is not None and tree.log_q is not None
+        drawn = verdict.leftovers.tokens
+        is_kept = torch.nn.functional.pad(drawn[:, :-1] == tree.tokens[:, 1:], (0, 1))
+        laws = torch.where(is_kept[..., None], tree.log_q, log_p)
+        return replace(verdict, leftovers=Leftovers(drawn, laws))
+
+
+@dataclass(frozen=True)
+class UsesUniformsTwice(CouplingVerifier):
+    """Draws from the same uniforms in every turn."""
+
+    def walk(self, tree: DraftTree, log_p: Tensor, positions: Tensor, noise: NoiseSource) -> Verdict:
+        return super().walk(tree, log_p, positions, Forgetful(noise))
+
+
+class Forgetful:
+    """Noise that knows no turns."""
+
+    def __init__(self, noise: NoiseSource) -> None:
+        self.gumbel, self._noise = noise.gumbel, noise
+
+    def uniform(self, positions: Tensor, lanes: int, *, turns: Tensor | None = None, purpose: int = 3) -> Tensor:
+        return self._noise.uniform(positions, lanes)
+
+
+@pytest.mark.parametrize("mutant", [RecordsOldLaws(), UsesUniformsTwice()])
+def test_mutants_have_another_law(mutant: CouplingVerifier) -> None:
+    assert p_value(draw(mutant, window=4, init="repeat-left").codes) < 1e-6
+
+
+# What is refused.
+
+
+def test_a_verifier_that_leaves_nothing_behind_is_refused() -> None:
+    drafter = JacobiDrafter(TARGET, keeps_laws=False)
+    counts = torch.ones(1, dtype=torch.long)
+    verdict = Verdict(torch.zeros(1, 15, dtype=torch.long), counts * 0, counts)
+    with pytest.raises(ValueError, match="leaves no codes behind"):
+        drafter.observe(Step(1, counts, counts, counts[:, None], verdict=verdict))
+
+
+def test_laws_of_a_window_belong_to_coupling() -> None:
+    with pytest.raises(ValueError, match='mode "gumbel": use one of jacobi'):
+        build(replace(METHODS["scd"], mode="gumbel"), TARGET, sampling=Sampling())
+    with pytest.raises(ValueError, match='mode "jacobi": use one of iid, point, sampled'):
+        build(replace(METHODS["scd"], verifier="rejection"), TARGET, sampling=Sampling())
+    with pytest.raises(ValueError, match='mode "sampled": use one of jacobi'):
+        odd = replace(METHODS["eagle1-rejection"], verifier="coupling")
+        build(odd, TARGET, sampling=Sampling(), drafter_module=tiny_eagle(TARGET))
+    built = build(replace(METHODS["gumbel-jacobi"], mode="jacobi"), TARGET, sampling=Sampling())
+    assert torch.equal(built.generate(CONDITION, keys=KEYS).codes, expected(Sampling()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"window": 1}, "window is 1, wanted at least 2"),
+        ({"init": "zero"}, 'init is "zero", wanted one of random, repeat-left, drafter'),
+        ({"init": "drafter"}, "this model has none"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(METHODS["scd"].with_options(**settings), TARGET, sampling=Sampling())
+
+
+def test_an_init_and_its_continuation_go_together() -> None:
+    with pytest.raises(ValueError, match="others take none"):
+        JacobiDrafter(TARGET, init="drafter")
