@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int32
     from torch import Tensor
 
+    from lantern.decoding.prefill import PromptCache
     from lantern.drafters.eagle import Eagle
     from lantern.sampling import Sampling
     from lantern.types import Condition, Drafter, DraftMode, Generation, Target, Verifier
@@ -63,6 +64,7 @@ class Method:
         return dataclasses.replace(self, settings={**self.settings, **own}, **rest)
 
 
+QUERIES = 16  # rows of attention in reproducible decoding, and so the largest tree of it
 RELAXATIONS = {
     "lantern": "lantern.relaxations.lantern:Lantern",
     "lantern++": "lantern.relaxations.lantern_pp:LanternPP",
@@ -135,7 +137,7 @@ METHODS: dict[str, Method] = {
             "relaxed: the law moves toward the draft between alike codes, by at most delta, and is verified exactly",
             drafter="eagle1",
             relaxation="bounded",
-            settings={"k": 50, "delta": 0.2, "cap": 4.0, "rounds": 3, "width": 64},
+            settings={"k": 50, "delta": 0.2, "cap": 4.0, "rounds": 2, "width": 64},
         ),
         Method(
             "cool",
@@ -175,18 +177,24 @@ METHODS: dict[str, Method] = {
 
 @dataclass(frozen=True)
 class Parts:
-    """A method put together for a target: `generate` decodes with it. Plain decoding has no drafter and verifier."""
+    """A method put together for a target: `generate` decodes with it. Plain decoding has no drafter and verifier.
+
+    `prompts` keeps what the target made of earlier prompts; `queries` is the least number of rows of attention.
+    """
 
     method: Method
     target: "Target"
     sampling: "Sampling"
     drafter: "Drafter | None"
     verifier: "Verifier | None"
+    prompts: "PromptCache | None" = None
+    queries: int = 0
 
     def generate(self, condition: "Condition", *, keys: Sequence[tuple[int, int]], **watching: Any) -> "Generation":
-        """Decodes a batch; `watching` is callback, keep_steps, is_timed and cache of `decoding.loop.generate`."""
+        """Decodes a batch; `watching` is callback, keep_steps, is_timed, cache of `decoding.loop.generate`."""
         from lantern.decoding import loop, plain
 
+        watching = {"prompts": self.prompts, "queries": self.queries} | watching
         if self.drafter is None or self.verifier is None:
             return plain.generate(self.target, condition, sampling=self.sampling, keys=keys, **watching)
         return loop.generate(
@@ -217,10 +225,13 @@ def build(
     drafter_module: "Eagle | None" = None,
     neighbours: "Int32[Tensor, 'v k'] | None" = None,
     codebook: "Float[Tensor, 'v d'] | None" = None,
+    prompts: "PromptCache | None" = None,
+    reproducible: bool = False,
 ) -> Parts:
     """Puts a method together. Relaxations need `neighbours`, the proximity table, or `codebook`, the codes' vectors.
 
-    With the codebook they also tell the latent distance that they moved.
+    With the codebook they also tell the latent distance that they moved. `reproducible`: in bf16 too codes do not
+    depend on how many of them are scored in one pass, up to QUERIES; on a CPU.
 
     ValueError for an unknown name, for what the method needs and the model lacks, and for parts that do not fit.
     """
@@ -228,7 +239,7 @@ def build(
     if method.name == "auto" and drafter_module is None:
         method = METHODS["plain"]
     if method.drafter is None:
-        return Parts(method, target, sampling, None, None)
+        return Parts(method, target, sampling, None, None, prompts, QUERIES if reproducible else 0)
     from lantern.decoding.loop import check_modes
 
     verifier = _verifier(method, sampling, neighbours, codebook)
@@ -236,7 +247,12 @@ def build(
         raise ValueError(f'drafter is "{method.drafter}", wanted one of {", ".join(DRAFTERS)}')
     drafter = DRAFTERS[method.drafter](method, target, sampling, drafter_module)
     check_modes(drafter, verifier)
-    return Parts(method, target, sampling, drafter, verifier)
+    if reproducible and drafter.max_nodes > QUERIES:
+        raise ValueError(
+            f'method "{method.name}" scores {drafter.max_nodes} codes in a pass, reproducible decoding at most {QUERIES}: '
+            "choose a smaller tree or window, or leave it out"
+        )
+    return Parts(method, target, sampling, drafter, verifier, prompts, QUERIES if reproducible else 0)
 
 
 def _eagle1(method: Method, target: "Target", sampling: "Sampling", module: "Eagle | None") -> "Drafter":

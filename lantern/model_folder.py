@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from lantern.catalog import find
 from lantern.config import build_config, read_json_object
+from lantern.decoding.prefill import PromptCache
 from lantern.drafters.eagle import Eagle, EagleConfig
 from lantern.io import CONFIG_NAME, EMBEDDED_MODEL, load_component, read_config, resolve_model, write_json
 from lantern.models.llamagen.text import TextEncoder
@@ -60,6 +61,7 @@ class Model:
     neighbours: Int[Tensor, "v k"] | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    prompts: PromptCache = field(default_factory=PromptCache)
 
     def __post_init__(self) -> None:
         config, drafter = self.target.config, self.drafter and self.drafter.config
