@@ -19,9 +19,10 @@ from torch import Tensor
 
 from lantern.catalog import find
 from lantern.drafters.eagle import Eagle, EagleConfig
-from lantern.generate import Decoder, Picture, choose_method, draw_batch, finish_batch
+from lantern.generate import Decoder, choose_method
 from lantern.images import convert
 from lantern.io import EMBEDDED_MODEL, HUB_PATTERNS, load_component, resolve_model, save_component
+from lantern.memory import BatchSize
 from lantern.model_folder import (
     INDEX_NAME,
     NEIGHBOURS_NAME,
@@ -34,9 +35,10 @@ from lantern.model_folder import (
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.progress import Interrupted, Watcher
+from lantern.picture import Picture
+from lantern.progress import Watcher, draw_watched
 from lantern.relaxations.neighbours import save_table
-from lantern.requests import Request, check_requests, requests_of_call
+from lantern.requests import check_requests, requests_of_call
 
 OUTPUT_TYPES = ("pil", "pt", "np", "latent")
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
@@ -130,7 +132,7 @@ class LanternPipeline(DiffusionPipeline):
     """
 
     _optional_components: ClassVar[list[str]] = ["vqvae", "text_encoder", "tokenizer", "drafter"]
-    _callback_tensor_inputs: ClassVar[list[str]] = ["codes"]
+    _callback_tensor_inputs: ClassVar[list[str]] = ["codes", "known"]
 
     def __init__(
         self,
@@ -224,10 +226,11 @@ class LanternPipeline(DiffusionPipeline):
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: Callable[..., Any] | None = None,
-        callback_on_step_end_tensor_inputs: Sequence[str] = ("codes",),
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("codes", "known"),
         method: str | None = None,
         settings: Mapping[str, Any] | None = None,
         batch_size: int | None = None,
+        debug: bool | None = None,
     ) -> LanternOutput | tuple[Any, ...]:
         """Make pictures of prompts, or of class labels.
 
@@ -235,8 +238,10 @@ class LanternPipeline(DiffusionPipeline):
         has the noise of (seed, i); or a list with one of these a picture. Only `initial_seed()` is read, so that the
         same generator gives the same pictures again, in any batch. `output_type`: "pil", "pt" (b 3 h w in [0, 1]),
         "np" (b h w 3 in [0, 1]) or "latent" (code grids). `settings` are the method's own, such as {"delta": 0.1}.
-        `callback_on_step_end(pipe, step, timestep, {"codes": grid})` is called after every pass; timestep counts the
-        codes that every picture of the batch has, codes to come are -1. `batch_size` limits what runs at once.
+        `callback_on_step_end(pipe, step, timestep, {"codes": grids, "known": counts})` is called after every pass:
+        timestep counts the codes that every picture of the batch has, `known` those of each, and codes to come are -1.
+        `batch_size` limits what runs at once; where memory runs out it is halved, with a warning, and the failed batch
+        begun again. With `debug` NotFiniteError names the layer that gave NaN.
         """
         check_call(output_type, callback_on_step_end_tensor_inputs, num_images_per_prompt, batch_size)
         model = self.model
@@ -252,26 +257,14 @@ class LanternPipeline(DiffusionPipeline):
         wants_pixels = output_type != "latent"
         if wants_pixels and model.vq is None:
             raise ValueError('the pipeline has no vqvae, without which only output_type="latent" is possible')
-        decoder = Decoder(model, choose_method(model, method or self._method, settings), sampling)
+        chosen = choose_method(model, method or self._method, settings, sampling=sampling)
+        decoder = Decoder(model, chosen, sampling, size=BatchSize(batch_size or len(asked)), debug=debug)
         self._interrupt = False
-        pictures: list[Picture] = []
-        size = batch_size or len(asked)
         progress_bar: Any = self.progress_bar
         with progress_bar(total=len(asked) * model.target.config.block_size) as bar:
-            for start in range(0, len(asked), size):
-                if self._interrupt:
-                    break
-                watcher = Watcher(self, bar, callback_on_step_end, callback_on_step_end_tensor_inputs)
-                pictures += _draw(decoder, asked[start : start + size], watcher, wants_pixels)
+            watcher = Watcher(self, bar, callback_on_step_end, callback_on_step_end_tensor_inputs)
+            pictures = draw_watched(decoder, asked, watcher, wants_pixels=wants_pixels)
         return _output(pictures, output_type, return_dict)
-
-
-def _draw(decoder: Decoder, asked: list[Request], watcher: Watcher, wants_pixels: bool) -> list[Picture]:
-    """The pictures of a batch; interrupted, they are as far as they got, code 0 in place of what is missing."""
-    try:
-        return draw_batch(decoder, asked, wants_pixels=wants_pixels, callback=watcher)
-    except Interrupted:
-        return finish_batch(decoder, asked, watcher.canvas.generation(), seconds={}, wants_pixels=wants_pixels)
 
 
 def check_call(output_type: str, names: Sequence[str], images: int, batch_size: int | None) -> None:
@@ -290,10 +283,6 @@ def _output(pictures: list[Picture], output_type: str, return_dict: bool) -> Lan
     tokens: Int[Tensor, "b h w"] = torch.stack([picture.codes for picture in pictures]).unflatten(1, (side, side))
     pixels = [picture.pixels for picture in pictures if picture.pixels is not None]
     images = tokens if output_type == "latent" else convert(torch.stack(pixels), output_type)
-    stats = [
-        picture.statistics.as_dict()
-        | {"seed": picture.request.seed, "image": picture.request.number, "tokens_sha256": picture.tokens_sha256}
-        for picture in pictures
-    ]
+    stats = [picture.as_dict() for picture in pictures]
     found = LanternOutput(images=images, tokens=tokens, stats=stats)
     return found if return_dict else (found.images, found.tokens, found.stats)

@@ -1,5 +1,7 @@
 """How far a generation is: a bar on stderr, and the code grids as they fill."""
 
+import sys
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -8,31 +10,70 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from lantern.generate import Decoder, draw_batches, finish_batch
+from lantern.picture import Picture
+from lantern.requests import Request
+from lantern.soundness import NotFiniteError
 from lantern.types import Generation, Step
+
+INTERVAL = 0.1  # seconds between two looks at the device
+
+
+def in_words(known: Sequence[int], codes: int, passes: int) -> str:
+    """How far a batch is, in a few words: of one picture its codes a pass, of several who is done and who is last."""
+    if len(known) == 1:
+        return f"{known[0] / max(passes, 1):.2f} codes a pass"
+    return f"{sum(count >= codes for count in known)}/{len(known)} done, slowest {min(known)}/{codes}"
 
 
 class Progress:
-    """Counts the codes of a run as steps report them; shown only where stderr is a terminal.
+    """A bar over the codes of a run, shown only where stderr is a terminal.
 
-    Used as a context manager and as the callback of a generation.
+    Used as a context manager and as the callback of a generation of pictures of `codes` codes, `pictures` in all. A
+    batch that memory did not suffice for is taken back when the next one begins. The device is asked at most ten times
+    a second.
     """
 
-    def __init__(self, codes: int, *, is_quiet: bool = False) -> None:
+    def __init__(self, pictures: int, codes: int, *, is_quiet: bool = False) -> None:
         from tqdm import tqdm
 
         # disable=None lets tqdm look whether stderr is a terminal
-        self._bar: Any = tqdm(total=codes, unit=" codes", disable=True if is_quiet else None, leave=False)
-        self._codes = self._passes = 0
+        self._bar: Any = tqdm(
+            total=pictures * codes, unit=" codes", disable=True if is_quiet else None, leave=False, dynamic_ncols=True
+        )
+        self._codes, self._done = codes, 0
+        self._known: Int[Tensor, " b"] | None = None
+        self._next = 0.0
 
     def __call__(self, step: Step) -> None:
         """Takes notice of one pass."""
         if self._bar.disable:
             return
-        counts = step.counts.tolist()  # sync
-        self._codes += sum(counts)
-        self._passes += sum(count > 0 for count in counts)
-        self._bar.set_postfix_str(f"{self._codes / max(self._passes, 1):.2f} codes a pass", refresh=False)
-        self._bar.update(sum(counts))
+        if step.index == 0:
+            self._begin()
+        self._known = step.start + step.counts
+        if time.monotonic() >= self._next:
+            self._show(self._known.tolist(), step.index + 1)  # sync
+            self._next = time.monotonic() + INTERVAL
+
+    @property
+    def text(self) -> str:
+        """The bar as it stands."""
+        return str(self._bar)
+
+    def say(self, line: str) -> None:
+        """Writes a line on stderr, above the bar."""
+        self._bar.write(line, file=sys.stderr)
+
+    def _begin(self) -> None:
+        """Counts the pictures of the batch before, if it came to its end."""
+        if self._known is not None and int(self._known.min()) >= self._codes:  # sync
+            self._done += len(self._known) * self._codes
+        self._known, self._next = None, 0.0
+
+    def _show(self, known: list[int], passes: int) -> None:
+        self._bar.set_postfix_str(in_words(known, self._codes, passes), refresh=False)
+        self._bar.update(self._done + sum(known) - self._bar.n)
 
     def __enter__(self) -> "Progress":
         return self
@@ -49,13 +90,13 @@ class Canvas:
     codes: Int[Tensor, "b n"]
 
     def __init__(self, codes: int) -> None:
-        self._size, self._steps = codes, 0
+        self._size, self.passes_made = codes, 0
         self.codes = torch.empty(0, codes, dtype=torch.long)
         self._passes = torch.empty(0, dtype=torch.long)
 
     def add(self, step: Step) -> None:
-        """Enters the codes of one pass."""
-        if not len(self.codes):
+        """Enters the codes of one pass; the first pass of a batch begins anew."""
+        if step.index == 0:
             self.codes = torch.full((len(step.start), self._size), -1, device=step.codes.device)
             self._passes = torch.zeros_like(step.start)
         ahead = torch.arange(step.codes.shape[1], device=step.codes.device)
@@ -63,16 +104,12 @@ class Canvas:
         image, place = is_good.nonzero(as_tuple=True)
         self.codes[image, (step.start[:, None] + ahead)[image, place]] = step.codes[image, place]
         self._passes += step.counts > 0
+        self.passes_made = step.index + 1
 
     @property
-    def slowest(self) -> int:
-        """Codes that every image has."""
-        return int((self.codes >= 0).sum(1).min())
-
-    @property
-    def codes_a_pass(self) -> float:
-        """Codes per pass so far."""
-        return int((self.codes >= 0).sum()) / max(int(self._passes.sum()), 1)
+    def known(self) -> Int[Tensor, " b"]:
+        """Codes that each image has."""
+        return (self.codes >= 0).sum(1)
 
     def generation(self) -> Generation:
         """What there is, as if it were finished: code 0 in place of what is missing."""
@@ -90,15 +127,46 @@ class Watcher:
 
     def __init__(self, pipe: Any, bar: Any, callback: Callable[..., Any] | None, names: Sequence[str]) -> None:
         self._pipe, self._bar, self._callback, self._names = pipe, bar, callback, names
-        self.canvas = Canvas(pipe.transformer.config.block_size)
+        self._codes, self._done = pipe.transformer.config.block_size, 0
+        self.canvas = Canvas(self._codes)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the call is to end."""
+        return bool(self._pipe.interrupt)
+
+    def keep(self, pictures: int) -> None:
+        """Takes notice that this many pictures are done, which only then count for good."""
+        self._done += pictures * self._codes
 
     def __call__(self, step: Step) -> None:
         """Takes notice of one pass; raises Interrupted if the call is to end before the picture does."""
         self.canvas.add(step)
-        self._bar.update(int(step.counts.sum()))
-        self._bar.set_postfix_str(f"{self.canvas.codes_a_pass:.2f} codes a pass", refresh=False)
+        known = self.canvas.known
+        counts = known.tolist()  # sync
+        self._bar.set_postfix_str(in_words(counts, self._codes, self.canvas.passes_made), refresh=False)
+        self._bar.update(self._done + sum(counts) - self._bar.n)
         if self._callback is not None:
-            seen = {"codes": self.canvas.codes}
-            self._callback(self._pipe, step.index, self.canvas.slowest, {name: seen[name] for name in self._names})
-        if self._pipe.interrupt and self.canvas.slowest < self.canvas.codes.shape[1]:
+            seen = {"codes": self.canvas.codes, "known": known}
+            self._callback(self._pipe, step.index, min(counts), {name: seen[name] for name in self._names})
+        if self.is_stopped and min(counts) < self._codes:
             raise Interrupted
+
+
+def draw_watched(decoder: Decoder, asked: Sequence[Request], watcher: Watcher, *, wants_pixels: bool) -> list[Picture]:
+    """All pictures; interrupted, the last are as far as they got, code 0 in place of what is missing."""
+    pictures: list[Picture] = []
+    try:
+        for made in draw_batches(decoder, asked, wants_pixels=wants_pixels, callback=watcher):
+            pictures += made
+            watcher.keep(len(made))
+            if watcher.is_stopped:
+                break
+    except Interrupted:
+        grids = watcher.canvas.generation()
+        begun = asked[len(pictures) : len(pictures) + len(grids.codes)]
+        pictures += finish_batch(decoder, begun, grids, seconds={}, wants_pixels=wants_pixels)
+    except NotFiniteError as error:
+        error.sound = pictures + error.sound
+        raise
+    return pictures

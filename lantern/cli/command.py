@@ -83,7 +83,7 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
     except Exception as error:  # the one place where failures become exit codes
         if args.debug:
             traceback.print_exc()
-        complain(_explained(error))
+        complain(explained(error))
         if isinstance(error, OSError):
             _abandon_stdout_if_full()
         return REFUSED if isinstance(error, ValueError) else FAILED
@@ -112,7 +112,8 @@ def _abandon_stdout_if_full() -> None:
         _abandon_stdout()
 
 
-def _explained(error: Exception) -> str:
+def explained(error: Exception) -> str:
+    """What a failure is called in one line."""
     if isinstance(error, ModuleNotFoundError):
         return f'{error}; in the clone of lantern run: pip install ".[eval,train]"'
     if isinstance(error, OSError) and error.strerror:

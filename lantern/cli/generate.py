@@ -79,7 +79,13 @@ def _how(group: Any) -> None:
         type=one_of(("random", "repeat-left", "drafter")),
         help="sjd, scd, gumbel-jacobi: what a window's new places begin with",
     )
-    group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="pictures at a time (default 1)")
+    group.add_argument(
+        "--batch",
+        type=integer(1, 4096),
+        default=1,
+        metavar="N",
+        help="pictures at a time (default 1); halved where memory runs out, the pictures stay the same",
+    )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     group.add_argument(
         "--dtype", type=one_of(("auto", "fp32", "bf16", "fp16")), default="auto", help="auto: fp32 on a CPU, else bf16"
@@ -129,9 +135,16 @@ def _law(group: Any) -> None:
 def _results(group: Any) -> None:
     group.add_argument("--out", type=Path, metavar="PATH", help="a .png file or a folder (default: here)")
     group.add_argument(
-        "--tokens", type=Path, metavar="FILE", help="write the code grid as JSON; no picture unless --out"
+        "--tokens",
+        type=Path,
+        metavar="FILE",
+        help="write the code grid as JSON; no picture unless --out; if interrupted, of the pictures that are done",
     )
-    group.add_argument("--json", action="store_true", help="print statistics as one JSON object on stdout")
+    group.add_argument(
+        "--json",
+        action="store_true",
+        help="print statistics as one JSON object on stdout; if interrupted, of the pictures that are done",
+    )
     group.add_argument(
         "--compare", action="store_true", help="make each picture plain as well, and tell the difference"
     )
@@ -192,7 +205,7 @@ def _destinations(args: argparse.Namespace) -> tuple[Path, bool]:
     if args.tokens is not None:
         if args.tokens.is_dir():
             raise ValueError(f"--tokens {args.tokens} is a folder, wanted a file")
-        _check_writable(args.tokens.parent)
+        check_writable(args.tokens.parent)
     out = args.out if args.out is not None else Path(".")
     is_file = out.suffix.lower() == ".png" and not out.is_dir()
     if out.is_file() and not is_file:
@@ -201,11 +214,11 @@ def _destinations(args: argparse.Namespace) -> tuple[Path, bool]:
         raise ValueError(f"--out {out} ends in {out.suffix}, wanted a .png file or a folder")
     wants_pixels = args.out is not None or args.tokens is None
     if wants_pixels:
-        _check_writable(out.parent if is_file else out)
+        check_writable(out.parent if is_file else out)
     return out, wants_pixels
 
 
-def _check_writable(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """OSError if nothing can be written to a folder, or if it cannot be made."""
     there = folder
     while not there.exists() and there != there.parent:
