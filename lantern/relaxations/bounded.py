@@ -47,7 +47,7 @@ class Bounded(Neighbourhood):
     k: int = 50
     delta: float | int = 0.2
     cap: float | int = 4.0
-    rounds: int = 3
+    rounds: int = 2
     width: int = 64
 
     def __post_init__(self) -> None:

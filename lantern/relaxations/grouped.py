@@ -49,7 +49,8 @@ class Grouped:
         away = (self.codebook[near] - self.codebook[trial.codes][:, None]).norm(dim=-1)
         is_alike = ((p - own_p).abs() < self.p_radius) & (away < self.d_radius)
         is_in = (window >= 0) & (window < order.shape[1]) & (is_alike | (around == 0))
-        sums = torch.where(is_in, p, 0.0).sum(1) / torch.where(is_in, q, 0.0).sum(1)
+        tiny = torch.finfo(q.dtype).tiny  # for codes that q cannot draw, which nobody tests
+        sums = torch.where(is_in, p, 0.0).sum(1) / torch.where(is_in, q, 0.0).sum(1).clamp(min=tiny)
         # A group of one is tested as exact decoding tests it, to the last bit.
         mass = torch.where(is_in.sum(1) == 1, own_p[:, 0], sums * trial.own_q)
         left = (trial.p - trial.q).clamp(min=0.0)

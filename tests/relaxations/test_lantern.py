@@ -10,10 +10,10 @@ from lantern.decoding import loop
 from lantern.drafters.eagle_drafter import EagleDrafter
 from lantern.relaxations.lantern import Lantern
 from lantern.relaxations.lantern_pp import LanternPP
-from lantern.relaxations.neighbours import proximity_table
+from lantern.relaxations.neighbours import proximity_distances, proximity_table
 from lantern.sampling import Sampling
 from lantern.trees.static import named
-from lantern.types import Generation, Verifier
+from lantern.types import Claim, Generation, Ruling, Trial, Verifier
 from lantern.verifiers.greedy import GreedyVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
@@ -26,21 +26,38 @@ Q = torch.tensor([[0.5, 0.3, 0.1, 0.05, 0.05]])
 ZERO = torch.tensor([0])
 
 
+def claim(rule: Lantern | LanternPP) -> Claim:
+    return rule.claim(ZERO, P[:, 0], P.gather(1, rule.neighbours(ZERO)))
+
+
+def judge(rule: Lantern | LanternPP, q: Tensor, is_point: bool) -> Ruling:
+    return rule.judge(Trial(P, q, ZERO, is_point))
+
+
 def test_lantern_takes_neighbours_up_to_delta() -> None:
     for delta, mass in ((0.05, 0.0), (0.1, 0.1), (0.24, 0.1), (0.26, 0.25), (1.0, 0.5)):
-        moved = Lantern(LINE, k=3, delta=delta + 1e-6 if delta < 1 else 1.0).move(P, ZERO)
-        assert moved.mass.item() == pytest.approx(mass, abs=1e-6)
+        rule = Lantern(LINE, k=3, delta=delta + 1e-6 if delta < 1 else 1.0)
+        assert claim(rule).mass.item() == pytest.approx(mass, abs=1e-6)
+        assert judge(rule, Q, False).mass.item() == pytest.approx(0.2 + mass, abs=1e-6)
+
+
+def test_the_reach_is_the_mean_distance_of_what_is_claimed() -> None:
+    distances = proximity_distances(torch.arange(5.0)[:, None], LINE)
+    assert distances[0].tolist() == [1, 2, 3, 4]
+    assert judge(Lantern(LINE, k=3, delta=0.26), Q, False).reach is None
+    ruling = judge(Lantern(LINE, k=3, delta=0.26, distances=distances), Q, False)
+    assert ruling.reach is not None and ruling.reach.item() == pytest.approx((0.1 * 1 + 0.15 * 2) / 0.25)
+    nothing = judge(Lantern(LINE, k=3, delta=0.0, distances=distances), Q, False)
+    assert nothing.reach is not None and nothing.reach.item() == 0
 
 
 def test_lantern_pp_takes_neighbours_in_proportion() -> None:
     for lambda_, mass in ((1.0, 0.0), (1.4, 0.0), (1.6, 0.1), (2.3, 0.25), (9.0, 0.5)):
-        moved = LanternPP(LINE, k=3, lambda_=lambda_).move(P, ZERO)
-        assert moved.mass.item() == pytest.approx(mass, abs=1e-6)
+        assert claim(LanternPP(LINE, k=3, lambda_=lambda_)).mass.item() == pytest.approx(mass, abs=1e-6)
 
 
 def left(rule: Lantern | LanternPP, q: Tensor, is_point: bool) -> list[float]:
-    moved = rule.move(P, ZERO)
-    return rule.refuse(P, q, ZERO, moved, is_point)[0].tolist()
+    return judge(rule, q, is_point).left[0].tolist()
 
 
 def test_the_papers_residual_subtracts_q_from_the_law_with_mass_moved() -> None:
@@ -112,6 +129,9 @@ def test_relaxed_codes_are_counted_and_priced(residual: str) -> None:
     assert exact.relaxed.sum() == 0 and exact.total_variation.sum() == 0
     assert 0 < relaxed.relaxed.sum() <= relaxed.accepted.sum()
     assert (relaxed.total_variation > 0).all()
+    assert relaxed.total_variation_max is not None and relaxed.latent_distance is None
+    assert (relaxed.total_variation_max <= 1).all()
+    assert (relaxed.total_variation_max * 16 >= relaxed.total_variation).all()
     assert relaxed.step_compression.mean() > exact.step_compression.mean()
 
 

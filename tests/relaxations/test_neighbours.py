@@ -30,6 +30,18 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_distances_stand_beside_the_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    codebook = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    table = neighbours.proximity_table(codebook, 20)
+    distances = neighbours.proximity_distances(codebook, table)
+    assert torch.allclose(distances, torch.cdist(codebook, codebook).gather(1, table.long()), atol=1e-5)
+    assert (distances.diff(dim=1) >= 0).all()
+    monkeypatch.setattr(neighbours, "BLOCK", 7)
+    assert torch.equal(neighbours.proximity_distances(codebook, table), distances)
+    with pytest.raises(ValueError, match="the codebook has 49 codes, the proximity table 50"):
+        neighbours.proximity_distances(codebook[:49], table)
+
+
 @pytest.mark.parametrize("k", [0, 4, 2000])
 def test_a_k_that_cannot_be_is_refused(k: int) -> None:
     with pytest.raises(ValueError, match=f"k is {k}, wanted from 1 to 3"):

@@ -39,25 +39,6 @@ def test_a_bonus_from_the_wrong_row_is_not_exact() -> None:
     assert distance(outcome(laws, Mutant(), "gumbel"), expected(laws)) > 3 * TOLERANCE
 
 
-def test_a_relaxed_law_takes_the_targets_place() -> None:
-    class Halfway:
-        """r = (p + q) / 2."""
-
-        def relax(self, log_p: Tensor, log_q: Tensor) -> Tensor:
-            return ((log_p.exp() + log_q.exp()) / 2).log()
-
-    laws = toy()
-    made = outcome(laws, GumbelVerifier(Halfway()), "gumbel").sum(1)
-    assert distance(made, (laws.p + laws.q) / 2) < TOLERANCE
-    assert distance(made, laws.p) > 3 * TOLERANCE
-    assert not GumbelVerifier(Halfway()).is_exact
-
-
-def test_an_acceptance_rule_is_refused() -> None:
-    with pytest.raises(Exception, match="give it to the rejection verifier|Expected type"):
-        GumbelVerifier(object())  # type: ignore[arg-type]
-
-
 def test_the_deepest_path_is_found() -> None:
     shape = TREE.shape()  # 1 2 3 below the root, 4 5 below 1, 6 below 2, 7 8 below 3
     matches = torch.tensor(
