@@ -102,6 +102,30 @@ def test_more_lanes_leave_the_first_ones_alone() -> None:
     assert torch.equal(noise.uniform(where, 3), noise.uniform(where, 9)[..., :3])
 
 
+def test_every_turn_has_uniforms_of_its_own() -> None:
+    noise, where = Noise([(1, 0)], positions=9, vocab_size=5), torch.arange(2, 6)[None]
+    seen = [noise.uniform(where - 2 + turn, 2, turns=torch.tensor([turn])).flatten() for turn in (1, 2)]
+    seen.append(noise.uniform(where, 2).flatten())
+    seen.append(noise.uniform(where, 2, purpose=Purpose.DRAFT).flatten())
+    assert len(torch.cat(seen).unique()) == 32
+
+
+def test_uniforms_of_a_turn_depend_on_key_turn_and_place_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [(5, i) for i in range(6)]
+    turns = torch.tensor([1, 4, 2, 8, 3, 3])
+    where = (turns[:, None] + torch.arange(4)).clamp(max=8)
+    every = Noise(keys, positions=9, vocab_size=5).uniform(where, 2, turns=turns)
+    for i in (0, 3, 5):
+        alone = Noise([keys[i]], positions=9, vocab_size=5)
+        wide = turns[i] + torch.arange(6)[None].clamp(max=8)
+        assert torch.equal(alone.uniform(where[i : i + 1], 2, turns=turns[i : i + 1])[0], every[i])
+        assert torch.equal(
+            alone.uniform(wide, 2, turns=turns[i : i + 1])[0, : 9 - turns[i]][:4], every[i, : 9 - turns[i]]
+        )
+    monkeypatch.setattr("lantern.noise.BLOCK", 40)
+    assert torch.equal(Noise(keys, positions=9, vocab_size=5).uniform(where, 2, turns=turns), every)
+
+
 def test_silent_noise_is_zero() -> None:
     noise = Noise([(1, 0)], positions=4, vocab_size=5, is_silent=True)
     assert (noise.gumbel(torch.arange(4)[None]) == 0).all()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lantern.sampling import Sampling
+from lantern.sampling import Sampling, pick
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, 1.0, -1.0])
 
@@ -81,3 +81,12 @@ def test_numbers_out_of_range_are_refused(name: str, bad: object) -> None:
 def test_an_option_out_of_range_is_named(name: str, bad: float) -> None:
     with pytest.raises(ValueError, match=f"^{name} is"):
         Sampling(**{name: bad})  # type: ignore[arg-type]
+
+
+def test_picking_gives_each_code_its_share_and_none_of_mass_zero() -> None:
+    law = torch.tensor([0.0, 2.0, 0.0, 5.0, 1.0, 0.0])
+    uniforms = (torch.arange(8000).double() + 0.5) / 8000
+    codes = pick(law.expand(8000, -1), uniforms)
+    assert torch.bincount(codes, minlength=6).tolist() == [0, 2000, 0, 5000, 1000, 0]
+    ends = torch.tensor([2.0**-33, 1 - 2.0**-33], dtype=torch.float64)
+    assert pick(law.expand(2, -1), ends).tolist() == [1, 4]

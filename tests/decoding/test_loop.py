@@ -196,7 +196,7 @@ class Readbacks(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle1-rejection", "lantern", "lantern++"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle1-rejection", "lantern", "lantern++", "sjd", "scd", "gumbel-jacobi"])
 def test_the_host_reads_back_at_most_once_a_step(name: str) -> None:
     table = proximity_table(torch.randn(24, 4), 12)
     method = METHODS[name]
