@@ -1,0 +1,254 @@
+"""Whole pictures of a toy world, drawn by the hundred thousand along the batch axis by the real classes.
+
+Each run has noise of its own for each purpose and code number, used as the decoding loop uses it: a code number that
+a step left open meets the same noise again in the next step, and places past the end share the last code's.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+from lantern.drafters.jacobi import JacobiDrafter
+from lantern.noise import Purpose
+from lantern.trees.static import StaticTree
+from lantern.types import DraftMode, DraftTree, Prefill, Step, Verdict, Verifier
+from tests.proof.enumeration import Spoil, node_strings
+from tests.proof.worlds import World
+
+RUNS, CHUNK = 1_000_000, 50_000
+LANES = 4
+FEW = 10  # expected counts below this are pooled
+
+
+class BulkNoise:
+    """Independent noise of many runs: tables made at first use, each by a generator of its own."""
+
+    def __init__(self, runs: int, places: int, codes: int, seed: int) -> None:
+        self.runs, self.places, self.codes, self.seed = runs, places, codes, seed
+        self._rows = torch.arange(runs)[:, None]
+        self._tables: dict[tuple[Any, ...], Tensor] = {}
+
+    def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = Purpose.TARGET) -> Float[Tensor, "b n v"]:
+        """A row for each code number; past the end the last one's."""
+        name = ("gumbel", int(purpose))
+        if name not in self._tables:
+            table = torch.empty(self.runs, self.places, self.codes)
+            self._tables[name] = table.exponential_(generator=self.generator(int(purpose))).log_().neg_()
+        places = self._rows * self.places + positions.clamp(0, self.places - 1)
+        rows = self._tables[name].view(-1, self.codes).index_select(0, places.flatten())
+        return rows.view(*positions.shape, self.codes)
+
+    def uniform(
+        self,
+        positions: Int[Tensor, "b n"],
+        lanes: int,
+        *,
+        purpose: int = Purpose.TEST,
+        turns: Int[Tensor, " b"] | None = None,
+    ) -> Float64[Tensor, "b n lanes"]:
+        """Lanes of each code number, past the end the last one's; other ones in each turn."""
+        name = ("uniform", int(purpose), turns is None)
+        if name not in self._tables:
+            size = (self.runs, 1 if turns is None else self.places, self.places, LANES)
+            generator = self.generator(10 + 2 * int(purpose) + (turns is None))
+            self._tables[name] = torch.rand(size, dtype=torch.float64, generator=generator)
+        turn = self._rows * 0 if turns is None else turns[:, None]
+        return self._tables[name][self._rows, turn, positions.clamp(0, self.places - 1), :lanes]
+
+    def at(self, rows: Int[Tensor, " m"]) -> "BulkNoise":
+        """The noise of some of the runs; tables are shared."""
+        some = copy.copy(self)
+        some._rows = rows[:, None]
+        return some
+
+    def generator(self, stream: int) -> torch.Generator:
+        """The same at every call."""
+        return torch.Generator().manual_seed(self.seed * 100 + stream)
+
+
+# Pairs of verifier and tree share what does not depend on them.
+bulk_noise = lru_cache(maxsize=RUNS // CHUNK)(BulkNoise)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """How often each whole string came, and how often it was another than plain decoding draws by the same noise."""
+
+    counts: Int[Tensor, " w"]
+    unlike_plain: int
+
+    def p_value(self, law: Float64[Tensor, " w"]) -> float:
+        """Of Pearson's chi-square against a law; strings that are hardly ever expected are pooled."""
+        counts, expected = self.counts.double(), law * self.counts.sum()
+        if bool((counts[law == 0] > 0).any()):
+            return 0.0
+        is_few = expected < FEW
+        counts = torch.cat([counts[~is_few], counts[is_few].sum()[None]])
+        expected = torch.cat([expected[~is_few], expected[is_few].sum()[None]])
+        if expected[-1] < FEW:
+            counts, expected = counts[:-1], expected[:-1]
+        assert len(counts) > 1, "a law of one string tests nothing"
+        statistic = ((counts - expected).square() / expected).sum()
+        return float(torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2).double(), statistic / 2))
+
+
+def draw(
+    world: World,
+    verifier: Verifier,
+    mode: DraftMode,
+    tree: StaticTree,
+    *,
+    runs: int = RUNS,
+    spoil: Spoil | None = None,
+) -> Drawn:
+    """Decodes many pictures with a tree."""
+    return tally(world, ((noise, decode(world, verifier, mode, tree, noise, spoil)) for noise in chunks(world, runs)))
+
+
+def draw_windows(world: World, verifier: Verifier, window: int, init: str, *, runs: int = RUNS) -> Drawn:
+    """Decodes many pictures with the real Jacobi drafter."""
+    return tally(
+        world, ((noise, decode_windows(world, verifier, window, init, noise)) for noise in chunks(world, runs))
+    )
+
+
+def chunks(world: World, runs: int) -> Iterator[BulkNoise]:
+    """The noise of all runs, in pieces that stay in fast memory."""
+    for first in range(0, runs, CHUNK):
+        yield bulk_noise(min(CHUNK, runs - first), world.count, world.codes, first // CHUNK)
+
+
+def tally(world: World, made: Iterator[tuple[BulkNoise, Int[Tensor, " b"]]]) -> Drawn:
+    """Counts strings, and those that are not plain decoding's."""
+    counts, unlike = torch.zeros(world.codes**world.count, dtype=torch.long), 0
+    for noise, strings in made:
+        unlike += int((strings != plain(world, noise)).sum())
+        counts += torch.bincount(strings - world.first_whole, minlength=len(counts))
+    return Drawn(counts, unlike)
+
+
+@lru_cache(maxsize=RUNS // CHUNK)
+def plain(world: World, noise: BulkNoise) -> Int[Tensor, " b"]:
+    """The strings that plain decoding draws."""
+    strings = torch.zeros(noise.runs, dtype=torch.long)
+    for place in range(world.count):
+        log_p = world.look_up(world.single.logs.p, strings)
+        code = (log_p + noise.gumbel(torch.full((len(strings), 1), place))[:, 0]).argmax(-1)
+        strings = strings * world.codes + 1 + code
+    return strings
+
+
+class Progress:
+    """Strings under way, and how many codes of each are known."""
+
+    def __init__(self, world: World, runs: int) -> None:
+        self.world = world
+        self.strings = torch.zeros(runs, dtype=torch.long)
+        self.known = torch.zeros_like(self.strings)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all are whole."""
+        return bool((self.known >= self.world.count).all())
+
+    def walk(self, verifier: Verifier, draft: DraftTree, noise: BulkNoise) -> Verdict:
+        """Lets the verifier walk trees that hang below the strings."""
+        places = (self.known[:, None] + draft.shape.depths).clamp(max=self.world.count - 1)
+        strings = node_strings(self.world, draft.tokens, draft.shape, self.strings)
+        return verifier.walk(draft, self.world.single.log_p(strings, draft.shape), places, noise)
+
+    def take(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+        """Adds the first `counts` codes, as far as there is room; returns how many there was room for."""
+        before = self.known
+        for step in range(codes.shape[1]):
+            is_new = (step < counts) & (self.known < self.world.count)
+            self.strings = torch.where(is_new, self.strings * self.world.codes + 1 + codes[:, step], self.strings)
+            self.known = self.known + is_new
+        return self.known - before
+
+
+def committed(draft: DraftTree, verdict: Verdict) -> Int[Tensor, "b m"]:
+    """The codes of the path and the one behind it."""
+    codes = torch.nn.functional.pad(draft.tokens.gather(1, verdict.path), (0, 1))
+    return codes.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
+
+
+def decode(
+    world: World, verifier: Verifier, mode: DraftMode, tree: StaticTree, noise: BulkNoise, spoil: Spoil | None = None
+) -> Int[Tensor, " b"]:
+    """The loop over tables: draft, walk, commit, until every string is whole; whole ones leave the batch."""
+    made, rows = torch.zeros(noise.runs, dtype=torch.long), torch.arange(noise.runs)
+    progress, private = Progress(world, noise.runs), noise.generator(50)
+    while len(rows):
+        noise = noise.at(rows)
+        draft = drafted(world, mode, tree, noise, progress, private)
+        draft = spoil(draft) if spoil else draft
+        verdict = progress.walk(verifier, draft, noise)
+        progress.take(committed(draft, verdict), verdict.length + 1)
+        made[rows] = progress.strings
+        is_open = progress.known < world.count
+        rows, progress.strings, progress.known = rows[is_open], progress.strings[is_open], progress.known[is_open]
+    return made
+
+
+def decode_windows(world: World, verifier: Verifier, window: int, init: str, noise: BulkNoise) -> Int[Tensor, " b"]:
+    """The loop over tables with a Jacobi window: the first code without a draft, then turn by turn."""
+    progress = Progress(world, noise.runs)
+    config: Any = SimpleNamespace(config=SimpleNamespace(block_size=world.count, vocab_size=world.codes))
+    drafter = JacobiDrafter(config, window=window, init=init, keeps_laws="jacobi" in verifier.modes)
+    place = torch.zeros(noise.runs, 1, dtype=torch.long)
+    first = verifier.draw(world.look_up(world.single.logs.p, place), place, noise)
+    progress.take(first, place[:, 0] + 1)
+    drafter.begin(Prefill(torch.zeros(noise.runs, 1, 1, 1), place == 0, first[:, 0]), noise)
+    while not progress.is_done:
+        draft, known = drafter.propose(), progress.known
+        verdict = progress.walk(verifier, draft, noise)
+        codes = committed(draft, verdict)
+        counts = progress.take(codes, verdict.length + 1)
+        drafter.observe(Step(0, known, counts, codes, None, draft, verdict))
+    return progress.strings
+
+
+def drafted(
+    world: World, mode: DraftMode, tree: StaticTree, noise: BulkNoise, progress: Progress, private: torch.Generator
+) -> DraftTree:
+    """Trees below the strings. Nodes of one depth share the noise of their code number, as drafters share it."""
+    shape, runs = tree.shape(), len(progress.strings)
+    tokens = torch.zeros(runs, shape.num_nodes, dtype=torch.long)
+    laws = torch.zeros(runs, shape.num_nodes, world.codes)
+    for node in range(shape.num_nodes):
+        children = [i for i in range(1, shape.num_nodes) if int(shape.parents[i]) == node]
+        if not children:
+            continue
+        below = node_strings(world, tokens, shape, progress.strings)[:, node]
+        laws[:, node] = world.single.log_q(below)
+        place = (progress.known + int(shape.depths[node]))[:, None]
+        tokens[:, children] = siblings(laws[:, node], mode, noise, place, len(children), private)
+    return DraftTree(tokens, shape, mode, laws)
+
+
+def siblings(
+    log_q: Float[Tensor, "b v"],
+    mode: DraftMode,
+    noise: BulkNoise,
+    place: Int[Tensor, "b 1"],
+    count: int,
+    private: torch.Generator,
+) -> Int[Tensor, "b k"]:
+    """Children in draw order. "point" takes the best codes of q, and of three siblings the last again."""
+    if mode == "iid":
+        fresh = torch.empty(len(log_q), count, log_q.shape[1]).exponential_(generator=private).log_()
+        return (log_q[:, None] - fresh).argmax(-1)
+    if mode == "point":
+        best = log_q.topk(count).indices
+        best[:, 2:] = best[:, :1]
+        return best
+    purpose = Purpose.TARGET if mode == "gumbel" else Purpose.DRAFT
+    return (log_q + noise.gumbel(place, purpose)[:, 0]).topk(count).indices

@@ -1,0 +1,233 @@
+"""The law of what multi-round rejection commits in one step, with all randomness enumerated, in fp64.
+
+Three sources of chance, each integrated exactly:
+
+1. The draft. All assignments of codes to nodes are listed with their probabilities under the draft mode.
+2. The uniforms. The verifier accepts a child if its uniform is below a threshold that depends on what was refused
+   before, so one number a child says all: the chance that it is accepted once its ancestors were accepted and its
+   elder siblings refused. It is found by bisecting the uniform, with 0 for those to be accepted and 1 for those to be
+   refused. That this describes the verifier is checked, not assumed: every end of the walk that has a chance must come
+   about when its uniforms are forced, and walks with random uniforms must end where these numbers say.
+3. The last draw. The law handed to `draw` is read where the verifier calls it.
+
+Codes that the step leaves open are drawn from p, so the outcome has the target's law if the step is exact; by
+induction over steps so has a whole picture, since every string of a world is a world.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from lantern.trees.static import StaticTree
+from lantern.types import DraftMode, DraftTree, TreeShape
+from lantern.verifiers.rejection import RejectionVerifier
+from tests.proof.worlds import World
+
+BITS = 36
+SLACK = 1e-9
+Spoil = Callable[[DraftTree], DraftTree]
+
+
+@dataclass(frozen=True)
+class Assignments:
+    """All ways in which a tree may be drafted, and the chance of each."""
+
+    tokens: Int[Tensor, "a n"]
+    weights: Float64[Tensor, " a"]
+
+
+@dataclass(frozen=True)
+class Walked:
+    """The node at which each walk ended and the law from which it drew the next code."""
+
+    end: Int[Tensor, "*a"]
+    law: Float64[Tensor, "*a v"]
+
+
+class Forced:
+    """Uniforms as they are given, one a node and lane, and no Gumbel noise."""
+
+    def __init__(self, uniforms: Float64[Tensor, "b n w"]) -> None:
+        self.uniforms = uniforms
+
+    def uniform(self, positions: Int[Tensor, "b n"], lanes: int) -> Float64[Tensor, "b n lanes"]:
+        """Row i, lane r is for the child of rank r of node i."""
+        assert positions.shape == self.uniforms.shape[:2] and lanes <= self.uniforms.shape[2]
+        return self.uniforms[..., :lanes]
+
+    def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = 1) -> Tensor:
+        """None is left to chance."""
+        raise AssertionError("the law of the last draw is read, so nothing needs Gumbel noise")
+
+
+def distance(
+    world: World,
+    verifier: RejectionVerifier,
+    mode: DraftMode,
+    tree: StaticTree,
+    *,
+    spoil: Spoil | None = None,
+    believed: DraftMode | None = None,
+) -> float:
+    """Total variation between the law of what a step commits, completed by p, and p.
+
+    `spoil` changes each tree after it was drawn; `believed` is the mode that the verifier is told.
+    """
+    listed = assignments(world, mode, tree)
+    shape = tree.shape()
+    strings = node_strings(world, listed.tokens, shape)
+    draft = DraftTree(listed.tokens, shape, believed or mode, world.log_q(strings))
+    draft = spoil(draft) if spoil else draft
+    made = outcome(world, verifier, draft, listed.weights)
+    return float((made - world.law()).abs().sum() / 2)
+
+
+def assignments(world: World, mode: DraftMode, tree: StaticTree) -> Assignments:
+    """Lists them node by node: the children of a node are drawn together, in order."""
+    shape = tree.shape()
+    tokens = torch.zeros(1, shape.num_nodes, dtype=torch.long)
+    weights = torch.ones(1, dtype=torch.float64)
+    for node in range(shape.num_nodes):
+        children = [i for i in range(1, shape.num_nodes) if int(shape.parents[i]) == node]
+        if not children:
+            continue
+        q = world.look_up(world.q, node_strings(world, tokens, shape)[:, node])
+        tuples = torch.tensor(list(product(range(world.codes), repeat=len(children))))
+        chances = chance(q, tuples, mode) * weights[:, None]
+        which, drawn = (chances > 0).nonzero(as_tuple=True)
+        weights = chances[which, drawn]
+        tokens = tokens[which].index_copy(1, torch.tensor(children), tuples[drawn])
+    return Assignments(tokens, weights)
+
+
+def chance(q: Float64[Tensor, "a v"], tuples: Int[Tensor, "t k"], mode: DraftMode) -> Float64[Tensor, "a t"]:
+    """The chance of each tuple of siblings. "point" takes the best codes of q, and of three siblings the last again.
+
+    Where draws without replacement run out of codes that q can draw, the lowest that are left follow.
+    """
+    if mode == "point":
+        best = q.sort(dim=-1, descending=True, stable=True).indices[:, : tuples.shape[1]]
+        best[:, 2:] = best[:, :1]
+        return (best[:, None] == tuples).all(-1).double()
+    law = q[:, None].expand(-1, len(tuples), -1)
+    undrawn = torch.ones_like(law, dtype=torch.bool)
+    total = torch.ones(law.shape[:2], dtype=torch.float64)
+    for rank in range(tuples.shape[1]):
+        code = tuples[:, rank].expand(len(q), -1)[..., None]
+        if mode == "sampled":
+            law = torch.where(undrawn, law, 0.0)
+            lowest = torch.nn.functional.one_hot(undrawn.long().argmax(-1), q.shape[1]).double()
+            law = torch.where(law.sum(-1, keepdim=True) > 0, law / law.sum(-1, keepdim=True), lowest)
+            undrawn = undrawn.scatter(-1, code, False)
+        total = total * law.gather(-1, code)[..., 0]
+    return total
+
+
+def node_strings(world: World, tokens: Int[Tensor, "a n"], shape: TreeShape, start: Any = 0) -> Int[Tensor, "a n"]:
+    """The string that ends in each node, of trees that hang below the strings `start`."""
+    strings = [torch.zeros_like(tokens[:, 0]) + start]
+    for node in range(1, shape.num_nodes):
+        parent = strings[int(shape.parents[node])]
+        strings.append(parent * world.codes + 1 + tokens[:, node])
+    return torch.stack(strings, 1)
+
+
+def outcome(
+    world: World, verifier: RejectionVerifier, draft: DraftTree, weights: Float64[Tensor, " a"]
+) -> Float64[Tensor, " w"]:
+    """The law of whole strings: the walk ends at each node with some chance, and draws from some law there."""
+    shape, rates = draft.shape, acceptance_rates(world, verifier, draft)
+    check_description(world, verifier, draft, rates)
+    reach, refused = [weights], torch.ones_like(rates)  # refused: all children of a node that were tested so far
+    for node in range(1, shape.num_nodes):
+        parent = int(shape.parents[node])
+        reach.append(reach[parent] * refused[:, parent] * rates[:, node])
+        refused[:, parent] *= 1 - rates[:, node]
+    ends = torch.stack(reach, 1) * refused
+    walked = walk_to_each(world, verifier, draft)
+    came = walked.end == torch.arange(shape.num_nodes)
+    assert float(ends[~came].sum()) < SLACK, "an end of the walk that has a chance does not come about"
+    inside = node_strings(world, draft.tokens, shape)
+    for node in range(1, shape.num_nodes):  # codes past the end are dropped
+        if int(shape.depths[node]) > world.count:
+            inside[:, node] = inside[:, int(shape.parents[node])]
+    mass = torch.zeros(world.first_whole + world.codes**world.count, dtype=torch.float64)
+    is_whole = inside >= world.first_whole
+    mass.index_add_(0, inside[is_whole], ends[is_whole])
+    below = inside[~is_whole][:, None] * world.codes + 1 + torch.arange(world.codes)
+    mass.index_add_(0, below.flatten(), (ends[~is_whole][:, None] * walked.law[~is_whole]).flatten())
+    return world.completed(mass)
+
+
+def acceptance_rates(world: World, verifier: RejectionVerifier, draft: DraftTree) -> Float64[Tensor, "a n"]:
+    """The chance of each node to be accepted once it is tested; the root's means nothing."""
+    shape, nodes = draft.shape, torch.arange(draft.shape.num_nodes)
+    rates = torch.zeros(draft.tokens.shape, dtype=torch.float64)
+    for bit in range(1, BITS + 1):
+        tried = rates + 2.0**-bit
+        end = walk_to_each(world, verifier, draft, tried).end
+        rates = torch.where(shape.ancestors[end, nodes], tried, rates)
+    return rates
+
+
+def walk_to_each(
+    world: World, verifier: RejectionVerifier, draft: DraftTree, tried: Float64[Tensor, "a n"] | None = None
+) -> Walked:
+    """Walks each tree once for each node: ancestors are accepted, all others refused.
+
+    The node itself is accepted too, or tested by the uniform `tried`.
+    """
+    shape, (trees, nodes) = draft.shape, draft.tokens.shape
+    uniforms = torch.ones(trees, nodes, nodes, max(shape.widths), dtype=torch.float64)
+    for node in range(1, nodes):
+        for other in range(1, nodes):
+            if shape.ancestors[node, other]:
+                uniforms[:, node, shape.parents[other], shape.ranks[other]] = 0.0
+        if tried is not None:
+            uniforms[:, node, shape.parents[node], shape.ranks[node]] = tried[:, node]
+    many = replace(
+        draft,
+        tokens=draft.tokens.repeat_interleave(nodes, 0),
+        log_q=None if draft.log_q is None else draft.log_q.repeat_interleave(nodes, 0),
+    )
+    walked = walk(world, verifier, many, uniforms.flatten(0, 1))
+    return Walked(walked.end.view(trees, nodes), walked.law.view(trees, nodes, -1))
+
+
+def walk(world: World, verifier: RejectionVerifier, draft: DraftTree, uniforms: Float64[Tensor, "b n w"]) -> Walked:
+    """Runs the real verifier and reads the law that it draws from."""
+    read: list[Tensor] = []
+
+    def draw(log_p: Tensor, positions: Tensor, noise: object) -> Tensor:
+        read.append(log_p[:, 0].exp())
+        return log_p.argmax(-1)
+
+    watched = copy.copy(verifier)
+    object.__setattr__(watched, "draw", draw)
+    log_p = world.log_p(node_strings(world, draft.tokens, draft.shape), draft.shape)
+    verdict = watched.walk(draft, log_p, draft.shape.depths.expand(draft.tokens.shape), Forced(uniforms))
+    path = torch.nn.functional.pad(verdict.path, (1, 0))
+    return Walked(path.gather(1, verdict.length[:, None])[:, 0], read[-1])
+
+
+def check_description(
+    world: World, verifier: RejectionVerifier, draft: DraftTree, rates: Float64[Tensor, "a n"]
+) -> None:
+    """Walks with random uniforms must end where the rates say: at each node the first child below its rate is taken."""
+    shape = draft.shape
+    generator = torch.Generator().manual_seed(0)
+    size = (*draft.tokens.shape, max(shape.widths))
+    for _ in range(3):
+        uniforms = torch.rand(size, dtype=torch.float64, generator=generator)
+        end = torch.zeros_like(draft.tokens[:, 0])
+        for node in range(1, shape.num_nodes):  # nodes stand by depth, then by rank
+            parent = int(shape.parents[node])
+            end = torch.where((end == parent) & (uniforms[:, parent, shape.ranks[node]] < rates[:, node]), node, end)
+        found = walk(world, verifier, draft, uniforms).end
+        assert torch.equal(found, end), "the walk does not test children one by one against thresholds"
