@@ -1,27 +1,53 @@
-"""Passes compiled by torch.compile: off unless asked for, because the first pass of every size takes a while."""
+"""Steps compiled by torch.compile: off unless asked for, because the first pass of every size takes a while."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
+from lantern.decoding.loop import Programs, draft, settle
 
-def compile_passes(target: nn.Module, drafter: nn.Module | None = None) -> None:
-    """Compiles a target's and a drafter's passes in place; each new size of tree or batch is compiled at first use.
 
-    On a CPU the whole pass is one program with kernels chosen by measurement and the target's weights packed into it:
-    weights that change afterwards are not seen. Elsewhere each layer is compiled for itself (regional compilation), of
-    which the first serves all others.
+def compile_target(target: nn.Module) -> None:
+    """Compiles a target's passes in place; each new size of tree or batch is compiled at first use.
+
+    On a CPU a pass is one program, with kernels chosen by measurement and the weights packed into them: weights that
+    change afterwards are not seen. Elsewhere each layer is compiled for itself (regional compilation), of which the
+    first serves all others.
     """
-    if _is_on_cpu(target):
-        target.compile(dynamic=False, options={"max_autotune": True, "freezing": True})
-        if drafter is not None:
-            drafter.compile(dynamic=False, options={"max_autotune": True})
+    if not _is_on_cpu(target):
+        for layer in target.get_submodule("layers").children():
+            layer.compile(dynamic=False)
         return
-    layers: Any = [*target.get_submodule("layers").children()]
-    layers += [] if drafter is None else [*drafter.get_submodule("layers").children()]
-    for layer in layers:
-        layer.compile(dynamic=False)
+    import torch._inductor.config as inductor
+
+    called = torch.compile(target.forward, dynamic=False, options={"max_autotune": True, **_options()})
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with inductor.patch(freezing=True):  # read while tracing, where the options of one function do not reach
+            return called(*args, **kwargs)
+
+    target.forward = forward
+
+
+@cache
+def compiled_programs() -> Programs:
+    """Drafting, and walking with committing, as two programs."""
+    return Programs(draft=_compiled(draft), settle=_compiled(settle))
+
+
+def _compiled(function: Callable[..., Any]) -> Any:
+    return torch.compile(function, dynamic=False, options=_options())
+
+
+def _options() -> dict[str, Any]:
+    """What is checked before a call are tensors and sizes, not modules."""
+    import torch._dynamo.config as tracing
+
+    tracing.recompile_limit = max(tracing.recompile_limit, 64)  # sizes of trees, batches and prompts
+    return {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
 
 
 def _is_on_cpu(module: nn.Module) -> bool:

@@ -1,9 +1,11 @@
 """THE loop: a drafter proposes a tree, the target scores it, a verifier walks it, the cache keeps the path."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.ledger import Ledger
@@ -41,6 +43,7 @@ def generate(
     cache: StaticCache | None = None,
     prompts: PromptCache | None = None,
     queries: int = 0,
+    programs: "Programs | None" = None,
 ) -> Generation:
     """Decodes with a drafter and a verifier; images advance each at its own pace and idle when they are done.
 
@@ -69,19 +72,60 @@ def generate(
     _tell(first, callback, steps if keep_steps else None)
     drafter.begin(Prefill(begun.features, begun.mask, run.codes[:, 0]), begun.noise)
     watch.lap("prefill")
+    programs = programs or Programs()
+    step = None
     while not run.is_done():
-        # 2) propose, score, walk, commit, observe
-        tree = drafter.propose()
+        # 2) observe what the last step gave and propose, score, walk and commit
+        tree = programs.draft(drafter, step)
         watch.lap("propose")
         scores = run.score(tree)
         watch.lap("score")
-        verdict = run.walk(verifier, tree, scores)
+        settled = programs.settle(run, verifier, tree, scores)
         watch.lap("walk")
-        step = run.commit(tree, scores, verdict)
-        drafter.observe(step)
+        step = run.enter(tree, scores, settled)
         _tell(step, callback, steps if keep_steps else None)
         watch.lap("commit")
     return run.generation(steps, watch.seconds)
+
+
+def draft(drafter: Drafter, step: Step | None) -> DraftTree:
+    """Lets a drafter see the last step, if there was one, and propose."""
+    if step is not None:
+        drafter.observe(step)
+    return drafter.propose()
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What came of a tree: the verdict, the codes it adds, and how many of them lie within the picture."""
+
+    verdict: Verdict
+    fresh: Int[Tensor, "b m"]
+    counts: Int[Tensor, " b"]
+
+
+def settle(run: "Run", verifier: Verifier, tree: DraftTree, scores: Scores) -> Settled:
+    """Turns logits into laws, lets the verifier walk, and keeps the path in codes and cache.
+
+    Row i of the laws is that of the code that follows node i. What lies past the end of the picture is dropped.
+    """
+    places = (run.known[:, None] + tree.shape.depths).clamp(max=run.count - 1)
+    logits = scores.logits.unflatten(0, (len(run.known), run.cache.rows))
+    verdict = verifier.walk(tree, run.law.log_probs(logits, places), places, run.noise)
+    run.cache.commit(torch.nn.functional.pad(verdict.path, (1, 0)), run.known - 1)
+    drafted = torch.nn.functional.pad(tree.tokens.gather(1, verdict.path), (0, 1))
+    fresh = drafted.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
+    # Past the end of the picture there is room, which is cut off in the end.
+    run.codes.scatter_(1, run.known[:, None] + run.ahead[: fresh.shape[1]], fresh)
+    return Settled(verdict, fresh, torch.minimum(verdict.length + 1, run.count - run.known))
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The two parts of a step beside the target's pass: as they are, or compiled (`decoding.compiled`)."""
+
+    draft: Callable[[Drafter, Step | None], DraftTree] = draft
+    settle: Callable[["Run", Verifier, DraftTree, Scores], Settled] = settle
 
 
 def check_modes(drafter: Drafter, verifier: Verifier) -> None:
@@ -119,7 +163,7 @@ class Run:
         self.ledger = Ledger(self.count)
         self.host = Host(left=self.count - 1)
         self._mask = TreeMask(self.cache, begun.prefix, nodes)
-        self._ahead = torch.arange(depth + 1, device=device)
+        self.ahead = torch.arange(depth + 1, device=device)
         self._slots = torch.arange(nodes, device=device) + self.cache.first_stage_slot
         self._index = 0
 
@@ -150,27 +194,13 @@ class Run:
         slots = self._slots[: tree.shape.num_nodes].expand(len(positions), -1)
         return self.target(inputs, positions, mask, cache=self.cache, slots=slots)
 
-    def walk(self, verifier: Verifier, tree: DraftTree, scores: Scores) -> Verdict:
-        """Turns logits into laws and lets the verifier walk; row i is the law of the code that follows node i."""
-        places = (self.known[:, None] + tree.shape.depths).clamp(max=self.count - 1)
-        logits = scores.logits.unflatten(0, (len(self.known), self.cache.rows))
-        log_p = self.law.log_probs(logits, places)
-        return verifier.walk(tree, log_p, places, self.noise)
-
-    def commit(self, tree: DraftTree, scores: Scores, verdict: Verdict) -> Step:
-        """Keeps the path in codes and cache; what lies past the end is dropped."""
-        visited = torch.nn.functional.pad(verdict.path, (1, 0))
-        self.cache.commit(visited, self.known - 1)
-        drafted = torch.nn.functional.pad(tree.tokens.gather(1, verdict.path), (0, 1))
-        fresh = drafted.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
-        counts = torch.minimum(verdict.length + 1, self.count - self.known)
-        # Past the end of the picture there is room, which is cut off in the end.
-        self.codes.scatter_(1, self.known[:, None] + self._ahead[: fresh.shape[1]], fresh)
+    def enter(self, tree: DraftTree, scores: Scores, settled: Settled) -> Step:
+        """Books a step and moves on."""
         self._index += 1
-        step = Step(self._index, self.known, counts, fresh, scores, tree, verdict)
+        step = Step(self._index, self.known, settled.counts, settled.fresh, scores, tree, settled.verdict)
         # Leftovers are large, and only the drafter's business.
-        self.ledger.enter(tree.shape, replace(verdict, leftovers=None), self.known)
-        self.known = self.known + counts
+        self.ledger.enter(tree.shape, replace(settled.verdict, leftovers=None), self.known)
+        self.known = self.known + settled.counts
         self.host.age += 1
         return step
 

@@ -158,7 +158,7 @@ def rope_table(grid: int, prefix: int, head_dim: int, base: float) -> Float[Tens
 
 def turns_at(table: Float[Tensor, "p half 2"], positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n 3 1 half 2"]:
     """What queries, keys and values at these rows of the rotary table are turned by: (cos, sin), for values (1, 0)."""
-    turn = table[positions]
+    turn = table[positions].float()
     rest = torch.zeros_like(turn)
     rest[..., 0] = 1.0
     return torch.stack([turn, turn, rest], dim=2)[:, :, :, None]
