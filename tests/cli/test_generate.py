@@ -129,14 +129,24 @@ def test_json_is_one_object_with_all_figures(model: str, capsys: Capture) -> Non
     assert found["step_compression"] == pytest.approx(32 / found["passes"], abs=1e-3)
     assert set(found["seconds"]) == {"text", "decode", "vq"} and 0 <= found["relaxed_share"] <= 1
     assert len(found["accepted_by_depth"]) == 5 and found["total_variation"] >= 0
+    assert found["total_variation"] <= found["total_variation_max"] <= 1 and found["latent_distance"] >= 0
+    assert all(one["total_variation_max"] <= found["total_variation_max"] for one in found["pictures"])
     assert [one["image"] for one in found["pictures"]] == [0, 1]
     assert len(set(found["tokens_sha256"])) == 2 and all(Path(path).is_file() for path in found["paths"])
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].drafter])
 def test_every_method_draws(model: str, method: str, capsys: Capture) -> None:
-    settings_of = {"lantern": ["--k", "4", "--delta", "0.2"], "lantern++": ["--k", "4", "--lambda", "3"]}
-    assert made(model, "--method", method, "--tree", "chain_3", *settings_of.get(method, [])) == 0
+    settings_of = {
+        "lantern": ["--k", "4", "--delta", "0.2"],
+        "lantern++": ["--k", "4", "--lambda", "3"],
+        "bounded": ["--k", "4", "--cap", "3", "--rounds", "1", "--width", "9"],
+        "cool": ["--omega", "2", "--nu", "0"],
+        "grouped": ["--group", "4", "--p-radius", "0.5", "--d-radius", "1"],
+        "tolerance": ["--samples", "3"],
+    }
+    tree = ["--tree", "chain_3"] if METHODS[method].tree else []
+    assert made(model, "--method", method, *tree, *settings_of.get(method, [])) == 0
     assert Path(capsys.readouterr().out.strip()).is_file()
 
 

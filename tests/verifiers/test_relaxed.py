@@ -1,10 +1,12 @@
 """A relaxed law verified exactly: codes follow r, and the price is r's distance to p."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern.catalog import METHODS, build
 from lantern.relaxations.bounded import Bounded
@@ -80,6 +82,7 @@ def test_the_price_is_the_distance_of_the_laws_along_the_path(inner: Verifier, m
         for i in is_visited.nonzero()[:300, 0].tolist():
             at, is_leaf = int(node[i]), not bool((tree.shape.parents[1:] == node[i]).any())
             p = log_p[i, at].exp()
+            assert tree.log_q is not None
             r = p if is_leaf else law(BOUNDED, p, tree.log_q[i, at].exp(), j)
             spent = float((r - p).abs().sum() / 2)
             assert float(verdict.total_variation[i, j]) == pytest.approx(spent, abs=1e-6)
@@ -134,7 +137,7 @@ KEYS = [(seed, 0) for seed in range(6)]
 CONDITION = tiny_condition((4, 1, 6, 3, 2, 5))
 
 
-def decode(name: str, sampling: Sampling, codebook: Tensor | None = VECTORS, **settings: float):  # type: ignore[no-untyped-def]
+def decode(name: str, sampling: Sampling, codebook: Tensor | None = VECTORS, **settings: Any):  # type: ignore[no-untyped-def]
     method = METHODS[name].with_options(**settings)
     parts = build(
         method,
@@ -149,9 +152,9 @@ def decode(name: str, sampling: Sampling, codebook: Tensor | None = VECTORS, **s
 
 @pytest.mark.parametrize("sampling", [Sampling(guidance=3), Sampling(guidance=3, temperature=0)])
 @pytest.mark.parametrize("settings", [{"delta": 0.0}, {"k": 0}, {"cap": 1.0}])
-def test_zero_budget_gives_the_codes_of_plain_decoding(sampling: Sampling, settings: dict[str, float]) -> None:
+def test_zero_budget_gives_the_codes_of_plain_decoding(sampling: Sampling, settings: dict[str, Any]) -> None:
     plain = decode("plain", sampling).codes
-    made = decode("bounded", sampling, **({"k": 10} | settings))
+    made = decode("bounded", sampling, **(dict[str, Any](k=10) | settings))
     assert torch.equal(made.codes, plain)
     assert made.total_variation.sum() == 0 and made.relaxed.sum() == 0
 
@@ -171,10 +174,31 @@ def test_pictures_state_mean_and_largest_price_within_delta() -> None:
 
 @pytest.mark.parametrize("name", ["bounded", "lantern", "cool", "tolerance"])
 def test_without_a_codebook_no_distance_is_told(name: str) -> None:
-    own = {"k": 10} if "k" in METHODS[name].settings else {}
+    own: dict[str, Any] = {"k": 10} if "k" in METHODS[name].settings else {}
     assert decode(name, Sampling(guidance=3), codebook=None, **own).latent_distance is None
     told = decode(name, Sampling(guidance=3), **own).latent_distance
     assert told is not None and (told >= 0).all() and told.sum() > 0
+
+
+class Readbacks(TorchDispatchMode):
+    """Counts what makes the host wait for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["bounded", "cool", "grouped", "tolerance"])
+def test_the_host_is_read_back_at_most_once_a_step(name: str) -> None:
+    own: dict[str, Any] = {"k": 10} if name == "bounded" else {}
+    decode(name, Sampling(guidance=3), **own)  # makes the constants of the tree
+    with Readbacks() as readbacks:
+        made = decode(name, Sampling(guidance=3), **own)
+    assert readbacks.count <= int(made.passes.max()) + 1  # two of them for the padding of the prompts
 
 
 def test_groups_need_a_codebook() -> None:

@@ -128,8 +128,11 @@ class SpreadNoise:
         flat = (positions.clamp(max=GUMBEL_ROWS - 1) + self._runs * GUMBEL_ROWS).flatten()[None]
         return self._gumbel.gumbel(flat, purpose).view(*positions.shape, -1)
 
-    def uniform(self, positions: Tensor, lanes: int) -> Tensor:
-        """Uniforms of each run."""
+    def uniform(
+        self, positions: Tensor, lanes: int, *, purpose: int = Purpose.TEST, turns: Tensor | None = None
+    ) -> Tensor:
+        """Uniforms of each run, all of one turn."""
+        assert purpose == Purpose.TEST and turns is None
         flat = (positions + self._runs * UNIFORM_ROWS).flatten()[None]
         return self._uniform.uniform(flat, lanes).view(*positions.shape, -1)
 
