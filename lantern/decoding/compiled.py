@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lantern.decoding.loop import Programs, draft, settle
+from lantern.decoding.run import Programs, draft, settle
 
 
 def compile_target(target: nn.Module) -> None:
