@@ -7,6 +7,7 @@ a temporary name in the same folder first, so that no reader ever sees half a fi
 
 import dataclasses
 import difflib
+import hashlib
 import json
 import os
 import re
@@ -27,6 +28,7 @@ WEIGHTS_NAME = "model.safetensors"
 EMBEDDED_MODEL = "lantern-emoji"
 Config = TypeVar("Config")
 Module = TypeVar("Module", bound=nn.Module)
+DIGESTED_VALUES = 1 << 16  # of each tensor
 HUB_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.md")
 
 
@@ -154,6 +156,20 @@ def load_module(module: nn.Module, folder: str | Path) -> None:
     state = load_state(folder)
     check_state(state, module.state_dict(), source=Path(folder) / WEIGHTS_NAME)
     module.load_state_dict(state)
+
+
+def weights_digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, shapes and up to 65,536 evenly spaced values of each tensor, rounded to bf16.
+
+    So it is the same whether weights are stored in bf16 or, unrounded no more, in fp32; and it is quick.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        values = state[name].detach().flatten()
+        some = values[:: -(-len(values) // DIGESTED_VALUES) or 1].to(torch.bfloat16).view(torch.int16)
+        digest.update(f"{name}\0{list(state[name].shape)}\0".encode())
+        digest.update(some.cpu().numpy().astype("<i2").tobytes())
+    return digest.hexdigest()
 
 
 def quantize_rows(

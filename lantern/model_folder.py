@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lantern.catalog import find
+from lantern.catalog import Engine, find
 from lantern.config import build_config, read_json_object
 from lantern.decoding.prefill import PromptCache
 from lantern.drafters.eagle import Eagle, EagleConfig
@@ -31,6 +31,7 @@ from lantern.io import CONFIG_NAME, EMBEDDED_MODEL, load_component, read_config,
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.pairing import check_drafter, check_sizes
 from lantern.sampling import Sampling
 
 INDEX_NAME = "model_index.json"
@@ -62,6 +63,7 @@ class Model:
     generation: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     prompts: PromptCache = field(default_factory=PromptCache)
+    engine: Engine = Engine()
 
     def __post_init__(self) -> None:
         config, drafter = self.target.config, self.drafter and self.drafter.config
@@ -69,11 +71,8 @@ class Model:
             raise ValueError(f"the VQ has {self.vq.config.codebook_size} codes, the transformer {config.vocab_size}")
         if self.text is not None and self.takes_prompts and self.text.width != config.caption_dim:
             raise ValueError(f"the text encoder is {self.text.width} wide, the transformer wants {config.caption_dim}")
-        wanted = (config.dim, config.vocab_size)
-        if drafter is not None and (got := (drafter.dim, drafter.vocab_size)) != wanted:
-            raise ValueError(
-                f"the drafter has (dim, codes) {got}, the transformer {wanted}: it was trained for another one"
-            )
+        if drafter is not None:
+            check_sizes(drafter, config, drafter_name="the drafter", model_name=self.name)
 
     @property
     def takes_prompts(self) -> bool:
@@ -123,11 +122,13 @@ def load_model(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     parts: Collection[Part] = ALL_PARTS,
+    engine: Engine = Engine(),
 ) -> Model:
     """Load a model given by name, folder or hub id, ready for decoding.
 
     `parts` limits what is read beside the target; parts that the model lacks are None. "auto" takes a GPU where
-    there is one, and fp32 on a CPU, where tokens are a promise, bf16 on a GPU. ValueError names what is missing.
+    there is one, and fp32 on a CPU, where tokens are a promise, bf16 on a GPU. `engine` says how passes are run.
+    ValueError names what is missing.
     """
     where, what = pick_device(device), dtype
     kind = pick_dtype(what, where)
@@ -136,6 +137,8 @@ def load_model(
     if not (folder / "transformer" / CONFIG_NAME).is_file():
         raise ValueError(f"{folder} is no model: it has no transformer/{CONFIG_NAME}")
     target = load_component(Transformer, TransformerConfig, folder / "transformer")
+    if "drafter" in parts:
+        check_drafter(folder / "drafter", target, model_name=shown_name(name, folder))
     place_module(target, where, kind)
     has_vq, has_text = (folder / "vqvae").is_dir(), (folder / "text_encoder").is_dir()
     return Model(
@@ -148,6 +151,7 @@ def load_model(
         neighbours=load_neighbours(folder / "vqvae", where) if "neighbours" in parts else None,
         generation=check_generation(index.get("generation") or {}, source=folder / INDEX_NAME),
         folder=folder,
+        engine=engine,
     )
 
 

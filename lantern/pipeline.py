@@ -17,7 +17,8 @@ from diffusers.utils.outputs import BaseOutput
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.catalog import find
+from lantern.catalog import Engine, find
+from lantern.decoding.prefill import PromptCache
 from lantern.drafters.eagle import Eagle, EagleConfig
 from lantern.generate import Decoder, choose_method
 from lantern.images import convert
@@ -35,6 +36,7 @@ from lantern.model_folder import (
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.pairing import check_sizes, check_weights
 from lantern.picture import Picture
 from lantern.progress import Watcher, draw_watched
 from lantern.relaxations.neighbours import save_table
@@ -128,7 +130,8 @@ class LanternPipeline(DiffusionPipeline):
     """Text or class to picture by speculative decoding.
 
     `method` chooses how codes are decoded: "plain", "eagle1", "lantern", "lantern++" and what else the catalog has, or
-    "auto", exact and drafted where there is a drafter. `generation` holds the model's defaults for a call.
+    "auto", exact and drafted where there is a drafter. `engine` says how passes are run (`lantern.catalog.Engine`):
+    set `pipe.engine = Engine(compile=True)` and call `pipe.warmup()`. `generation` holds the model's defaults of a call.
     """
 
     _optional_components: ClassVar[list[str]] = ["vqvae", "text_encoder", "tokenizer", "drafter"]
@@ -151,6 +154,8 @@ class LanternPipeline(DiffusionPipeline):
         self.register_to_config(generation=defaults)
         self._method = str(defaults.get("method", "auto"))
         self._interrupt = False
+        self.engine = Engine()
+        self._prompts = PromptCache()
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "LanternPipeline":
@@ -167,6 +172,10 @@ class LanternPipeline(DiffusionPipeline):
         dtypes = asked if isinstance(asked, Mapping) else {"default": asked}
         options.setdefault("low_cpu_mem_usage", False)
         pipe = super().from_pretrained(str(folder), **options)
+        if pipe.drafter is not None:
+            names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown_name(name, folder)}
+            check_sizes(pipe.drafter.config, pipe.transformer.config, **names)
+            check_weights(pipe.drafter.config, pipe.transformer, **names)
         for part in ("transformer", "text_encoder", "drafter"):
             module = getattr(pipe, part)
             if module is not None:
@@ -208,7 +217,18 @@ class LanternPipeline(DiffusionPipeline):
             drafter=self.drafter,
             neighbours=None if self.vqvae is None else self.vqvae.neighbours,
             generation=dict(self.config["generation"]),
+            prompts=self._prompts,
+            engine=self.engine,
         )
+
+    def warmup(self, prompt: str = "a red apple", *, batch_size: int = 1, **call: Any) -> None:
+        """Makes a batch and throws it away, so that later calls of this size find everything allocated and compiled.
+
+        `call` are arguments of a call that change what is run: method, settings, guidance_scale and the like.
+        """
+        what: dict[str, Any] = {"prompt": [prompt] * batch_size} if self.model.takes_prompts else {}
+        what = what or {"class_labels": [0] * batch_size}
+        self(**what, generator=0, output_type="latent" if self.vqvae is None else "pt", **call)
 
     @torch.no_grad()
     def __call__(

@@ -9,7 +9,7 @@ from lantern.cli.command import DONE, Command, run_command
 from lantern.cli.values import existing, integer, real
 
 if TYPE_CHECKING:
-    from lantern.model_folder import Model
+    from lantern.models.llamagen.transformer import Transformer
 
 PARTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
 
@@ -35,9 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Copy, check that the components belong together, write table and index."""
+    """Check that the drafter is the target's, copy, write table and index, check the rest, sign the drafter."""
     from lantern.model_folder import load_model, read_index, write_index
 
+    pair = [getattr(args, part) or args.out / part for part in ("transformer", "drafter")]
+    _check_pair(*pair, name=args.out.name)
     for part in PARTS:
         given = getattr(args, part)
         if given is not None and given.resolve() != (args.out / part).resolve():
@@ -47,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     write_index(args.out, generation={**(read_index(args.out).get("generation") or {}), **given})
     model = load_model(args.out, device="cpu")
-    _check(model)
+    if model.drafter is not None:
+        _sign(args.out / "drafter", model.target)
     parts = [part for part in PARTS if (args.out / part).is_dir()]
     print(f"{args.out}: {', '.join(parts)}; codebook of {model.target.config.vocab_size}, defaults {model.generation}")
     return DONE
@@ -83,22 +86,24 @@ def _write_table(folder: Path, columns: int) -> None:
         save_table(proximity_table(codes, min(columns, len(codes) - 1)), folder / "vqvae" / NEIGHBOURS_NAME)
 
 
-def _check(model: "Model") -> None:
-    """Refuses components that were made for others."""
-    config = model.target.config
-    if model.vq is not None and model.vq.config.codebook_size != config.vocab_size:
-        raise ValueError(f"the VQ has {model.vq.config.codebook_size} codes, the transformer {config.vocab_size}")
-    if model.text is not None and model.takes_prompts and model.text.width != config.caption_dim:
-        raise ValueError(f"the text encoder is {model.text.width} wide, the transformer wants {config.caption_dim}")
-    if model.drafter is not None and (model.drafter.config.dim, model.drafter.config.vocab_size) != (
-        config.dim,
-        config.vocab_size,
-    ):
-        got = (model.drafter.config.dim, model.drafter.config.vocab_size)
-        raise ValueError(
-            f"the drafter has (dim, codes) {got}, the transformer {(config.dim, config.vocab_size)}:"
-            " it was trained for another one"
-        )
+def _check_pair(transformer: Path, drafter: Path, name: str) -> None:
+    """Refuses a drafter of another target before anything is copied."""
+    from lantern.io import load_component
+    from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+    from lantern.pairing import check_drafter
+
+    if transformer.is_dir() and drafter.is_dir():
+        target = load_component(Transformer, TransformerConfig, transformer)
+        check_drafter(drafter, target, model_name=name)
+
+
+def _sign(folder: Path, target: "Transformer") -> None:
+    """Writes into a drafter's config which weights it belongs to, if that is not told yet."""
+    from lantern.io import CONFIG_NAME, read_config, weights_digest, write_json
+
+    config = read_config(folder)
+    if config.get("target") is None:
+        write_json(folder / CONFIG_NAME, config | {"target": weights_digest(target.state_dict())})
 
 
 def _option(part: str) -> str:

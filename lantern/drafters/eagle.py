@@ -33,6 +33,7 @@ IDENTITY_SCALE = 0.05
 class EagleConfig:
     """Shape of an EAGLE-1 drafter. `cls_token_num` counts its own conditioning slots: one less than its target's in
     form "rows", 0 in form "guided". `sees_padding`: it attends to the features of padded caption slots too.
+    `target` is the digest of the weights it was trained for, as `lantern.io.weights_digest` gives it; None is unknown.
     """
 
     dim: int
@@ -48,6 +49,7 @@ class EagleConfig:
     sees_padding: bool = True
     kind: str = "eagle1"
     form: str = "guided"
+    target: str | None = None
 
     def __post_init__(self) -> None:
         if self.form not in ("guided", "rows"):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lantern.decoding.plain import generate
 from lantern.drafters.eagle import Eagle, EagleConfig, Unroll
-from lantern.io import load_component, save_component
+from lantern.io import load_component, save_component, weights_digest
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.sampling import Sampling
@@ -98,7 +98,7 @@ class DrafterTask(Task):
     def __init__(self, config: DrafterConfig, target: Transformer, made: dict[str, Tensor]) -> None:
         super().__init__()
         self.config = config
-        self.drafter = Eagle(EagleConfig.for_target(target.config))
+        self.drafter = Eagle(EagleConfig.for_target(target.config, target=weights_digest(target.state_dict())))
         self.drafter.init_weights(target.tok_embeddings.weight.data, torch.Generator().manual_seed(config.loop.seed))
         self.frozen = (target.requires_grad_(False),)
         held = max(1, len(made["codes"]) // 16)

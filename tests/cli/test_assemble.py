@@ -7,7 +7,7 @@ import torch
 
 from lantern.cli.assemble import main
 from lantern.drafters.eagle import Eagle, EagleConfig
-from lantern.io import save_component
+from lantern.io import load_state, read_config, save_component, weights_digest
 from lantern.model_folder import load_model
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.relaxations.neighbours import proximity_table
@@ -44,18 +44,36 @@ def test_later_call_replaces_one_component_and_keeps_the_rest(tmp_path: Path, co
     assert main([str(out), *options(components), "--guidance", "2.5"]) == 0
     other = tiny_target(seed=5)
     save_component(other.state_dict(), other.config, tmp_path / "t2")
-    assert main([str(out), "--transformer", str(tmp_path / "t2")]) == 0
+    assert main([str(out), "--transformer", str(tmp_path / "t2"), "--drafter", str(components["drafter"])]) == 0
     model = load_model(out, device="cpu")
     assert torch.equal(model.target.output.weight, other.output.weight)
     assert dict(model.generation) == {"guidance": 2.5}
 
 
-def test_drafter_of_another_target_is_refused(
+def test_drafter_of_another_size_is_refused_before_anything_is_copied(
     tmp_path: Path, components: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    drafter = Eagle(EagleConfig.for_target(tiny_config(dim=48)))
+    drafter = Eagle(EagleConfig.for_target(tiny_config(dim=48, vocab_size=30)))
     save_component(drafter.state_dict(), drafter.config, tmp_path / "d2")
     assert main([str(tmp_path / "model"), *options({**components, "drafter": tmp_path / "d2"})]) == 2
     error = capsys.readouterr().err.strip()
-    assert "the drafter has (dim, codes) (48, 24), the transformer (32, 24)" in error
+    assert f"drafter {tmp_path / 'd2'} drafts 30 codes of width 48, 16 a picture" in error
+    assert "but model model has 24 codes of width 32, 16 a picture" in error and "--method plain" in error
+    assert not (tmp_path / "model").exists()
     assert "\n" not in error
+
+
+def test_assembling_signs_the_drafter_and_then_refuses_another_target(
+    tmp_path: Path, components: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    assert main([str(out), *options(components)]) == 0
+    assert read_config(out / "drafter")["target"] == weights_digest(load_state(out / "transformer"))
+    other = tiny_target(seed=5)
+    save_component(other.state_dict(), other.config, tmp_path / "t2")
+    before = (out / "transformer" / "model.safetensors").read_bytes()
+    capsys.readouterr()
+    assert main([str(out), "--transformer", str(tmp_path / "t2")]) == 2
+    error = capsys.readouterr().err.strip()
+    assert f"drafter {out / 'drafter'} was trained for a target of digest" in error and "that of model model" in error
+    assert "\n" not in error and (out / "transformer" / "model.safetensors").read_bytes() == before

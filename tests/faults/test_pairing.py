@@ -1,0 +1,104 @@
+"""A drafter that was made for another model is refused by name, and how to go on is said."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern import LanternPipeline
+from lantern.cli.generate import main
+from lantern.drafters.eagle import Eagle, EagleConfig
+from lantern.io import load_state, save_component, weights_digest
+from lantern.model_folder import load_model
+from tests.tiny import tiny_config, tiny_target
+from tests.tiny_folder import save_tiny_model
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_tiny_model(tmp_path / "toy")
+
+
+def sign(folder: Path, digest: str | None) -> None:
+    path = folder / "drafter" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"target": digest}))
+
+
+def put_drafter(folder: Path, **changes: int) -> None:
+    drafter = Eagle(EagleConfig.for_target(tiny_config(**changes)))
+    save_component(drafter.state_dict(), drafter.config, folder / "drafter")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab_size": 30}, "drafts 30 codes of width 32, 16 a picture"),
+        ({"dim": 48}, "drafts 24 codes of width 48, 16 a picture"),
+        ({"block_size": 4}, "drafts 24 codes of width 32, 4 a picture"),
+    ],
+)
+def test_a_drafter_of_other_sizes_is_refused_by_name(folder: Path, changes: dict[str, int], said: str) -> None:
+    put_drafter(folder, **changes)
+    for load in (load_model, LanternPipeline.from_pretrained):
+        with pytest.raises(ValueError, match="trained for another one") as refused:
+            load(folder)
+        text = str(refused.value)
+        assert text.startswith(f"drafter {folder / 'drafter'} {said}, but model toy has 24 codes of width 32, 16 a")
+        assert "lantern train drafter" in text and "--method plain" in text and "\n" not in text
+
+
+def test_the_command_refuses_it_in_one_line_and_plain_decoding_does_not_need_it(
+    folder: Path, capsys: Capture, tmp_path: Path
+) -> None:
+    put_drafter(folder, vocab_size=30)
+    arguments = ["--model", str(folder), "--prompt", "a red apple", "--tokens", str(tmp_path / "t.json"), "--quiet"]
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"lantern: error: drafter {folder / 'drafter'} drafts 30 codes") and said.count("\n") == 1
+    assert main([*arguments, "--method", "plain"]) == 0
+
+
+def test_a_drafter_trained_for_other_weights_of_the_same_sizes_is_refused(folder: Path) -> None:
+    other = weights_digest(tiny_target(seed=9).state_dict())
+    sign(folder, other)
+    own = weights_digest(load_state(folder / "transformer"))
+    for load in (load_model, LanternPipeline.from_pretrained):
+        with pytest.raises(ValueError, match="--method plain") as refused:
+            load(folder)
+        assert f"digest {other[:12]}, but that of model toy is {own[:12]}" in str(refused.value)
+        assert str(folder / "drafter") in str(refused.value)
+    assert load_model(folder, parts=("text",)).drafter is None
+
+
+def test_a_drafter_that_says_nothing_of_its_target_loads_and_so_does_the_target_s_own(folder: Path) -> None:
+    sign(folder, None)
+    assert load_model(folder).drafter is not None
+    sign(folder, weights_digest(load_state(folder / "transformer")))
+    for dtype in ("fp32", "bf16"):
+        assert load_model(folder, dtype=dtype).drafter is not None
+    assert LanternPipeline.from_pretrained(folder, dtype=torch.bfloat16).drafter is not None
+
+
+def test_the_digest_is_of_values_and_not_of_how_they_are_stored() -> None:
+    target = tiny_target()
+    half = {name: tensor.bfloat16() for name, tensor in target.state_dict().items()}
+    whole = {name: tensor.float() for name, tensor in half.items()}
+    assert weights_digest(half) == weights_digest(whole) == weights_digest(target.state_dict())
+    for name in whole:
+        changed = {**whole, name: whole[name].clone()}
+        changed[name].view(-1)[0] += 1.0
+        assert weights_digest(changed) != weights_digest(whole)
+    assert weights_digest({"a": torch.zeros(2, 3)}) != weights_digest({"a": torch.zeros(3, 2)})
+
+
+def test_training_signs_the_drafter() -> None:
+    from lantern.training.drafter import DrafterConfig, DrafterTask
+    from lantern.training.loop import LoopConfig
+
+    target = tiny_target()
+    made = {"codes": torch.zeros(16, 16, dtype=torch.short), "features": torch.zeros(16, 2, 16, 32)}
+    config = DrafterConfig(loop=LoopConfig(steps=1))
+    assert DrafterTask(config, target, made).drafter.config.target == weights_digest(target.state_dict())
