@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lantern.decoding.prefill import PromptCache
+    from lantern.decoding.run import Programs
     from lantern.drafters.eagle import Eagle
     from lantern.sampling import Sampling
     from lantern.types import Condition, Drafter, DraftMode, Generation, Target, Verifier
@@ -65,6 +66,23 @@ class Method:
 
 
 QUERIES = 16  # rows of attention in reproducible decoding, and so the largest tree of it
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How passes are run; none of it changes the law of the codes.
+
+    `compile`: by torch.compile, each size at its first use. `graphs`: a step of drafted methods as one CUDA graph.
+    `reproducible`: in bf16 too a code does not depend on how many others are scored with it, so that exact drafted
+    methods give the codes of plain decoding; for CPUs and up to QUERIES codes a pass.
+    """
+
+    compile: bool = False
+    graphs: bool = False
+    reproducible: bool = False
+
+
+EAGER = Engine()
 RELAXATIONS = {
     "lantern": "lantern.relaxations.lantern:Lantern",
     "lantern++": "lantern.relaxations.lantern_pp:LanternPP",
@@ -179,7 +197,7 @@ METHODS: dict[str, Method] = {
 class Parts:
     """A method put together for a target: `generate` decodes with it. Plain decoding has no drafter and verifier.
 
-    `prompts` keeps what the target made of earlier prompts; `queries` is the least number of rows of attention.
+    `prompts` keeps what the target made of earlier prompts.
     """
 
     method: Method
@@ -188,13 +206,13 @@ class Parts:
     drafter: "Drafter | None"
     verifier: "Verifier | None"
     prompts: "PromptCache | None" = None
-    queries: int = 0
+    engine: Engine = EAGER
 
     def generate(self, condition: "Condition", *, keys: Sequence[tuple[int, int]], **watching: Any) -> "Generation":
         """Decodes a batch; `watching` is callback, keep_steps, is_timed, cache of `decoding.loop.generate`."""
         from lantern.decoding import loop, plain
 
-        watching = {"prompts": self.prompts, "queries": self.queries} | watching
+        watching = {"prompts": self.prompts, "queries": QUERIES if self.engine.reproducible else 0} | watching
         if self.drafter is None or self.verifier is None:
             return plain.generate(self.target, condition, sampling=self.sampling, keys=keys, **watching)
         return loop.generate(
@@ -204,8 +222,17 @@ class Parts:
             keys=keys,
             drafter=self.drafter,
             verifier=self.verifier,
+            programs=self._programs(),
+            graphs=self.engine.graphs,
             **watching,
         )
+
+    def _programs(self) -> "Programs | None":
+        if not self.engine.compile:
+            return None
+        from lantern.decoding.compiled import compiled_programs
+
+        return compiled_programs()
 
 
 def find(name: str) -> Method:
@@ -226,20 +253,20 @@ def build(
     neighbours: "Int32[Tensor, 'v k'] | None" = None,
     codebook: "Float[Tensor, 'v d'] | None" = None,
     prompts: "PromptCache | None" = None,
-    reproducible: bool = False,
+    engine: Engine = EAGER,
 ) -> Parts:
     """Puts a method together. Relaxations need `neighbours`, the proximity table, or `codebook`, the codes' vectors.
 
-    With the codebook they also tell the latent distance that they moved. `reproducible`: in bf16 too codes do not
-    depend on how many of them are scored in one pass, up to QUERIES; on a CPU.
+    With the codebook they also tell the latent distance that they moved.
 
     ValueError for an unknown name, for what the method needs and the model lacks, and for parts that do not fit.
     """
     method = find(method) if isinstance(method, str) else method
     if method.name == "auto" and drafter_module is None:
         method = METHODS["plain"]
+    _prepare(engine, target)
     if method.drafter is None:
-        return Parts(method, target, sampling, None, None, prompts, QUERIES if reproducible else 0)
+        return Parts(method, target, sampling, None, None, prompts, engine)
     from lantern.decoding.loop import check_modes
 
     verifier = _verifier(method, sampling, neighbours, codebook)
@@ -247,12 +274,25 @@ def build(
         raise ValueError(f'drafter is "{method.drafter}", wanted one of {", ".join(DRAFTERS)}')
     drafter = DRAFTERS[method.drafter](method, target, sampling, drafter_module)
     check_modes(drafter, verifier)
-    if reproducible and drafter.max_nodes > QUERIES:
+    if engine.reproducible and drafter.max_nodes > QUERIES:
         raise ValueError(
-            f'method "{method.name}" scores {drafter.max_nodes} codes in a pass, reproducible decoding at most {QUERIES}: '
-            "choose a smaller tree or window, or leave it out"
+            f'method "{method.name}" scores {drafter.max_nodes} codes in a pass, reproducible decoding at most '
+            f"{QUERIES}: choose a smaller tree or window, or leave reproducible out"
         )
-    return Parts(method, target, sampling, drafter, verifier, prompts, QUERIES if reproducible else 0)
+    return Parts(method, target, sampling, drafter, verifier, prompts, engine)
+
+
+def _prepare(engine: Engine, target: "Target") -> None:
+    """Compiles the target if that is asked for; ValueError for what its device cannot do."""
+    is_on_gpu = target.tok_embeddings.weight.device.type == "cuda"
+    if engine.graphs and not is_on_gpu:
+        raise ValueError("CUDA graphs were asked for and the model is not on a GPU: leave them out, or move the model")
+    if engine.reproducible and is_on_gpu:
+        raise ValueError("reproducible decoding in bf16 is kept on CPUs only: leave it out, or use fp32")
+    if engine.compile:
+        from lantern.decoding.compiled import compile_target
+
+        compile_target(target)
 
 
 def _eagle1(method: Method, target: "Target", sampling: "Sampling", module: "Eagle | None") -> "Drafter":

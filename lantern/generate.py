@@ -126,6 +126,8 @@ class Decoder:
             drafter_module=model.drafter,
             neighbours=neighbours_for(model, columns) if columns else None,
             codebook=codebook_for(model) if method.relaxation else None,
+            prompts=model.prompts,
+            engine=model.engine,
         )
 
     def condition(self, asked: Sequence[Request]) -> Condition:

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lantern.catalog import Engine, find
+from lantern.catalog import EAGER, Engine, find
 from lantern.config import build_config, read_json_object
 from lantern.decoding.prefill import PromptCache
 from lantern.drafters.eagle import Eagle, EagleConfig
@@ -63,7 +63,7 @@ class Model:
     generation: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     prompts: PromptCache = field(default_factory=PromptCache)
-    engine: Engine = Engine()
+    engine: Engine = EAGER
 
     def __post_init__(self) -> None:
         config, drafter = self.target.config, self.drafter and self.drafter.config
@@ -122,7 +122,7 @@ def load_model(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     parts: Collection[Part] = ALL_PARTS,
-    engine: Engine = Engine(),
+    engine: Engine = EAGER,
 ) -> Model:
     """Load a model given by name, folder or hub id, ready for decoding.
 

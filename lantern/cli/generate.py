@@ -10,6 +10,7 @@ from typing import Any
 
 from lantern.catalog import METHODS
 from lantern.cli.command import Command, run_command
+from lantern.cli.engine import add_engine, engine_of
 from lantern.cli.values import integer, one_of, real
 
 SAMPLING = ("guidance", "guidance_interval", "temperature", "top_k", "top_p")
@@ -90,6 +91,7 @@ def _how(group: Any) -> None:
     group.add_argument(
         "--dtype", type=one_of(("auto", "fp32", "bf16", "fp16")), default="auto", help="auto: fp32 on a CPU, else bf16"
     )
+    add_engine(group)
 
 
 def _relaxation(group: Any) -> None:
@@ -167,9 +169,8 @@ def run(args: argparse.Namespace) -> int:
 
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     Sampling(**given)
-    model = load_model(
-        args.model, device=args.device, dtype=args.dtype, parts=_parts(args, bool(prompts), wants_pixels)
-    )
+    parts = _parts(args, bool(prompts), wants_pixels)
+    model = load_model(args.model, device=args.device, dtype=args.dtype, parts=parts, engine=engine_of(args))
     settings = {name: getattr(args, name) for name in SETTINGS if getattr(args, name) is not None}
     sampling = model.sampling(**given)
     method = choose_method(model, args.method, settings, sampling=sampling, tell=_teller(args.quiet))

@@ -11,12 +11,15 @@ from lantern.decoding.run import Programs, draft, settle
 
 
 def compile_target(target: nn.Module) -> None:
-    """Compiles a target's passes in place; each new size of tree or batch is compiled at first use.
+    """Compiles a target's passes in place; each new size of tree or batch is compiled at first use. Twice is once.
 
     On a CPU a pass is one program, with kernels chosen by measurement and the weights packed into them: weights that
     change afterwards are not seen. Elsewhere each layer is compiled for itself (regional compilation), of which the
     first serves all others.
     """
+    if getattr(target, "_is_compiled", False):
+        return
+    target._is_compiled = True  # type: ignore[assignment]
     if not _is_on_cpu(target):
         for layer in target.get_submodule("layers").children():
             layer.compile(dynamic=False)

@@ -1,0 +1,24 @@
+"""How passes are run, as options of the commands that draw."""
+
+import argparse
+from typing import Any
+
+from lantern.catalog import Engine
+
+
+def add_engine(group: Any) -> None:
+    """Describe the options."""
+    group.add_argument(
+        "--compile", action="store_true", help="compile passes; minutes at first, then faster: for many pictures"
+    )
+    group.add_argument("--cuda-graphs", action="store_true", help="a step of drafted methods as one CUDA graph")
+    group.add_argument(
+        "--reproducible",
+        action="store_true",
+        help="bf16 on a CPU: exact methods give plain decoding's picture, with trees and windows of up to 16 codes",
+    )
+
+
+def engine_of(args: argparse.Namespace) -> Engine:
+    """What was chosen."""
+    return Engine(compile=args.compile, graphs=args.cuda_graphs, reproducible=args.reproducible)

@@ -1,0 +1,57 @@
+"""Ways of running the same steps: none changes the codes."""
+
+import shutil
+
+import pytest
+import torch
+
+from lantern.catalog import METHODS, QUERIES, Engine, build
+from lantern.sampling import Sampling
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+
+CONDITION = tiny_condition((4, 1, 6))
+KEYS = [(9, 0), (9, 1), (4, 7)]
+EXACT = [name for name, method in METHODS.items() if method.exact and method.verifier == "gumbel" and method.drafter]
+
+
+def target_in(dtype: torch.dtype, seed: int = 0) -> torch.nn.Module:
+    return tiny_target(seed, block_size=64, dim=64, n_head=2).to(dtype)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_reproducible_bf16_gives_the_codes_of_plain_decoding(name: str, guidance: float) -> None:
+    engine, sampling = Engine(reproducible=True), Sampling(guidance=guidance)
+    for seed in range(4):
+        target = target_in(torch.bfloat16, seed)
+        module = tiny_eagle(target).bfloat16()
+        made = [
+            build(method, target, sampling=sampling, drafter_module=module, engine=engine).generate(
+                CONDITION, keys=KEYS
+            )
+            for method in (METHODS["plain"], METHODS[name])
+        ]
+        assert torch.equal(made[0].codes, made[1].codes)
+
+
+def test_reproducible_decoding_scores_no_more_than_it_can_keep() -> None:
+    target = target_in(torch.bfloat16)
+    wide = METHODS["gumbel-jacobi"].with_options(window=QUERIES + 1)
+    with pytest.raises(ValueError, match="17 codes in a pass, reproducible decoding at most 16"):
+        build(wide, target, sampling=Sampling(), engine=Engine(reproducible=True))
+
+
+def test_graphs_need_a_gpu() -> None:
+    with pytest.raises(ValueError, match="CUDA graphs were asked for"):
+        build("plain", target_in(torch.float32), sampling=Sampling(), engine=Engine(graphs=True))
+
+
+@pytest.mark.filterwarnings("default")  # of what the compiler itself imports
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler for torch.compile")
+def test_compiled_steps_give_the_same_codes() -> None:
+    target = tiny_target(block_size=4)
+    module, method = tiny_eagle(target), METHODS["eagle1"].with_options(tree="chain_1")
+    eager = build(method, target, sampling=Sampling(), drafter_module=module).generate(CONDITION, keys=KEYS)
+    engine = Engine(compile=True)
+    compiled = build(method, target, sampling=Sampling(), drafter_module=module, engine=engine)
+    assert torch.equal(compiled.generate(CONDITION, keys=KEYS).codes, eager.codes)
