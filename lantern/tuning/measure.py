@@ -186,10 +186,12 @@ class Acceptance:
     total_variation: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures as JSON has them."""
+        """The figures as JSON has them; depths and ranks that no step came to are left out."""
+        seen = [sum(count > 0 for count in row) for row in self.tested]
+        deep = sum(width > 0 for width in seen)
         return {
-            "rates": [[round(rate, 5) for rate in row] for row in self.rates],
-            "tested": self.tested,
+            "rates": [[round(rate, 4) for rate in row[:n]] for row, n in zip(self.rates[:deep], seen, strict=False)],
+            "tested": [row[:n] for row, n in zip(self.tested[:deep], seen, strict=False)],
             "total_variation": round(self.total_variation, 6),
         }
 

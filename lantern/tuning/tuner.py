@@ -37,6 +37,11 @@ class Effort:
     trials: int = 3
     finalists: int = 3
 
+    @property
+    def fewer(self) -> int:
+        """Batches for what is tried at many settings: windows and relaxed methods."""
+        return max(self.batches // 2, 1)
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -167,7 +172,7 @@ class Tuner:
             variant.method,
             nodes=min(2 * effort.max_nodes, 64),
             depth=effort.max_depth,
-            batches=effort.batches if exact else max(effort.batches // 2, 1),
+            batches=effort.batches if exact else effort.fewer,
         )
         self.acceptance[variant.label] = found
         if not self.bounds.admits_variation(found.total_variation):
@@ -199,7 +204,7 @@ class Tuner:
 
     def window(self, name: str, settings: Mapping[str, Any]) -> Candidate:
         """A window of some length: codes per pass and seconds are measured together."""
-        made = measure.measure_window(self.setup, METHODS[name].with_options(**settings), batches=1)
+        made = measure.measure_window(self.setup, METHODS[name].with_options(**settings), batches=self.effort.fewer)
         return Candidate(name, dict(settings), made.tau, made.seconds, made.total_variation)
 
     def try_best(self, plain: Candidate, candidates: Sequence[Candidate]) -> tuple[Candidate, list[Candidate]]:
