@@ -4,13 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from lantern.catalog import METHODS, build
 from lantern.decoding import loop, plain
 from lantern.drafters.eagle_drafter import EagleDrafter
 from lantern.models.llamagen.transformer import Transformer
-from lantern.relaxations.neighbours import proximity_table
 from lantern.sampling import Sampling
 from lantern.trees.static import named
 from lantern.types import Condition, DraftMode, DraftTree, Generation, Step, TreeShape
@@ -182,31 +179,6 @@ def test_shapes_may_have_an_image_axis(verifier: GumbelVerifier | RejectionVerif
         made.append(loop.generate(TARGET, CONDITION, sampling=sampling, keys=keys, drafter=drafter, verifier=verifier))
     assert torch.equal(made[0].codes, made[1].codes)
     assert torch.equal(made[0].accepted, made[1].accepted) and torch.equal(made[0].reached, made[1].reached)
-
-
-class Readbacks(TorchDispatchMode):
-    """Counts how often the host reads a number off the device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("name", ["eagle1", "eagle1-rejection", "lantern", "lantern++", "sjd", "scd", "gumbel-jacobi"])
-def test_the_host_reads_back_at_most_once_a_step(name: str) -> None:
-    table = proximity_table(torch.randn(24, 4), 12)
-    method = METHODS[name]
-    method = method.with_options(k=10) if "k" in method.settings else method
-    parts = build(method, TARGET, sampling=Sampling(guidance=3), drafter_module=tiny_eagle(TARGET), neighbours=table)
-    parts.generate(CONDITION, keys=[(5, i) for i in range(4)])  # makes the constants of the tree
-    with Readbacks() as readbacks:
-        made = parts.generate(CONDITION, keys=[(5, i) for i in range(4)])
-    steps = int(made.passes.max()) - 1
-    assert readbacks.count <= steps + 2  # two for the padding of the prompts
 
 
 def test_half_precision_decodes() -> None:

@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
+from lantern.noise import Purpose
 from lantern.trees.static import StaticTree
 from lantern.types import DraftMode, DraftTree, TreeShape
 from lantern.verifiers.rejection import RejectionVerifier
@@ -56,9 +57,12 @@ class Forced:
     def __init__(self, uniforms: Float64[Tensor, "b n w"]) -> None:
         self.uniforms = uniforms
 
-    def uniform(self, positions: Int[Tensor, "b n"], lanes: int) -> Float64[Tensor, "b n lanes"]:
+    def uniform(
+        self, positions: Int[Tensor, "b n"], lanes: int, *, purpose: int = 3, turns: Int[Tensor, " b"] | None = None
+    ) -> Float64[Tensor, "b n lanes"]:
         """Row i, lane r is for the child of rank r of node i."""
         assert positions.shape == self.uniforms.shape[:2] and lanes <= self.uniforms.shape[2]
+        assert purpose == Purpose.TEST and turns is None
         return self.uniforms[..., :lanes]
 
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = 1) -> Tensor:
