@@ -1,0 +1,157 @@
+"""Within a step the host never waits for the device; between steps it asks at most once how far the images are."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.catalog import METHODS, Parts, build
+from lantern.decoding.run import Readback, Run
+from lantern.relaxations.neighbours import proximity_table
+from lantern.sampling import Sampling
+from lantern.types import Step
+from tests.proof.readbacks import Readbacks
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+
+CONDITION = tiny_condition((4, 1, 6, 3))
+KEYS = [(5, i) for i in range(4)]
+X, IS_BIG = torch.tensor([3.0, 1.0]), torch.tensor([True, False])
+
+
+def put(values: Tensor) -> None:
+    values[IS_BIG] = 1.0
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x[0].item(),
+        lambda x: int(x[0]),
+        lambda x: float(x[0]),
+        lambda x: bool(x[0] > 1),
+        lambda x: 1 if x[0] else 0,
+        lambda x: [0, 1, 2, 3][x[0].long()],
+        lambda x: torch.is_nonzero(x[0]),
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+        lambda x: np.asarray(x),
+        lambda x: x.cpu(),
+        lambda x: x.nonzero(),
+        lambda x: torch.argwhere(x),
+        lambda x: torch.where(x > 1),
+        lambda x: torch.equal(x, x),
+        lambda x: torch.allclose(x, x),
+        lambda x: x.masked_select(IS_BIG),
+        lambda x: x[IS_BIG],
+        lambda x: put(x.clone()),
+        lambda x: x.unique(),
+        lambda x: x.unique(dim=0),
+        lambda x: x.unique_consecutive(),
+        lambda x: x.long().bincount(),
+        lambda x: x.repeat_interleave(x.long()),
+        lambda x: torch.tensor([1.0, 2.0]),
+    ],
+)
+def test_every_way_of_waiting_is_seen(wait: Callable[[Tensor], object]) -> None:
+    with Readbacks() as readbacks:
+        wait(X)
+    assert len(readbacks.seen) >= 1
+
+
+def test_what_does_not_wait_is_not_seen() -> None:
+    with Readbacks() as readbacks:
+        torch.where(IS_BIG, X, 0.0).repeat_interleave(2).masked_fill(torch.ones(4, dtype=torch.bool), 1.0)
+        X[torch.arange(2)].index_select(0, torch.zeros(1, dtype=torch.long)).to(torch.float64)
+        X.repeat_interleave(X.long(), output_size=4)
+    assert readbacks.seen == []
+
+
+def parts_of(name: str, device: str = "cpu") -> Parts:
+    target, codebook = tiny_target().to(device), torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
+    method = METHODS[name]
+    if "k" in method.settings:
+        method = method.with_options(k=10)
+    return build(
+        method,
+        target,
+        sampling=Sampling(guidance=3, temperature=0.9, top_k=20, top_p=0.95),
+        drafter_module=tiny_eagle(target).to(device),
+        neighbours=proximity_table(codebook, 12).to(device),
+        codebook=codebook.to(device),
+    )
+
+
+class Watch:
+    """Where among all waits the steps stand, and how often the loop asked the device whether it is done."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.readbacks, self.marks, self.asked = Readbacks(), list[int](), 0
+        read, is_done = Readback.read, Run.is_done
+
+        def counted(asking: Readback, known: Tensor) -> int | None:
+            self.asked += 1
+            return read(asking, known)
+
+        def marked(run: Run) -> bool:
+            self.mark()
+            return is_done(run)
+
+        monkeypatch.setattr(Readback, "read", counted)
+        monkeypatch.setattr(Run, "is_done", marked)
+
+    def mark(self, step: Step | None = None) -> None:
+        """Ends a step."""
+        self.marks.append(len(self.readbacks.seen))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_host_asks_once_between_steps_and_never_within(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = parts_of(name)
+    parts.generate(CONDITION, keys=KEYS)  # makes the constants of the tree
+    watch = Watch(monkeypatch)
+    with watch.readbacks:
+        made = parts.generate(CONDITION, keys=KEYS, callback=watch.mark if parts.drafter is None else None)
+    in_steps = watch.readbacks.seen[watch.marks[0] :]
+    assert [wait for wait in in_steps if "# sync" not in wait.line] == []
+    assert len(in_steps) == watch.asked
+    assert all(after - before <= 1 for before, after in pairwise(watch.marks))
+    assert len(watch.marks) == int(made.passes.max()) if parts.drafter is None else watch.asked >= 1
+
+
+@pytest.fixture
+def strict_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Waiting is an error from the first question whether all is done to the last, and allowed while asking."""
+    is_done = Run.is_done
+
+    def asked(self: Run) -> bool:
+        torch.cuda.set_sync_debug_mode("default")
+        done = is_done(self)
+        torch.cuda.set_sync_debug_mode("default" if done else "error")
+        return done
+
+    monkeypatch.setattr(Run, "is_done", asked)
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.drafter])
+def test_a_gpu_is_never_waited_for_within_a_step(name: str, strict_gpu: None) -> None:
+    parts = parts_of(name, "cuda")
+    for _ in range(2):
+        made = parts.generate(CONDITION, keys=KEYS)
+    assert made.codes.shape == (4, 16)
+
+
+@pytest.mark.gpu
+def test_strictness_about_a_gpu_is_noticed() -> None:
+    x = torch.ones(1, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(RuntimeError, match="synchroniz"):
+            x.item()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
