@@ -1,6 +1,7 @@
 """How fast memory is: what a large copy reaches, and what a pass over a target must read."""
 
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +30,16 @@ def copy_bandwidth(device: torch.device, *, size: int | None = None) -> float:
 
 def pass_bytes(target: nn.Module, *, rows: int, nodes: int = 1) -> int:
     """Bytes that one pass has to read: all weights but the embedding tables, and keys and values of every code slot."""
-    config = target.config
+    config: Any = target.config
     assert isinstance(config, TransformerConfig)
     weights = sum(stored_bytes(value) for name, value in target.named_parameters() if not name.startswith(TABLES))
-    width = target.get_parameter("norm.weight").element_size()
+    width = target.get_parameter("norm.weight").dtype.itemsize
     return weights + 2 * config.n_layer * rows * (config.block_size + nodes) * config.dim * width
+
+
+def layer_bytes(target: nn.Module) -> int:
+    """Bytes of the weights of one layer."""
+    return sum(stored_bytes(value) for value in target.get_submodule("layers.0").parameters())
 
 
 def stored_bytes(tensor: Tensor) -> int:

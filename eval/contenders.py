@@ -1,15 +1,16 @@
 """Who takes part: methods as they are written on the command line, each in its variants, put together."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from lantern.catalog import METHODS, Method, Parts, build, neighbour_columns
+from lantern.catalog import METHODS, Method, Parts
 from lantern.config import one_line
 from lantern.eval.variants import METHOD_KINDS, PLAIN_KINDS, Stable, Variant
-from lantern.generate import choose_method, neighbours_for
+from lantern.generate import Decoder, choose_method
 from lantern.model_folder import Model
 from lantern.sampling import Sampling
 from lantern.types import Condition, Generation
@@ -48,9 +49,10 @@ class Contender:
         """Whether it promises plain decoding's picture, code for code."""
         return self.method.exact and self.method.verifier == "gumbel"
 
-    def decode(self, job: "Job") -> Generation:
-        """Makes the pictures of a job."""
-        return self.parts.generate(job.condition, keys=job.keys)
+    def decode(self, job: "Job", **watching: Any) -> Generation:
+        """Makes the pictures of a job; `watching` is callback and is_timed of `decoding.loop.generate`."""
+        engine = {} if self.is_plain else self.variant.engine()
+        return self.parts.generate(job.condition, keys=job.keys, **engine, **watching)
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,8 @@ def _value(text: str, default: object, spec: str) -> object:
 
 
 def assemble(model: Model, method: Method, sampling: Sampling) -> Parts:
-    """A method put together for a model."""
-    columns = neighbour_columns(method)
-    table = neighbours_for(model, columns) if columns else None
-    return build(method, model.target, sampling=sampling, drafter_module=model.drafter, neighbours=table)
+    """A method put together for a model, as every command does it."""
+    return Decoder(model, method, sampling).parts
 
 
 def line_up(
@@ -141,12 +141,18 @@ def variants(kinds: Sequence[str], dtypes: Sequence[str]) -> dict[str, list[Vari
 def warm_up(lineup: Lineup, run: Callable[[Contender], object]) -> None:
     """Runs every contender once, which compiles what is to be compiled; those that fail are moved out.
 
+    What fails as it is, neither compiled nor quantised, is no matter of the machine and goes on as an error.
     RuntimeError if nothing that could be the baseline is left.
     """
     for contender in list(lineup.contenders):
         try:
-            run(contender)
+            with warnings.catch_warnings():
+                # compilers warn of what they would rather have compiled
+                warnings.simplefilter("ignore")
+                run(contender)
         except Exception as error:  # as above: a kernel may be missing only once it is called
+            if contender.variant.kind == "eager":
+                raise
             lineup.drop(contender, error)
     if not any(contender.is_plain for contender in lineup.contenders):
         reasons = {failure["reason"] for failure in lineup.failed}

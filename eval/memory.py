@@ -36,17 +36,16 @@ def measure(asked: Mapping[str, Any]) -> dict[str, float]:
     """In the child: load, decode one picture, and tell."""
     import torch
 
-    from lantern.eval.contenders import PROMPTS, assemble, condition_of, method_of
+    from lantern.eval.contenders import PLAIN, PROMPTS, assemble, condition_of, method_of
     from lantern.model_folder import load_model
 
     torch.set_num_threads(asked["threads"])
-    is_plain = asked["method"] == "plain"
-    parts = ("text",) if is_plain else ("text", "drafter", "neighbours")
+    parts = ("text",) if asked["method"] == PLAIN else ("text", "drafter", "neighbours")
     model = load_model(asked["model"], device=asked["device"], dtype=asked["dtype"], parts=parts)
     sampling = model.sampling(**asked["sampling"])
     method = assemble(model, method_of(model, asked["method"]), sampling)
     condition = condition_of(model, PROMPTS[:1], [0])
-    modules = [model.target] + ([] if model.drafter is None or is_plain else [model.drafter])
+    modules = [model.target, *filter(None, [getattr(method.drafter, "module", None)])]
     weights = sum(p.nbytes for module in modules for p in (*module.parameters(), *module.buffers())) / 2**20
     if model.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

@@ -5,19 +5,23 @@ from typing import Any
 
 import torch
 
-from lantern.catalog import Parts
-from lantern.eval.bandwidth import pass_bytes
+from lantern.eval.bandwidth import layer_bytes, pass_bytes
+from lantern.eval.contenders import Contender, Job
 from lantern.eval.network_clock import NetworkClock, networks
 from lantern.eval.ratios import rounded
-from lantern.types import Condition, Generation, Step
+from lantern.types import Step
 
-PROMPT = "prefill"
+PROMPT, DRAFTING = "prefill", "propose"
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One timed generation, the pass over its prompt left out: seconds by phase and the calls of the networks."""
+    """One timed generation, the pass over its prompt left out: seconds by phase and the calls of the networks.
 
+    In compiled steps the drafter's network is not seen apart from the rest of drafting, and in graphed ones nothing is.
+    """
+
+    contender: Contender
     phases: dict[str, float]
     clock: NetworkClock
     steps: int
@@ -27,11 +31,19 @@ class Timed:
         """Seconds of all phases."""
         return sum(self.phases.values())
 
+    @property
+    def host_share(self) -> float | None:
+        """Share of everything but the two networks; of compiled steps all of drafting counts as network."""
+        kind = self.contender.variant.kind
+        if kind == "graph" or not self.clock.calls:
+            return None
+        hidden = self.phases.get(DRAFTING, 0.0) if kind == "compile" else 0.0
+        return max(1 - (self.clock.outer + hidden) / self.total, 0.0)
 
-def time_phases(parts: Parts, condition: Condition, keys: list[tuple[int, int]]) -> Timed:
+
+def time_phases(contender: Contender, job: Job) -> Timed:
     """Decodes once with the stopwatch of the loop on and the networks' methods timed."""
-    device = condition.device
-    clock, count = NetworkClock(device), 0
+    clock, count = NetworkClock(job.condition.device), 0
 
     def after_prompt(step: Step) -> None:
         nonlocal count
@@ -39,28 +51,37 @@ def time_phases(parts: Parts, condition: Condition, keys: list[tuple[int, int]])
         if step.index == 0:
             clock.reset()
 
-    with clock.watching(networks(parts.target, parts.drafter)):
-        made: Generation = parts.generate(condition, keys=keys, is_timed=True, callback=after_prompt)
+    watched = networks(contender.parts.target, contender.parts.drafter)
+    if "compile" in contender.variant.kind:
+        # what a compiler has traced must stay as it was traced
+        watched = {"target": (contender.parts.target, ("forward",))}
+    with clock.watching({} if contender.variant.kind == "graph" else watched):
+        made = contender.decode(job, is_timed=True, callback=after_prompt)
     phases = {name: seconds for name, seconds in made.seconds.items() if name != PROMPT}
-    return Timed(phases, clock, max(count - 1, 1))
+    return Timed(contender, phases, clock, max(count - 1, 1))
 
 
-def layer_seconds(plain: Timed, layers: int) -> float | None:
-    """Seconds of one layer of the target in a pass over one code."""
-    found = plain.clock.typical("target.features")
-    return None if found is None else found / layers
+def layer_seconds(plain: Timed) -> float | None:
+    """Seconds of one layer of the target in a pass over one code, where that is compiled by its share of the bytes."""
+    target = _module(plain.contender.parts.target)
+    layers = plain.contender.parts.target.config.n_layer
+    features = plain.clock.typical("target.features")
+    if features is not None:
+        return features / layers
+    whole = plain.clock.typical("target.forward")
+    return None if whole is None else whole * layer_bytes(target) / pass_bytes(target, rows=0)
 
 
-def describe(timed: Timed, parts: Parts, *, layer: float | None, copy_gbps: float, rows: int) -> dict[str, Any]:
+def describe(timed: Timed, *, layer: float | None, copy_gbps: float, rows: int) -> dict[str, Any]:
     """The figures of one method as JSON has them.
 
-    `host_share` is everything but the two networks; `draft_step_layers` the time of one depth of drafting, law and
-    ranking included, over `layer`; `gbps` the bytes that a pass must read over the time it takes.
+    `gbps` is the bytes that a pass must read over the time it takes; `draft_step_layers` the time of one depth of
+    drafting, law and ranking included, over `layer`.
     """
-    shares = {name: rounded(seconds / timed.total) for name, seconds in timed.phases.items()}
+    parts, host = timed.contender.parts, timed.host_share
     found: dict[str, Any] = {
-        "shares": shares,
-        "host_share": rounded(max(1 - timed.clock.outer / timed.total, 0.0)),
+        "shares": {name: rounded(seconds / timed.total) for name, seconds in timed.phases.items()},
+        "host_share": None if host is None else rounded(host),
         "step_ms": rounded(1e3 * timed.total / timed.steps),
         "pass_ms": None,
         "gbps": None,
@@ -73,8 +94,9 @@ def describe(timed: Timed, parts: Parts, *, layer: float | None, copy_gbps: floa
     if spent is not None:
         speed = pass_bytes(_module(parts.target), rows=rows, nodes=nodes) / spent / 1e9
         found |= {"pass_ms": rounded(1e3 * spent), "gbps": rounded(speed), "share_of_copy": rounded(speed / copy_gbps)}
-    if parts.drafter is not None and "propose" in timed.phases:
-        step = timed.phases["propose"] / timed.steps / max(parts.drafter.depth, 1)
+    # a window is proposed without a network: it has no draft steps
+    if hasattr(parts.drafter, "module") and DRAFTING in timed.phases and parts.drafter is not None:
+        step = timed.phases[DRAFTING] / timed.steps / max(parts.drafter.depth, 1)
         found["draft_step_ms"] = rounded(1e3 * step)
         found["draft_step_layers"] = None if layer is None else rounded(step / layer)
     return found

@@ -89,7 +89,7 @@ def warm(contender: Contender, jobs: Sequence[Job]) -> None:
 
     for job in jobs[1:]:
         try:
-            contender.parts.generate(job.condition, keys=job.keys, callback=stop)
+            contender.decode(job, callback=stop)
         except _WarmError:
             continue
 

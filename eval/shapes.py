@@ -1,5 +1,6 @@
 """LlamaGen's sizes with random weights: what a pass over n nodes costs, and the speedup at a scripted acceptance."""
 
+import dataclasses
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +14,14 @@ from lantern.catalog import METHODS, Parts
 from lantern.drafters.eagle import Eagle, EagleConfig
 from lantern.drafters.eagle_drafter import EagleDrafter
 from lantern.eval.bandwidth import copy_bandwidth, pass_bytes
-from lantern.eval.contenders import PLAIN, Contender, Lineup, variants, warm_up
-from lantern.eval.network_clock import NetworkClock, networks
+from lantern.eval.contenders import PLAIN, Contender, Job, Lineup, variants, warm_up
+from lantern.eval.network_clock import NetworkClock
 from lantern.eval.phases import describe, layer_seconds, time_phases
 from lantern.eval.ratios import Spread, compare, rounded
 from lantern.eval.rounds import now, take_turns
 from lantern.eval.scripted import FixedDrafter, ScriptedVerifier, deepest, script
 from lantern.eval.surroundings import load_average, surroundings
-from lantern.eval.variants import Stable, Variant
+from lantern.eval.variants import Stable, Variant, kinds_of
 from lantern.model_folder import DTYPES, Model, pick_device, place_module
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.sampling import Sampling
@@ -44,7 +45,7 @@ class ShapeOptions:
     images: int = 10
     batch: int = 1
     dtypes: Sequence[str] = ("bf16",)
-    kinds: Sequence[str] = ("eager", "compile", "int8", "int8+compile")
+    kinds: Sequence[str] = ()
     nodes: Sequence[int] = NODES
     changes: Mapping[str, Any] = field(default_factory=dict)
     device: str = "auto"
@@ -106,12 +107,12 @@ class ShapeBench:
                 f"{self.tree.depth} deep: choose a deeper --tree"
             )
         self.stable = Stable(random_model(options.config, device, DTYPES[options.dtypes[0]]))
-        self.condition = self._condition()
-        self.keys = [(0, number) for number in range(options.batch)]
+        self.job = Job(self._condition(), [(0, number) for number in range(options.batch)])
 
     def line_up(self) -> Lineup:
         """Plain decoding and the scripted methods, each in its variants."""
-        lineup, names = Lineup(), variants(self.options.kinds, self.options.dtypes)
+        kinds = self.options.kinds or kinds_of(self.device)
+        lineup, names = Lineup(), variants(kinds, self.options.dtypes)
         for label in (PLAIN, *map(tau_label, self.options.taus)):
             for variant in names[PLAIN if label == PLAIN else "others"]:
                 try:
@@ -147,7 +148,7 @@ class ShapeBench:
             if step.index == len(counts):
                 raise DoneError(now(self.device) - begin)
 
-        return until_done(contender.parts, self.condition, self.keys, watch) / sum(counts)
+        return until_done(contender, self.job, watch) / sum(counts)
 
     def figures(self, lineup: Lineup, seconds: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
         """Milliseconds a code of every contender."""
@@ -177,18 +178,19 @@ class ShapeBench:
         found, layer = [], None
         for label in list(best)[:2]:
             contender = best[label][0]
-            timed = time_phases(contender.parts, self.condition, self.keys)
+            timed = time_phases(contender, self.job)
             if contender.is_plain:
-                layer = layer_seconds(timed, self.options.config.n_layer)
+                layer = layer_seconds(timed)
             rows = self.options.batch * self.sampling.rows
-            figures = describe(timed, contender.parts, layer=layer, copy_gbps=copy_gbps, rows=rows)
+            figures = describe(timed, layer=layer, copy_gbps=copy_gbps, rows=rows)
             found.append({"method": label, "variant": str(contender.variant), "batch": self.options.batch} | figures)
         return found
 
     def verifying(self, lineup: Lineup) -> list[Variant]:
         """The variants in which trees can be scored here."""
         ran = [one.variant for one in lineup.contenders if not one.is_plain]
-        return list(dict.fromkeys(ran))
+        # a graph's passes cannot be timed one by one
+        return [variant for variant in dict.fromkeys(ran) if variant.kind != "graph"]
 
     def verify_curve(self, variant: Variant, copy_gbps: float) -> dict[str, Any]:
         """Milliseconds of a pass over n nodes, as T(n) and T(n) / T(1); passes of all n are taken in turn."""
@@ -213,10 +215,12 @@ class ShapeBench:
     def _pass_seconds(self, variant: Variant, nodes: int) -> float:
         """The median seconds of scoring so many nodes, seen at the target while a generation runs."""
         model, verifier = self.stable.model(variant), GumbelVerifier()
-        parts = Parts(METHODS[PLAIN], model.target, self.sampling, None, None)
+        method, parts = METHODS[PLAIN], Parts(METHODS[PLAIN], model.target, self.sampling, None, None)
         if nodes > 1:
-            drafter = FixedDrafter(nodes, model.target.config.vocab_size)
-            parts = Parts(METHODS["eagle1"], model.target, self.sampling, drafter, self._scripted(verifier, [1], [1]))
+            drafter, method = FixedDrafter(nodes, model.target.config.vocab_size), METHODS["eagle1"]
+            parts = Parts(method, model.target, self.sampling, drafter, self._scripted(verifier, [1], [1]))
+        # only the pass is timed: what is beside it need not be compiled
+        contender = Contender("verify", method, dataclasses.replace(variant, kind="eager"), parts)
         clock = NetworkClock(self.device)
 
         def watch(step: Step) -> None:
@@ -225,8 +229,8 @@ class ShapeBench:
             if step.index == PASSES:
                 raise DoneError(0.0)
 
-        with clock.watching(networks(model.target, None)):
-            until_done(parts, self.condition, self.keys, watch)
+        with clock.watching({"target": (model.target, ("forward",))}):
+            until_done(contender, self.job, watch)
         return median(clock.calls["target.forward"])
 
     def _parts(self, label: str, model: Model) -> Parts:
@@ -266,10 +270,10 @@ class DoneError(Exception):
         self.seconds = seconds
 
 
-def until_done(parts: Parts, condition: Condition, keys: list[tuple[int, int]], watch: Callable[[Step], None]) -> float:
+def until_done(contender: Contender, job: Job, watch: Callable[[Step], None]) -> float:
     """Decodes until `watch` leaves with DoneError; gives the seconds it carries."""
     try:
-        parts.generate(condition, keys=keys, callback=watch)
+        contender.decode(job, callback=watch)
     except DoneError as done:
         return done.seconds
     raise RuntimeError("the picture was finished before the measurement: ask for fewer codes")

@@ -20,7 +20,7 @@ from lantern.eval.race import Entry, fastest, identity, results, run_race
 from lantern.eval.ratios import rounded
 from lantern.eval.rounds import now
 from lantern.eval.surroundings import load_average, surroundings
-from lantern.eval.variants import Stable
+from lantern.eval.variants import Stable, kinds_of
 from lantern.model_folder import Model, load_model
 from lantern.sampling import Sampling
 
@@ -29,14 +29,17 @@ MIN_ROUNDS = 3
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What is measured. `methods` are specs of `contenders.method_of`, none for the model's own and "auto"."""
+    """What is measured. `methods` are specs of `contenders.method_of`, none for the model's own and "auto".
+
+    No `kinds` are all that the device has.
+    """
 
     model: str = "lantern-emoji"
     methods: Sequence[str] = ()
     images: int = 10
     batches: Sequence[int] = (1,)
     dtypes: Sequence[str] = ("fp32", "bf16")
-    kinds: Sequence[str] = ("eager", "compile", "int8", "int8+compile")
+    kinds: Sequence[str] = ()
     prompts: Sequence[str] = PROMPTS
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
@@ -57,7 +60,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     copy_gbps = copy_bandwidth(model.device)
     races, phases, failed = [], [], []
     for batch in options.batches:
-        lineup = line_up(stable, specs, variants(options.kinds, options.dtypes), sampling)
+        lineup = line_up(stable, specs, variants(options.kinds or kinds_of(model.device), options.dtypes), sampling)
         jobs = jobs_of(model, options, batch)
         entries = run_race(lineup, jobs, device=model.device, is_quiet=options.is_quiet)
         races.append(race_figures(entries, batch))
@@ -120,14 +123,13 @@ def phase_figures(
     layers: dict[object, float | None] = {}
     for label in dict.fromkeys(entry.contender.label for entry in entries):
         best = fastest([entry for entry in entries if entry.contender.label == label]).contender
-        timed = time_phases(best.parts, job.condition, job.keys)
+        timed = time_phases(best, job)
         plain = [entry.contender for entry in entries if entry.contender.is_plain]
         same = [one for one in plain if one.variant == best.variant]
         if same and best.variant not in layers:
-            alone = timed if best.is_plain else time_phases(same[0].parts, job.condition, job.keys)
-            layers[best.variant] = layer_seconds(alone, best.parts.target.config.n_layer)
+            layers[best.variant] = layer_seconds(timed if best.is_plain else time_phases(same[0], job))
         rows = batch * sampling.rows
-        figures = describe(timed, best.parts, layer=layers.get(best.variant), copy_gbps=copy_gbps, rows=rows)
+        figures = describe(timed, layer=layers.get(best.variant), copy_gbps=copy_gbps, rows=rows)
         found.append({"method": label, "variant": str(best.variant), "batch": batch} | figures)
     return found
 

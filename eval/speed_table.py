@@ -106,7 +106,7 @@ def _phase_lines(phases: Sequence[Mapping[str, Any]]) -> list[str]:
                 _or_dash(one["gbps"], ".1f"),
                 _or_dash(one["share_of_copy"], ".0%"),
                 "-" if layers is None else f"{layers:.2f} layers",
-                f"{one['host_share']:.0%}",
+                _or_dash(one["host_share"], ".0%"),
             )
         )
         parts = ", ".join(f"{name} {share:.0%}" for name, share in one["shares"].items())
@@ -130,7 +130,7 @@ def _shape_lines(figures: Mapping[str, Any]) -> list[str]:
         lines += [f"  {curve['variant']}: {curve['gbps']:.1f} GB/s at n = 1, {curve['share_of_copy']:.0%} of a copy"]
         lines += aligned(rows)
     lines += ["", f"scripted acceptance, tree {tree['name']} ({tree['nodes']} nodes, {tree['depth']} deep)"]
-    rows = [("method", "run as", "ms a code", "p10", "p90", "codes/s")]
+    rows: list[tuple[str, ...]] = [("method", "run as", "ms a code", "p10", "p90", "codes/s")]
     for one in figures["contenders"]:
         spent = [f"{one['ms_per_code'][name]:.2f}" for name in ("median", "p10", "p90")]
         variant = f"{one['variant']} {one['dtype']}"

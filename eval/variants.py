@@ -9,17 +9,23 @@ from typing import Any
 import torch
 from torch import nn
 
+from lantern.decoding.compiled import compile_target, compiled_programs
 from lantern.model_folder import DTYPES, Model, place_module
 from lantern.models.llamagen.transformer import Transformer
 
 PLAIN_KINDS = ("eager", "compile", "int8", "int8+compile")
 # int8 weights are for passes over one code: their kernels cost as many times more as there are rows
-METHOD_KINDS = ("eager", "compile")
+METHOD_KINDS = ("eager", "compile", "graph")
+
+
+def kinds_of(device: torch.device) -> tuple[str, ...]:
+    """All kinds that make sense on a device."""
+    return tuple(k for k in dict.fromkeys((*PLAIN_KINDS, *METHOD_KINDS)) if k != "graph" or device.type == "cuda")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A kind of `PLAIN_KINDS` in a dtype of `lantern.model_folder.DTYPES`."""
+    """A kind of `PLAIN_KINDS` or `METHOD_KINDS` in a dtype of `lantern.model_folder.DTYPES`."""
 
     kind: str
     dtype: str
@@ -27,12 +33,16 @@ class Variant:
     def __str__(self) -> str:
         return f"{self.kind} {self.dtype}"
 
+    def engine(self) -> dict[str, Any]:
+        """How `decoding.loop.generate` is to run its steps: with compiled programs, or as replays of a CUDA graph."""
+        engines: dict[str, Any] = {"graph": {"graphs": True}}
+        return {"programs": compiled_programs()} if self.kind == "compile" else engines.get(self.kind, {})
+
 
 def compiled(target: Transformer) -> Transformer:
-    """The target with compiled features and head, on the same weights."""
-    twin = copy.copy(target)
-    twin.features = torch.compile(target.features)  # type: ignore[method-assign]
-    twin.head = torch.compile(target.head)  # type: ignore[method-assign]
+    """A copy of the target whose passes are compiled."""
+    twin = copy.deepcopy(target)
+    compile_target(twin)
     return twin
 
 
@@ -52,6 +62,7 @@ def compiled_int8(target: Transformer) -> Transformer:
 
 PREPARE: dict[str, Callable[[Any], Any]] = {
     "eager": lambda target: target,
+    "graph": lambda target: target,
     "compile": compiled,
     "int8": with_int8_weights,
     "int8+compile": compiled_int8,

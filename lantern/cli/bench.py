@@ -10,7 +10,7 @@ from typing import Any
 from lantern.cli.command import DONE, FAILED, Command, complain, run_command
 from lantern.cli.values import integer, one_of, real
 
-KINDS = ("eager", "compile", "int8", "int8+compile")
+KINDS = ("eager", "compile", "graph", "int8", "int8+compile")
 DTYPES = ("fp32", "bf16", "fp16")
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 SAMPLING = ("guidance", "temperature", "top_k", "top_p")
@@ -61,7 +61,7 @@ def _both(group: Any) -> None:
         "--dtype", nargs="+", type=one_of(DTYPES), help=f"of {', '.join(DTYPES)} (default fp32 bf16; sizes: bf16)"
     )
     group.add_argument(
-        "--variants", nargs="+", type=one_of(KINDS), default=list(KINDS), help=f"of {', '.join(KINDS)} (default all)"
+        "--variants", nargs="+", type=one_of(KINDS), help=f"of {', '.join(KINDS)} (default all that the device has)"
     )
     group.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="of the noise (default 0)")
     group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
@@ -110,7 +110,7 @@ def _check(args: argparse.Namespace) -> None:
 def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
     from lantern.eval.speed import BenchOptions, measure
 
-    given: dict[str, Any] = {"methods": args.methods, "dtypes": args.dtype}
+    given: dict[str, Any] = {"methods": args.methods, "dtypes": args.dtype, "kinds": args.variants}
     if args.prompts_file is not None:
         from lantern.prompts import read_prompts
 
@@ -119,7 +119,6 @@ def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
         model=args.model,
         images=args.images,
         batches=args.batch,
-        kinds=args.variants,
         sampling={name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None},
         seed=args.seed,
         device=args.device,
@@ -133,9 +132,9 @@ def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
 def _of_shapes(args: argparse.Namespace) -> list[Callable[[], dict[str, Any]]]:
     from lantern.eval.shapes import ShapeOptions, measure
 
-    given = {"taus": args.tau, "codes": args.codes, "tree": args.tree, "dtypes": args.dtype}
+    given = {"taus": args.tau, "codes": args.codes, "tree": args.tree, "dtypes": args.dtype, "kinds": args.variants}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value}
-    chosen |= {"images": args.images, "kinds": args.variants, "device": args.device, "is_quiet": args.quiet}
+    chosen |= {"images": args.images, "device": args.device, "is_quiet": args.quiet}
     return [
         lambda shape=shape, batch=batch: measure(ShapeOptions(shape=shape, batch=batch, **chosen))
         for shape in args.shape

@@ -1,0 +1,107 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern.catalog import METHODS
+from lantern.cli.bench import DTYPES, KINDS, SHAPES, main
+from lantern.eval import race
+from lantern.eval.variants import METHOD_KINDS, PLAIN_KINDS
+from lantern.model_folder import DTYPES as KNOWN_DTYPES
+from lantern.models.llamagen.transformer import SIZES
+from tests.tiny_folder import save_tiny_model
+
+QUICK = ["--images", "1", "--variants", "eager", "--dtype", "fp32", "--methods", "eagle1", "--no-memory", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def test_the_options_name_what_there_is() -> None:
+    assert set(KINDS) == set(PLAIN_KINDS) | set(METHOD_KINDS)
+    assert set(DTYPES) == set(KNOWN_DTYPES) and set(SHAPES) == set(SIZES)
+
+
+def test_json_is_one_line_and_the_table_is_beside(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "deep" / "bench.json"
+    assert main(["--model", str(folder), *QUICK, "--json", "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    (line,) = said.out.splitlines()
+    figures = json.loads(line)
+    assert figures["races"][0]["results"][0]["claim"] is None
+    assert out.read_text(encoding="utf-8") == line + "\n" and list(out.parent.iterdir()) == [out]
+    assert "no claim" in said.err and "images/s" in said.err
+
+
+def test_without_json_the_table_is_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", str(folder), *QUICK]) == 0
+    said = capsys.readouterr()
+    assert "plain" in said.out and "{" not in said.out and said.err == ""
+
+
+def test_other_codes_than_plain_are_code_1(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = race.Made.of
+
+    def altered(generation: object) -> race.Made:
+        made = kept(generation)  # type: ignore[arg-type]
+        made.codes[0, 3] += int(made.passes < made.codes.numel())
+        return made
+
+    monkeypatch.setattr(race.Made, "of", altered)
+    assert main(["--model", str(folder), *QUICK]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "lantern: error: eagle1 (eager fp32, batch 1) gave other codes than plain decoding in 1 of 1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--methods", "eagel1"], 'did you mean "eagle1"'),
+        (["--tau", "3"], "--tau is an option of --shape"),
+        (["--shape", "L", "--methods", "eagle1"], "--methods is an option of a model"),
+        (["--shape", "M"], "wanted one of B, L"),
+        (["--variants", "int4"], "wanted one of eager"),
+        (["--images", "0"], "wanted a whole number from 1"),
+        (["--model", "no-such-model"], "neither a folder nor a hub id"),
+        (["--out", "."], "wanted a file"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], wanted: str
+) -> None:
+    given = arguments if {"--model", "--shape"} & set(arguments) else ["--model", str(folder), *arguments]
+    assert main(given) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert wanted in line
+
+
+def test_help_loads_no_torch() -> None:
+    code = """
+import sys
+from lantern.cli.main import main
+code = main(["bench", "--help"])
+print("torch" in sys.modules, code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False 0"
+
+
+def test_threads_are_set(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = torch.get_num_threads()
+    try:
+        assert main(["--model", str(folder), *QUICK, "--threads", "1", "--json"]) == 0
+    finally:
+        torch.set_num_threads(before)
+    assert json.loads(capsys.readouterr().out)["surroundings"]["threads"] == 1
+    assert "eagle1" in METHODS
