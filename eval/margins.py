@@ -10,7 +10,7 @@ from lantern.noise import Noise
 from lantern.sampling import Sampling
 from lantern.types import Step
 
-ULPS = 4  # by which a logit of one row may differ between two passes over the same codes
+ULPS = 2  # by which a logit of one row may differ between two passes over the same codes
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,159 @@
+"""Scoring a tree is scoring each of its paths alone, and committing a path is having fed it: on random trees.
+
+The oracle is one causal pass over prompt and codes without cache, tree or collapsed prompt.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.decoding.prefill import start
+from lantern.decoding.run import Run
+from lantern.sampling import Sampling
+from lantern.types import DraftTree, TreeShape
+from tests.tiny import select, tiny_condition, tiny_target
+
+TARGET = tiny_target()
+CONDITION = tiny_condition((4, 1, 6))
+COUNT, SLOTS, CODES = 16, 6, 24
+CLOSE = 1e-5
+
+parents_of_nodes = st.integers(1, 9).flatmap(lambda n: st.tuples(*[st.integers(0, max(i - 1, 0)) for i in range(n)]))
+
+
+def shape_of(trees: list[tuple[int, ...]]) -> TreeShape:
+    """Trees of as many nodes each, by their parents: one for each image, or one for all."""
+    parents, nodes = torch.tensor(trees), len(trees[0])
+    ancestors = torch.eye(nodes, dtype=torch.bool).repeat(len(trees), 1, 1)
+    depths, ranks = torch.zeros_like(parents), torch.zeros_like(parents)
+    for tree, above in enumerate(trees):
+        for node in range(1, nodes):
+            ancestors[tree, node] |= ancestors[tree, above[node]]
+            depths[tree, node] = depths[tree, above[node]] + 1
+            ranks[tree, node] = sum(above[i] == above[node] for i in range(1, node))
+    widths = (nodes,) * int(depths.max())
+    fields = [parents, ranks, depths, ancestors]
+    return TreeShape(*(field[0] if len(trees) == 1 else field for field in fields), widths)  # type: ignore[misc]
+
+
+def chain_shape(nodes: int) -> TreeShape:
+    return shape_of([tuple(max(i - 1, 0) for i in range(nodes))])
+
+
+def run_with(codes: Int[Tensor, "b n"], known: Int[Tensor, " b"], nodes: int, sampling: Sampling) -> Run:
+    """A run in which `known` codes of each image are decided: they were fed as one path, whole in every image."""
+    images = len(codes)
+    keys = [(0, i) for i in range(images)]
+    begun = start(TARGET, select(CONDITION, list(range(images))), sampling=sampling, keys=keys, stage=COUNT)
+    run = Run(TARGET, begun, sampling, COUNT, nodes)
+    run.score(DraftTree(codes, chain_shape(COUNT), "point"))
+    run.cache.commit(torch.arange(COUNT).expand(images, -1), torch.zeros(images, dtype=torch.long))
+    run.known = known
+    return run
+
+
+def oracle(image: int, codes: Int[Tensor, " n"], sampling: Sampling) -> Float[Tensor, "r n v"]:
+    """What the target says after each code of an image, for both guidance rows."""
+    assert CONDITION.embeddings is not None and CONDITION.mask is not None
+    words = CONDITION.embeddings[image : image + 1]
+    rows = [TARGET.cls_embedding(words), TARGET.cls_embedding.unconditional(words)][: sampling.rows]
+    fed = TARGET.tok_embeddings(codes)[None].expand(len(rows), -1, -1)
+    valid = torch.cat([CONDITION.mask[image], torch.ones_like(codes, dtype=torch.bool)])
+    mask = (valid[None] | torch.eye(len(valid), dtype=torch.bool)).tril().expand(len(rows), -1, -1)
+    positions = torch.arange(len(valid)).expand(len(rows), -1)
+    return TARGET(torch.cat([torch.cat(rows), fed], 1), positions, mask).logits[:, SLOTS:]
+
+
+def path_to(node: int, parents: tuple[int, ...]) -> list[int]:
+    """The nodes on the way, the root left out."""
+    return [] if node == 0 else [*path_to(parents[node], parents), node]
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> tuple[list[tuple[int, ...]], Tensor, Tensor, Sampling]:
+    """Trees, one for all images or one for each; whole pictures; how many codes are known; the guidance."""
+    images, first = draw(st.integers(1, 3)), draw(parents_of_nodes)
+    trees = [first]
+    if draw(st.booleans()):
+        nodes = [st.integers(0, max(i - 1, 0)) for i in range(len(first))]
+        trees += [draw(st.tuples(*nodes)) for _ in range(images - 1)]
+    known = torch.tensor(draw(st.lists(st.integers(1, COUNT), min_size=images, max_size=images)))
+    codes = torch.randint(CODES, (images, COUNT), generator=torch.Generator().manual_seed(draw(st.integers(0, 10**6))))
+    return trees, codes, known, Sampling(guidance=draw(st.sampled_from([1.0, 3.0])))
+
+
+Draft = tuple[list[tuple[int, ...]], Tensor, Tensor, Sampling]
+
+
+def scored(draft: Draft) -> tuple[Run, DraftTree, Float[Tensor, "b r n v"]]:
+    """A run with a tree below each image's last known code, and what the target says at its nodes."""
+    trees, codes, known, sampling = draft
+    run = run_with(codes, known, len(trees[0]), sampling)
+    tokens = torch.randint(
+        CODES, (len(codes), len(trees[0])), generator=torch.Generator().manual_seed(int(codes.sum()))
+    )
+    tokens[:, 0] = codes.gather(1, known[:, None] - 1)[:, 0]
+    tree = DraftTree(tokens, shape_of(trees), "point")
+    return run, tree, run.score(tree).logits.unflatten(0, (len(codes), -1))
+
+
+@torch.no_grad()
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(drafts())
+def test_a_tree_scores_each_path_as_if_it_were_alone(draft: Draft) -> None:
+    trees, codes, known, sampling = draft
+    _, tree, logits = scored(draft)
+    compared = 0
+    for image, length in enumerate(known.tolist()):
+        parents = trees[min(image, len(trees) - 1)]
+        for node in range(len(parents)):
+            path = path_to(node, parents)
+            if length + len(path) <= COUNT:  # what lies past the end means nothing
+                alone = oracle(image, torch.cat([codes[image, :length], tree.tokens[image, path]]), sampling)
+                assert (alone[:, -1] - logits[image, :, node]).abs().max() <= CLOSE
+                compared += 1
+    assert compared >= len(known)  # the root at least
+
+
+@torch.no_grad()
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(drafts(), st.integers(0, 10**6))
+def test_committing_a_path_is_having_fed_it(draft: Draft, seed: int) -> None:
+    trees, codes, known, sampling = draft
+    run, tree, _ = scored(draft)
+    generator = torch.Generator().manual_seed(seed)
+    ends = torch.randint(len(trees[0]), (len(known),), generator=generator).tolist()
+    paths = [path_to(end, trees[min(i, len(trees) - 1)]) for i, end in enumerate(ends)]
+    depth = max(len(path) for path in paths)
+    run.cache.commit(torch.tensor([[0, *path, *[0] * (depth - len(path))] for path in paths]), known - 1)
+    run.known = (known + torch.tensor([len(path) + 1 for path in paths])).clamp(max=COUNT)
+    after = torch.randint(CODES, (len(known), 1), generator=generator)
+    logits = run.score(DraftTree(after, chain_shape(1), "point")).logits.unflatten(0, (len(known), -1))
+    for image, (length, path) in enumerate(zip(known.tolist(), paths, strict=True)):
+        if length + len(path) < COUNT:
+            fed = torch.cat([codes[image, :length], tree.tokens[image, path], after[image]])
+            assert (oracle(image, fed, sampling)[:, -1] - logits[image, :, 0]).abs().max() <= CLOSE
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("wrong", ["ancestors", "positions", "slots"])
+def test_a_wrong_mask_place_or_slot_is_seen(wrong: str) -> None:
+    trees, known = [(0, 0, 0, 1, 2)], torch.tensor([5, 9])
+    codes = torch.randint(CODES, (2, COUNT), generator=torch.Generator().manual_seed(0))
+    draft: Draft = (trees, codes, known, Sampling(guidance=3.0))
+    _, tree, right = scored(draft)
+    run = run_with(codes, known, 5, draft[3])
+    shape = tree.shape
+    if wrong == "ancestors":
+        shape = TreeShape(
+            shape.parents, shape.ranks, shape.depths, shape.ancestors | (torch.arange(5) == 1), shape.widths
+        )
+    if wrong == "positions":
+        shape = TreeShape(shape.parents, shape.ranks, torch.arange(5), shape.ancestors, shape.widths)
+    if wrong == "slots":
+        run.cache.commit(torch.tensor([[1], [2]]), known - 3)
+    off = run.score(DraftTree(tree.tokens, shape, "point")).logits.unflatten(0, (2, -1))
+    assert (off - right).abs().max() > 100 * CLOSE
