@@ -127,7 +127,8 @@ class Decoder:
             neighbours=neighbours_for(model, columns) if columns else None,
             codebook=codebook_for(model) if method.relaxation else None,
             prompts=model.prompts,
-            engine=model.engine,
+            # layers can be watched only one by one
+            engine=dataclasses.replace(model.engine, compile=False, graphs=False) if self.debug else model.engine,
         )
 
     def condition(self, asked: Sequence[Request]) -> Condition:

@@ -114,7 +114,9 @@ def keep_nucleus(logits: Float[Tensor, "*n v"], top_p: float) -> Float[Tensor, "
 def pick(law: Float[Tensor, "*n v"], uniforms: Float64[Tensor, "*n"]) -> Int[Tensor, "*n"]:
     """The code at which the sum of a law, which need not be normalised, passes u of its total: never one of mass 0."""
     sums = law.cumsum(-1, dtype=torch.float64)
-    return torch.searchsorted(sums, uniforms[..., None] * sums[..., -1:], right=True)[..., 0]
+    found = torch.searchsorted(sums, uniforms[..., None] * sums[..., -1:], right=True)[..., 0]
+    # Of a law of NaN none is found; a code past the last would end a GPU's process before anything could be said.
+    return found.clamp(max=law.shape[-1] - 1)
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:

@@ -60,7 +60,8 @@ def watched_layers(target: Any, drafter: nn.Module | None = None) -> Iterator[No
     for name in ("features", "read_prompt"):
         setattr(target, name, watch.noting_positions(getattr(target, name), is_prompt=name == "read_prompt"))
     try:
-        yield
+        with torch.compiler.set_stance("force_eager"):  # a target that was compiled before has no layers to look at
+            yield
     finally:
         for name in ("features", "read_prompt"):
             if name in own:
@@ -119,9 +120,11 @@ EMBEDDINGS = {
     "embed_tokens": "embedding",
 }
 ENDS = {"fc": "first projection", "norm": "the last norm", "output": "the head"}
-# The prompt is read past `attention` itself, so that its last projection speaks for it.
+# The prompt is read past `attention` itself, so that its projections speak for it. Attention spreads a NaN to codes
+# that should not see it; before that, in the first projection, it stands where it arose.
 PARTS = {
     "attention_norm": " attention norm",
+    "attention.wqkv": " attention",
     "attention.wo": " attention",
     "attention": " attention",
     "ffn_norm": " feed-forward norm",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -133,6 +134,24 @@ def test_json_is_one_object_with_all_figures(model: str, capsys: Capture) -> Non
     assert all(one["total_variation_max"] <= found["total_variation_max"] for one in found["pictures"])
     assert [one["image"] for one in found["pictures"]] == [0, 1]
     assert len(set(found["tokens_sha256"])) == 2 and all(Path(path).is_file() for path in found["paths"])
+
+
+def test_json_tells_latency_and_throughput_of_batches(model: str, capsys: Capture) -> None:
+    assert made(model, "--json", "-n", "5", "--batch", "3") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["batch"] for one in found["pictures"]] == [3, 3, 3, 2, 2]
+    assert (found["batch"], found["batch_halved"], found["asked"], found["stopped"]) == (3, None, 5, None)
+    seconds = sum(found["seconds"].values())
+    assert found["images_per_second"] == pytest.approx(5 / seconds, rel=0.02)
+    assert found["codes_per_second"] == pytest.approx(80 / seconds, rel=0.02)
+    for one in found["pictures"]:
+        assert one["latency"] == pytest.approx(one["batch"] * sum(one["seconds"].values()), rel=0.05, abs=1e-3)
+    assert found["latency"] == found["pictures"][0]["latency"]
+
+
+def test_the_summary_tells_throughput(model: str, capsys: Capture) -> None:
+    assert made(model, "-n", "2", "--batch", "2") == 0
+    assert re.search(r" s, [0-9.]+ images and [0-9]+ codes a second$", capsys.readouterr().err.strip())
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].drafter])

@@ -1,0 +1,206 @@
+"""NaN and infinity: debug mode names the layer, and without it no picture is drawn from them unnoticed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lantern import LanternPipeline, model_folder
+from lantern.catalog import METHODS
+from lantern.cli.generate import main
+from lantern.generate import generate
+from lantern.model_folder import Model, load_model
+from lantern.picture import Picture
+from lantern.requests import Request, requests
+from lantern.soundness import NotFiniteError, layer_name
+from tests.tiny_folder import save_tiny_model
+
+Capture = pytest.CaptureFixture[str]
+APPLES = requests(prompts=["a red apple"], count=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
+
+
+@pytest.fixture
+def model(folder: Path) -> Model:
+    return load_model(folder)
+
+
+def draw(model: Model, asked: list[Request] = APPLES, **options: Any) -> list[Picture]:
+    merged: dict[str, Any] = {"method": "plain"} | options
+    return list(generate(model, asked, **merged))
+
+
+def spoil_last_layer(target: Any) -> None:
+    target.layers[1].feed_forward.w2.weight.data[0, 0] = torch.nan
+
+
+def spoil_fifth_code(target: Any) -> None:
+    target.rope[target.config.cls_token_num + 5] = torch.nan
+
+
+def spoil_third_picture(model: Model) -> None:
+    """A code that only the third picture has, before its last place, gets an embedding of NaN."""
+    codes = [set(picture.codes[:-1].tolist()) for picture in draw(model, wants_pixels=False)]
+    only = codes[2] - codes[0] - codes[1]
+    model.target.tok_embeddings.weight.data[min(only)] = torch.nan
+
+
+@pytest.mark.parametrize("method", ["plain", "eagle1", "eagle1-rejection", "lantern++", "sjd", "gumbel-jacobi"])
+@pytest.mark.parametrize("spoil", [spoil_last_layer, spoil_fifth_code])
+def test_no_method_hands_over_a_picture_drawn_from_nan(model: Model, method: str, spoil: Callable[[Any], None]) -> None:
+    settings = {"k": 4} if METHODS[method].settings.get("k") else None
+    assert len(draw(model, method=method, settings=settings)) == 3
+    spoil(model.target)
+    made = generate(model, APPLES, method=method, settings=settings, batch=2)
+    with pytest.raises(NotFiniteError, match=r"'a red apple', seed 0, image 0: .* NaN or infinite .* --debug"):
+        next(made)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_sound_pictures_of_the_same_batch_are_handed_over(model: Model, batch: int) -> None:
+    expected = [picture.tokens_sha256 for picture in draw(model)]
+    spoil_third_picture(model)
+    made = []
+    with pytest.raises(NotFiniteError, match="seed 0, image 2"):
+        for picture in generate(model, APPLES, method="plain", batch=batch):
+            made.append(picture.tokens_sha256)
+    assert made == expected[:2]
+
+
+def test_the_command_keeps_earlier_pictures_and_writes_none_of_nan(
+    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_spoilt(*args: Any, **options: Any) -> Model:
+        model = load_model(*args, **options)
+        spoil_third_picture(model)
+        return model
+
+    monkeypatch.setattr(model_folder, "load_model", load_spoilt)
+    out, tokens = tmp_path / "out", tmp_path / "t.json"
+    arguments = ["--model", str(folder), "--prompt", "a red apple", "-n", "3", "--batch", "3", "--method", "plain"]
+    assert main([*arguments, "--out", str(out), "--tokens", str(tokens), "--json"]) == 1
+    seen = capsys.readouterr()
+    found = json.loads(seen.out)
+    assert seen.err.count("\n") == 1 and "image 2: the model's law became NaN or infinite" in seen.err
+    assert sorted(map(str, out.iterdir())) == sorted(found["paths"]) and len(found["paths"]) == 2
+    assert (found["asked"], len(found["pictures"]), len(json.loads(tokens.read_text()))) == (3, 2, 2)
+    assert "NaN or infinite" in found["stopped"]
+
+
+def spoil_attention(target: Any) -> None:
+    target.layers[1].attention.wo.weight.data[0, 0] = torch.nan
+
+
+def spoil_head(target: Any) -> None:
+    target.output.weight.data[3, 0] = torch.inf
+
+
+def spoil_norm(target: Any) -> None:
+    target.layers[0].ffn_norm.weight.data[0] = torch.nan
+
+
+def spoil_prompt(target: Any) -> None:
+    target.cls_embedding.cap_proj.fc2.weight.data[0, 0] = torch.nan
+
+
+@pytest.mark.parametrize("method", ["plain", "eagle1"])
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (spoil_last_layer, "layer 1 feed-forward gave NaN at the prompt"),
+        (spoil_attention, "layer 1 attention gave NaN at the prompt"),
+        (spoil_norm, "layer 0 feed-forward norm gave NaN at the prompt"),
+        (spoil_head, "the head gave infinity at the prompt"),
+        (spoil_prompt, "the prompt's embedding gave NaN"),
+    ],
+)
+def test_debug_mode_names_the_layer(
+    model: Model, spoil: Callable[[Any], None], said: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(model.target)
+    with pytest.raises(NotFiniteError) as refused:
+        draw(model, method=method, debug=True)
+    assert str(refused.value) == said
+    monkeypatch.setenv("LANTERN_DEBUG", "1")
+    with pytest.raises(NotFiniteError, match=said):
+        draw(model, method=method)
+
+
+def test_debug_mode_names_the_code(model: Model) -> None:
+    spoil_fifth_code(model.target)
+    with pytest.raises(NotFiniteError, match="^layer 0 attention gave NaN at code 5$"):
+        draw(model, debug=True)
+    with pytest.raises(NotFiniteError, match=r"^layer 0 attention gave NaN at code [1-5]$"):
+        draw(model, method="eagle1", debug=True)  # a pass over a tree that reaches so far
+
+
+def test_debug_mode_names_a_layer_of_the_drafter_without_which_exact_pictures_stay_the_same(model: Model) -> None:
+    expected = [picture.tokens_sha256 for picture in draw(model)]
+    assert model.drafter is not None
+    model.drafter.fc.weight.data[0, 0] = torch.nan
+    assert [picture.tokens_sha256 for picture in draw(model, method="eagle1")] == expected
+    with pytest.raises(NotFiniteError, match="the drafter's first projection gave NaN"):
+        draw(model, method="eagle1", debug=True)
+
+
+def hooks(model: Model) -> int:
+    modules = [*model.target.modules(), *(model.drafter.modules() if model.drafter else ())]
+    return sum(len(module._forward_hooks) for module in modules) + ("features" in vars(model.target))
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_layers_are_watched_in_debug_mode_alone_and_no_longer_than_a_generation(model: Model, debug: bool) -> None:
+    counts: list[int] = []
+    draw(model, debug=debug, method="eagle1", callback=lambda step: counts.append(hooks(model)))
+    assert (min(counts) > 10 if debug else max(counts) == 0) and hooks(model) == 0
+    spoil_fifth_code(model.target)
+    with pytest.raises(NotFiniteError):
+        draw(model, debug=debug)
+    assert hooks(model) == 0
+
+
+def test_pictures_are_the_same_in_debug_mode(model: Model) -> None:
+    for method in ("plain", "eagle1"):
+        codes = [[p.tokens_sha256 for p in draw(model, method=method, debug=debug)] for debug in (False, True)]
+        assert codes[0] == codes[1]
+
+
+def test_the_command_s_debug_mode_names_the_layer_behind_a_traceback(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def load_spoilt(*args: Any, **options: Any) -> Model:
+        model = load_model(*args, **options)
+        spoil_fifth_code(model.target)
+        return model
+
+    monkeypatch.setattr(model_folder, "load_model", load_spoilt)
+    arguments = ["--model", str(folder), "--prompt", "a red apple", "--tokens", str(tmp_path / "t.json")]
+    assert main([*arguments, "--method", "plain", "--debug"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback") and lines[-1] == "lantern: error: layer 0 attention gave NaN at code 5"
+    assert not (tmp_path / "t.json").exists()
+
+
+def test_the_pipeline_refuses_with_what_was_sound_and_names_the_layer_in_debug_mode(folder: Path) -> None:
+    pipe: Any = LanternPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    spoil_third_picture(pipe.model)
+    with pytest.raises(NotFiniteError, match="image 2") as refused:
+        pipe("a red apple", generator=0, num_images_per_prompt=3, method="plain", batch_size=1)
+    assert [picture.request.number for picture in refused.value.sound] == [0, 1]
+    with pytest.raises(NotFiniteError, match="the codes' embedding gave NaN"):
+        pipe("a red apple", generator=0, num_images_per_prompt=3, method="plain", debug=True)
+
+
+def test_every_layer_of_a_target_has_a_name(model: Model) -> None:
+    names = {layer_name(name) for name, _ in model.target.named_modules()} - {""}
+    per_layer = {"", " attention", " attention norm", " feed-forward", " feed-forward norm"}
+    layers = {f"layer {i}{part}" for i in range(2) for part in per_layer}
+    assert names == layers | {"the prompt's embedding", "the codes' embedding", "the last norm", "the head"}

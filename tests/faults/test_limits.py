@@ -1,0 +1,107 @@
+"""Small grids: of one code, and with trees and windows that reach past the end; every method of the catalogue."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lantern import LanternPipeline
+from lantern.catalog import METHODS, Method, Parts, build
+from lantern.cli.generate import main
+from lantern.io import save_component
+from lantern.models.llamagen.vqvae import VQVAE
+from lantern.relaxations.neighbours import proximity_table
+from lantern.sampling import Sampling
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny_folder import VQ, save_tiny_model
+
+CODEBOOK = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
+TABLE = proximity_table(CODEBOOK, 23)
+CONDITION = tiny_condition((4, 1))
+KEYS = [(9, 0), (4, 7)]
+SIZES = (1, 4, 9)
+SAMPLINGS = {"sampled": Sampling(guidance=3, top_k=12), "greedy": Sampling(guidance=1, temperature=0)}
+
+
+def variants() -> Iterator[tuple[str, Method]]:
+    """Every method, those with a tree also with a chain of 12, those with a window also with 2, 4, 5 and 64 nodes."""
+    for name, method in METHODS.items():
+        k = method.settings.get("k")
+        small = method if k is None else method.with_options(k=min(k, 10))
+        yield name, small
+        if "tree" in small.options:
+            yield f"{name} chain_12", small.with_options(tree="chain_12")
+        if "window" in small.options:
+            for window in (2, 4, 5, 64):
+                yield f"{name} {window}", small.with_options(window=window)
+            for init in ("repeat-left", "drafter"):
+                yield f"{name} {init}", small.with_options(window=5, init=init)
+
+
+VARIANTS = dict(variants())
+
+
+@cache
+def world(codes: int) -> tuple[Any, Any]:
+    target = tiny_target(block_size=codes)
+    return target, tiny_eagle(target)
+
+
+def parts(method: Method, codes: int, sampling: Sampling) -> Parts:
+    target, drafter = world(codes)
+    return build(method, target, sampling=sampling, drafter_module=drafter, neighbours=TABLE, codebook=CODEBOOK)
+
+
+@pytest.mark.parametrize("codes", SIZES)
+@pytest.mark.parametrize("law", SAMPLINGS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_method_fills_a_small_grid(name: str, law: str, codes: int) -> None:
+    method, sampling = VARIANTS[name], SAMPLINGS[law]
+    made = parts(method, codes, sampling).generate(CONDITION, keys=KEYS)
+    assert made.codes.shape == (2, codes) and (made.codes >= 0).all() and (made.codes < 24).all()
+    assert (made.passes >= 1).all() and (made.passes <= codes).all()
+    assert (made.passes + made.accepted.sum(1) >= codes).all()
+    if method.exact and (method.verifier == "gumbel" or law == "greedy"):
+        plain = parts(METHODS["plain"], codes, sampling).generate(CONDITION, keys=KEYS)
+        assert torch.equal(made.codes, plain.codes)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.drafter == "eagle1"])
+def test_a_drafter_in_rows_fills_a_grid_of_one_code(name: str) -> None:
+    method, target = VARIANTS[name], world(1)[0]
+    module = tiny_eagle(target, form="rows")
+    sampling = SAMPLINGS["sampled"]
+    built = build(method, target, sampling=sampling, drafter_module=module, neighbours=TABLE, codebook=CODEBOOK)
+    assert built.generate(CONDITION, keys=KEYS).codes.shape == (2, 1)
+
+
+def test_a_batch_of_pictures_that_end_apart_is_whole() -> None:
+    method = replace(METHODS["eagle1"], tree="chain_12")
+    condition, keys = tiny_condition((4, 1, 6, 2, 3)), [(i, i) for i in range(5)]
+    made = parts(method, 9, SAMPLINGS["sampled"]).generate(condition, keys=keys)
+    plain = parts(METHODS["plain"], 9, SAMPLINGS["sampled"]).generate(condition, keys=keys)
+    assert torch.equal(made.codes, plain.codes) and len(set(made.passes.tolist())) > 1
+
+
+@pytest.mark.parametrize("codes", [1, 9])
+def test_command_and_pipeline_draw_small_grids(codes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    folder = save_tiny_model(tmp_path / "m", block_size=codes)
+    # group norm wants more than one value a channel group, also of a single code
+    vq = VQVAE(replace(VQ, ch=64))
+    save_component(vq.state_dict(), vq.config, folder / "vqvae")
+    side = 2 * round(codes**0.5)
+    for method in ("plain", "eagle1", "sjd"):
+        out = tmp_path / f"{method}.png"
+        assert main(["--model", str(folder), "--prompt", "a red apple", "--method", method, "--out", str(out)]) == 0
+        with Image.open(out) as image:
+            assert image.size == (side, side)
+    assert str(out) in capsys.readouterr().out
+    pipe: Any = LanternPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    assert pipe("a red apple", generator=0).tokens.shape == (1, side // 2, side // 2)

@@ -1,0 +1,184 @@
+"""Ctrl-C and SIGTERM: an exit code, nothing half-written, and what was done is kept and told."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lantern.cli import drawing
+from lantern.cli.generate import main
+from lantern.cli.stopping import Stopped, Stopping
+from tests.tiny_folder import save_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
+
+
+def raise_after(saved: int, number: int, monkeypatch: pytest.MonkeyPatch, *, halfway: bool = False) -> None:
+    """Lets a signal come in the decoding that follows the `saved`th picture, or halfway through saving it."""
+    seen, save = [0], drawing.save_png
+
+    class Raising(drawing.Progress):
+        def __call__(self, step: Any) -> None:
+            if seen[0] == saved and step.index == 3 and not halfway:
+                signal.raise_signal(number)
+            super().__call__(step)
+
+    def counting(*args: Any) -> None:
+        seen[0] += 1
+        if halfway and seen[0] == saved:
+            signal.raise_signal(number)
+        save(*args)
+
+    monkeypatch.setattr(drawing, "Progress", Raising)
+    monkeypatch.setattr(drawing, "save_png", counting)
+
+
+def arguments(folder: Path, tmp_path: Path, *more: str) -> list[str]:
+    given = ["--model", str(folder), "--prompt", "a red apple", "-n", "5", "--batch", "2", "--method", "plain"]
+    return [*given, "--out", str(tmp_path / "out"), *more]
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_signal_keeps_and_tells_what_is_done(
+    folder: Path,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    code: int,
+    word: str,
+) -> None:
+    raise_after(2, number, monkeypatch)
+    tokens = tmp_path / "t.json"
+    assert main(arguments(folder, tmp_path, "--json", "--tokens", str(tokens))) == code
+    seen = capsys.readouterr()
+    found = json.loads(seen.out)
+    assert seen.err == f"lantern: error: {word}\n" and (found["stopped"], found["asked"]) == (word, 5)
+    assert sorted(map(str, (tmp_path / "out").iterdir())) == sorted(found["paths"]) and len(found["paths"]) == 2
+    assert [one["image"] for one in found["pictures"]] == [0, 1] and len(json.loads(tokens.read_text())) == 2
+
+
+def test_without_json_the_paths_of_what_is_done_are_all_that_is_printed(
+    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raise_after(2, signal.SIGINT, monkeypatch)
+    assert main(arguments(folder, tmp_path)) == 130
+    seen = capsys.readouterr()
+    assert sorted(seen.out.split()) == sorted(map(str, (tmp_path / "out").iterdir()))
+    assert len(seen.out.split()) == 2 and seen.err == "lantern: error: interrupted\n"
+
+
+def test_a_picture_that_is_being_saved_is_saved_and_told(
+    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raise_after(3, signal.SIGINT, monkeypatch, halfway=True)
+    assert main(arguments(folder, tmp_path, "--json")) == 130
+    paths = json.loads(capsys.readouterr().out)["paths"]
+    assert len(paths) == 3 and sorted(map(str, (tmp_path / "out").iterdir())) == sorted(paths)
+    assert all(Path(path).read_bytes()[-8:-4] == b"IEND" for path in paths)
+
+
+def test_where_nothing_is_done_nothing_is_written_or_told(
+    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raise_after(0, signal.SIGINT, monkeypatch)
+    assert main(arguments(folder, tmp_path, "--json", "--tokens", str(tmp_path / "t.json"))) == 130
+    seen = capsys.readouterr()
+    assert (seen.out, seen.err) == ("", "lantern: error: interrupted\n") and not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_comparison_tells_the_pairs_that_are_done(
+    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raise_after(1, signal.SIGINT, monkeypatch)
+    given = ["--model", str(folder), "--prompt", "a red apple", "-n", "3", "--method", "eagle1", "--compare", "--json"]
+    assert main([*given, "--out", str(tmp_path / "out")]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert (found["stopped"], found["asked"], len(found["comparisons"])) == ("interrupted", 3, 1)
+
+
+def test_handlers_are_those_from_before_when_it_is_over() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(Stopped, match="terminated") as stopped, Stopping():
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] != before
+        signal.raise_signal(signal.SIGTERM)
+    assert stopped.value.code == 143
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_signal_that_got_lost_in_foreign_code_is_remembered() -> None:
+    with pytest.raises(Stopped, match="interrupted"), Stopping() as stopping:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        stopping.check()
+
+
+def test_a_shield_holds_until_the_outermost_block_is_done() -> None:
+    done = []
+    with pytest.raises(Stopped), Stopping() as stopping, stopping.shield():
+        with stopping.shield():
+            signal.raise_signal(signal.SIGINT)
+            done.append("inner")
+        done.append("outer")
+    assert done == ["inner", "outer"]
+
+
+def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Stopping():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+STUBBORN = """
+import sys, time
+from lantern.cli.command import Command, run_command
+
+def run(args):
+    with args.stopping.shield():
+        print("begun", flush=True)
+        time.sleep({seconds})
+    return 0
+
+sys.exit(run_command(Command("stubborn", "", lambda parser: None, run), []))
+"""
+
+
+def start(seconds: float) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", STUBBORN.format(seconds=seconds)]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert running.stdout is not None and running.stdout.readline() == "begun\n"
+    return running
+
+
+def test_a_second_interrupt_ends_at_once_what_the_first_could_not() -> None:
+    running = start(1000)
+    running.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=60)
+    assert running.returncode == -signal.SIGINT
+
+
+def test_one_interrupt_lets_a_shielded_block_end() -> None:
+    running = start(3)
+    running.send_signal(signal.SIGTERM)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 143 and said == "lantern: error: terminated\n"
