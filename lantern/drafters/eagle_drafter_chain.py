@@ -56,7 +56,8 @@ class EagleChain(EagleDrafter):
             log_q, code = self._draw(features, (self.known[:, None] + last + 1).clamp(max=self.count - 1))
             codes.append(code)
             laws.append(log_q)
-        self.known = self.known + self._counts
+        # In place: all else that outlives a step is the window's, whose holder may want it in fixed memory.
+        self.known.add_(self._counts)
         return Leftovers(torch.cat(codes, 1), torch.cat(laws, 1))
 
     def _draw(

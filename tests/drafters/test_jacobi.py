@@ -233,6 +233,21 @@ def test_mutants_have_another_law(mutant: CouplingVerifier) -> None:
     assert p_value(draw(mutant, window=4, init="repeat-left").codes) < 1e-6
 
 
+def test_what_a_continuation_remembers_stays_in_its_memory() -> None:
+    continuation = EagleChain(tiny_eagle(SMALL), SMALL, window=3, length=2, is_gumbel=False, sampling=LAW)
+    drafter, places = JacobiDrafter(SMALL, window=3, init="drafter", continuation=continuation), list[int]()
+    made = loop.generate(
+        SMALL,
+        tiny_condition((3,)),
+        sampling=LAW,
+        keys=[(0, 0)],
+        drafter=drafter,
+        verifier=CouplingVerifier(),
+        callback=lambda step: places.append(continuation.known.data_ptr()) if step.index else None,
+    )
+    assert len(places) == int(made.passes) - 1 > 1 and len(set(places)) == 1
+
+
 # What is refused.
 
 
