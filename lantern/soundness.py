@@ -33,16 +33,17 @@ class LastPass:
     def __call__(self, step: Step) -> None:
         """Takes notice of one pass."""
         if step.scores is not None:
-            # of node 0, the last committed code: others may never be used
-            self._features = step.scores.features[:, :1]
+            self._features = step.scores.features
         if self._callback is not None:
             self._callback(step)
 
+    @torch.no_grad()
     def is_finite(self, target: Target, images: int) -> Bool[Tensor, " b"] | None:
         """Whether each image's last logits are finite; None if no pass told its features."""
         if self._features is None:
             return None
-        logits = target.head(self._features)
+        # of node 0, the last committed code: others may never be used
+        logits = target.head(self._features[:, :1])
         return logits.isfinite().flatten(1).all(1).view(images, -1).all(1)
 
 
