@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from lantern.drafters.eagle import Eagle, EagleConfig, Unroll
-from lantern.io import load_component
+from lantern.io import load_component, weights_digest
 from lantern.training.drafter import DrafterConfig, DrafterTask, teacher_features
 from lantern.training.loop import LoopConfig, train
 from tests.tiny import tiny_condition, tiny_target
@@ -30,7 +30,8 @@ def test_training_raises_acceptance_at_every_depth(tmp_path: Path) -> None:
     after = task.evaluate()
     assert all(after[name] > before[name] + 0.05 for name in before)
     drafter = load_component(Eagle, EagleConfig, tmp_path / "drafter")
-    assert drafter.config == EagleConfig.for_target(target.config)
+    signed = weights_digest(target.state_dict())
+    assert drafter.config == EagleConfig.for_target(target.config, target=signed)
 
 
 @torch.no_grad()
