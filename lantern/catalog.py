@@ -132,7 +132,7 @@ METHODS: dict[str, Method] = {
             tree=None,
             mode="jacobi",
             verifier="coupling-independent",
-            settings={"window": 16, "init": "random"},
+            settings={"window": 16, "init": "repeat-left"},
         ),
         Method(
             "scd",
@@ -141,14 +141,14 @@ METHODS: dict[str, Method] = {
             tree=None,
             mode="jacobi",
             verifier="coupling",
-            settings={"window": 16, "init": "random"},
+            settings={"window": 16, "init": "repeat-left"},
         ),
         Method(
             "gumbel-jacobi",
             "no drafter: a window iterates under fixed noise to the picture of plain decoding, code for code",
             drafter="jacobi",
             tree=None,
-            settings={"window": 16, "init": "random"},
+            settings={"window": 16, "init": "repeat-left"},
         ),
         Method(
             "bounded",
@@ -156,6 +156,15 @@ METHODS: dict[str, Method] = {
             drafter="eagle1",
             relaxation="bounded",
             settings={"k": 50, "delta": 0.2, "cap": 4.0, "rounds": 2, "width": 64},
+        ),
+        Method(
+            "bounded-window",
+            "relaxed: as gumbel-jacobi, with the law moved toward the last turn's, by at most delta",
+            drafter="jacobi",
+            tree=None,
+            mode="jacobi",
+            relaxation="bounded",
+            settings={"window": 16, "init": "repeat-left", "k": 50, "delta": 0.2, "cap": 4.0, "rounds": 2, "width": 64},
         ),
         Method(
             "cool",
@@ -331,7 +340,8 @@ def _jacobi(method: Method, target: "Target", sampling: "Sampling", module: "Eag
         continuation = EagleChain(
             module, target, window=window, length=CONTINUED, is_gumbel=not keeps_laws, sampling=sampling
         )
-    return JacobiDrafter(target, **method.settings, keeps_laws=keeps_laws, continuation=continuation)
+    window, init = method.settings["window"], method.settings["init"]
+    return JacobiDrafter(target, window=window, init=init, keeps_laws=keeps_laws, continuation=continuation)
 
 
 CONTINUED = 3  # codes that a drafter guesses behind a window; as many places and one more seldom come free in a step
@@ -361,7 +371,7 @@ def _verifier(
     if method.relaxation is None:
         return kinds[method.verifier]()
     relaxation = _relaxation(method, neighbours, codebook)
-    if sampling.is_greedy and hasattr(relaxation, "claim"):
+    if sampling.is_greedy and hasattr(relaxation, "claim") and method.mode != "jacobi":
         return GreedyVerifier(relaxation)
     if hasattr(relaxation, "judge"):
         if method.verifier != "rejection":
@@ -401,4 +411,4 @@ def _relaxation(method: Method, neighbours: "Tensor | None", codebook: "Tensor |
         if codebook is None and fields["codebook"] is dataclasses.MISSING:
             raise ValueError(f'method "{method.name}" needs the vectors of the codes: build it with `codebook`')
         given["codebook"] = codebook
-    return kind(**given, **method.settings)
+    return kind(**given, **{name: value for name, value in method.settings.items() if name in fields})

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.types import DraftTree, NoiseSource, Relaxation, Relaxed, Verdict, Verifier
+from lantern.types import DraftTree, Leftovers, NoiseSource, Relaxation, Relaxed, Verdict, Verifier
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class RelaxedVerifier:
 
     The codes then follow r, so the price is known in closed form before the walk: TV(r, p) at each node of the
     path, and the relaxation's latent distance. A code x counts as relaxed with probability max(r(x) - p(x), 0) / r(x),
-    the share of r(x) that p would not have given. Leaves have no q: there r is p and the price 0.
+    the share of r(x) that p would not have given. Leaves have no q: there r is p and the price 0. Codes that a window
+    keeps for its next turn were drawn from r, which is the q of that turn.
 
     ValueError for a relaxation that judges codes one by one, for an inner verifier that is not exact, and in the walk
     for a draft without log q.
@@ -62,9 +63,12 @@ class RelaxedVerifier:
         visited = torch.nn.functional.pad(verdict.path, (1, 0))
         cells = visited[:, :-1] * log_p.shape[-1] + tree.tokens.gather(1, verdict.path)
         owed = log_p.flatten(1).gather(1, cells) - log_r.flatten(1).gather(1, cells)
-        distance = law.latent_distance
+        distance, left = law.latent_distance, verdict.leftovers
+        if left is not None and left.log_q is None:
+            left = Leftovers(left.tokens, log_r)
         return replace(
             verdict,
+            leftovers=left,
             relaxed=-torch.expm1(owed.nan_to_num().clamp(max=0.0)),
             total_variation=law.total_variation.view(log_p.shape[:2]).gather(1, visited),
             latent_distance=None if distance is None else distance.view(log_p.shape[:2]).gather(1, visited),
