@@ -231,9 +231,7 @@ class Parts:
             keys=keys,
             drafter=self.drafter,
             verifier=self.verifier,
-            programs=self._programs(),
-            graphs=self.engine.graphs,
-            **watching,
+            **{"programs": self._programs(), "graphs": self.engine.graphs} | watching,
         )
 
     def _programs(self) -> "Programs | None":
