@@ -131,7 +131,7 @@ class LanternPipeline(DiffusionPipeline):
 
     `method` chooses how codes are decoded: "plain", "eagle1", "lantern", "lantern++" and what else the catalog has, or
     "auto", exact and drafted where there is a drafter. `engine` says how passes are run (`lantern.catalog.Engine`):
-    set `pipe.engine = Engine(compile=True)` and call `pipe.warmup()`. `generation` holds the model's defaults of a call.
+    set `pipe.engine = Engine(compile=True)` and call `pipe.warmup()`. `generation`: defaults of calls.
     """
 
     _optional_components: ClassVar[list[str]] = ["vqvae", "text_encoder", "tokenizer", "drafter"]
