@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.catalog import METHODS, Method
+from lantern.catalog import METHODS, Engine, Method
 from lantern.cli.command import DONE, FAILED, Command, run_command
 from lantern.cli.values import integer, real
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from lantern.generate import Decoder
     from lantern.model_folder import Model
     from lantern.requests import Request
-    from lantern.sampling import Sampling
 
 HERE = Path(__file__).resolve().parent
 MAX_TIES = 64  # described one by one in a cell; all are counted
@@ -65,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    model = load_model(args.model, device=args.device, dtype=args.dtype, parts=("text", "drafter"))
+    engine = Engine(reproducible=args.reproducible)
+    model = load_model(args.model, device=args.device, dtype=args.dtype, parts=("text", "drafter"), engine=engine)
     methods = [method_of(model, spec) for spec in args.methods or promising()]
     plan = Plan(
         asked=[Request(prompt=p, seed=s) for s in range(args.seeds) for p in PROMPTS[: args.prompts]],
@@ -130,6 +130,7 @@ class Cell:
 def compare(model: "Model", plan: Plan, guidance: float, cells: Sequence[Cell], write: Callable[[], None]) -> None:
     """Brings all cells of one guidance to the end, block by block; `write` is called whenever there is more."""
     from lantern.eval.surroundings import surroundings
+    from lantern.generate import Decoder
 
     sampling = model.sampling(guidance=guidance, temperature=1.0, top_k=0, top_p=1.0)
     for first in range(0, len(plan.asked), plan.block):
@@ -137,10 +138,10 @@ def compare(model: "Model", plan: Plan, guidance: float, cells: Sequence[Cell], 
         pending = [cell for cell in cells if cell.results["pictures"] < first + len(block)]
         if not pending:
             continue
-        plain = draw(decoder_of(model, METHODS["plain"], sampling, plan), block)
+        plain = draw(Decoder(model, METHODS["plain"], sampling), block)
         for cell in pending:
             begun, found = time.perf_counter(), cell.results
-            decoder, batch = decoder_of(model, cell.method, sampling, plan), found["what"]["batch"]
+            decoder, batch = Decoder(model, cell.method, sampling), found["what"]["batch"]
             for start in range(found["pictures"] - first, len(block), batch):
                 enter(found, draw(decoder, block[start : start + batch]), plain, start, first)
             found["seconds"] = round(found["seconds"] + time.perf_counter() - begun, 1)
@@ -155,18 +156,6 @@ class Made:
 
     codes: "Int[Tensor, 'b n']"
     margins: "Margins"
-
-
-def decoder_of(model: "Model", method: Method, sampling: "Sampling", plan: Plan) -> "Decoder":
-    """A method put together."""
-    from lantern.generate import Decoder
-
-    decoder = Decoder(model, method, sampling)
-    if plan.what["reproducible"]:
-        from lantern.catalog import build
-
-        decoder.parts = build(method, model.target, sampling=sampling, drafter_module=model.drafter, reproducible=True)
-    return decoder
 
 
 def draw(decoder: "Decoder", asked: "Sequence[Request]") -> Made:
