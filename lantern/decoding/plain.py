@@ -1,6 +1,7 @@
 """Plain decoding, one code a pass: the baseline of every speedup and the oracle of every test."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Int
@@ -43,6 +44,7 @@ def generate(
     config, cache, rows = target.config, begun.cache, sampling.rows
     images, count, prefix = condition.batch, config.block_size, cache.prefix
     place = torch.zeros(images, 1, dtype=torch.long, device=condition.device)
+    once = torch.ones_like(place[:, 0])
     scores = FirstScores(begun.logits.flatten(0, 1), begun.features[:, :, -1:].flatten(0, 1))
     codes = torch.zeros(images, count, dtype=torch.long, device=condition.device)
     mask = cache.buffer.new_full((images, rows, 1, cache.slots), -torch.inf)
@@ -56,7 +58,8 @@ def generate(
         codes[:, j : j + 1] = (log_p + begun.noise.gumbel(place)).argmax(-1)
         watch.lap("draw")
         if callback is not None or keep_steps:
-            _report(j, codes, scores, callback, steps if keep_steps else None)
+            step = Step(j, place[:, 0], once, codes[:, j : j + 1], scores)
+            _tell(step, callback, steps if keep_steps else None)
         if j == count - 1:
             break
         # 3) score it
@@ -75,11 +78,8 @@ def _generation(codes: Int[Tensor, "b n"], steps: list[Step], seconds: dict[str,
     return Generation(codes, codes.new_full((images,), count), none, none, free, free.clone(), steps, seconds)
 
 
-def _report(
-    j: int, codes: Int[Tensor, "b n"], scores: object, callback: Callback | None, steps: list[Step] | None
-) -> None:
-    start, counts = torch.full_like(codes[:, 0], j), torch.ones_like(codes[:, 0])
+def _tell(step: Step, callback: Callback | None, steps: list[Step] | None) -> None:
     if callback is not None:
-        callback(Step(j, start, counts, codes[:, j : j + 1], scores))  # type: ignore[arg-type]
+        callback(step)
     if steps is not None:
-        steps.append(Step(j, start, counts, codes[:, j : j + 1].clone()))
+        steps.append(replace(step, scores=None, codes=step.codes.clone()))
