@@ -2,7 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 import torch
@@ -49,10 +51,14 @@ class Contender:
         """Whether it promises plain decoding's picture, code for code."""
         return self.method.exact and self.method.verifier == "gumbel"
 
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether it promises that in every dtype."""
+        return self.parts.engine.reproducible
+
     def decode(self, job: "Job", **watching: Any) -> Generation:
-        """Makes the pictures of a job; `watching` is callback and is_timed of `decoding.loop.generate`."""
-        engine = {} if self.is_plain else self.variant.engine()
-        return self.parts.generate(job.condition, keys=job.keys, **engine, **watching)
+        """Makes the pictures of a job, its prompts read anew; `watching` is as for `Parts.generate`."""
+        return self.parts.generate(job.condition, keys=job.keys, prompts=None, **watching)
 
 
 @dataclass(frozen=True)
@@ -146,8 +152,8 @@ def warm_up(lineup: Lineup, run: Callable[[Contender], object]) -> None:
     """
     for contender in list(lineup.contenders):
         try:
-            with warnings.catch_warnings():
-                # compilers warn of what they would rather have compiled
+            # compilers tell of what they try and would rather have compiled
+            with warnings.catch_warnings(), redirect_stderr(StringIO()):
                 warnings.simplefilter("ignore")
                 run(contender)
         except Exception as error:  # as above: a kernel may be missing only once it is called

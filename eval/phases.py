@@ -34,10 +34,9 @@ class Timed:
     @property
     def host_share(self) -> float | None:
         """Share of everything but the two networks; of compiled steps all of drafting counts as network."""
-        kind = self.contender.variant.kind
-        if kind == "graph" or not self.clock.calls:
+        if not self.clock.calls:
             return None
-        hidden = self.phases.get(DRAFTING, 0.0) if kind == "compile" else 0.0
+        hidden = self.phases.get(DRAFTING, 0.0) if self.contender.variant.is_compiled else 0.0
         return max(1 - (self.clock.outer + hidden) / self.total, 0.0)
 
 
@@ -52,10 +51,10 @@ def time_phases(contender: Contender, job: Job) -> Timed:
             clock.reset()
 
     watched = networks(contender.parts.target, contender.parts.drafter)
-    if "compile" in contender.variant.kind:
+    if contender.variant.is_compiled:
         # what a compiler has traced must stay as it was traced
         watched = {"target": (contender.parts.target, ("forward",))}
-    with clock.watching({} if contender.variant.kind == "graph" else watched):
+    with clock.watching({} if contender.variant.is_graphed else watched):
         made = contender.decode(job, is_timed=True, callback=after_prompt)
     phases = {name: seconds for name, seconds in made.seconds.items() if name != PROMPT}
     return Timed(contender, phases, clock, max(count - 1, 1))

@@ -1,6 +1,5 @@
 """LlamaGen's sizes with random weights: what a pass over n nodes costs, and the speedup at a scripted acceptance."""
 
-import dataclasses
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +63,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
     copy_gbps = copy_bandwidth(device)
     lineup = bench.line_up()
     seconds = bench.race(lineup)
+    curves = [bench.verify_curve(variant, copy_gbps) for variant in bench.verifying(lineup)]
     return {
         "what": "shape",
         "shape": options.shape,
@@ -72,7 +72,8 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         "codes": options.codes,
         "surroundings": surroundings(device),
         "copy_gbps": rounded(copy_gbps),
-        "verify": [bench.verify_curve(variant, copy_gbps) for variant in bench.verifying(lineup)],
+        "verify": curves,
+        "bounds": bench.bounds(curves),
         "contenders": bench.figures(lineup, seconds),
         "results": bench.results(lineup, seconds),
         "phases": bench.phases(lineup, seconds, copy_gbps),
@@ -190,11 +191,11 @@ class ShapeBench:
         """The variants in which trees can be scored here."""
         ran = [one.variant for one in lineup.contenders if not one.is_plain]
         # a graph's passes cannot be timed one by one
-        return [variant for variant in dict.fromkeys(ran) if variant.kind != "graph"]
+        return [variant for variant in dict.fromkeys(ran) if not variant.is_graphed]
 
     def verify_curve(self, variant: Variant, copy_gbps: float) -> dict[str, Any]:
         """Milliseconds of a pass over n nodes, as T(n) and T(n) / T(1); passes of all n are taken in turn."""
-        nodes = [n for n in self.options.nodes]
+        nodes = sorted({1, self.tree.max_nodes, *self.options.nodes})
         runs = [lambda _, n=n: self._pass_seconds(variant, n) for n in nodes]
         for run in runs:
             run(0)
@@ -212,6 +213,14 @@ class ShapeBench:
             "share_of_copy": rounded(speed / copy_gbps),
         }
 
+    def bounds(self, curves: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+        """The speedup at each tau if all but the target's passes were free: tau T(1) / T(nodes of the tree)."""
+        if not curves:
+            return {}
+        one = min(curve["ms"][0] for curve in curves)
+        many = min(curve["ms"][curve["nodes"].index(self.tree.max_nodes)] for curve in curves)
+        return {tau_label(tau): rounded(tau * one / many) for tau in self.options.taus}
+
     def _pass_seconds(self, variant: Variant, nodes: int) -> float:
         """The median seconds of scoring so many nodes, seen at the target while a generation runs."""
         model, verifier = self.stable.model(variant), GumbelVerifier()
@@ -220,7 +229,7 @@ class ShapeBench:
             drafter, method = FixedDrafter(nodes, model.target.config.vocab_size), METHODS["eagle1"]
             parts = Parts(method, model.target, self.sampling, drafter, self._scripted(verifier, [1], [1]))
         # only the pass is timed: what is beside it need not be compiled
-        contender = Contender("verify", method, dataclasses.replace(variant, kind="eager"), parts)
+        contender = Contender("verify", method, variant, parts)
         clock = NetworkClock(self.device)
 
         def watch(step: Step) -> None:
@@ -235,11 +244,11 @@ class ShapeBench:
 
     def _parts(self, label: str, model: Model) -> Parts:
         if label == PLAIN:
-            return Parts(METHODS[PLAIN], model.target, self.sampling, None, None)
+            return Parts(METHODS[PLAIN], model.target, self.sampling, None, None, engine=model.engine)
         assert model.drafter is not None
         drafter = EagleDrafter(model.drafter, model.target, tree=self.tree, mode="gumbel", sampling=self.sampling)
         verifier = self._scripted(GumbelVerifier(), self._counts(label), deepest(self.tree.shape()))
-        return Parts(METHODS["eagle1"], model.target, self.sampling, drafter, verifier)
+        return Parts(METHODS["eagle1"], model.target, self.sampling, drafter, verifier, engine=model.engine)
 
     def _scripted(self, inner: Verifier, counts: Sequence[int], path: Sequence[int]) -> ScriptedVerifier:
         return ScriptedVerifier(inner, tuple(counts), tuple(path), self.options.config.block_size)

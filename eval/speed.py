@@ -1,7 +1,8 @@
 """`python -m lantern.eval.speed` and `lantern bench`: how much faster a method is than plain decoding at its fastest.
 
-One process; all contenders make the same pictures, in turn. Decoding is timed, from the prompt's features to codes:
-reading the prompt and painting the pixels cost every method the same, and are told beside it.
+One process; all contenders make the same pictures, in turn. Decoding is timed, from the text encoder's features to
+codes, the target's pass over the prompt included; encoding words and painting pixels cost every method the same, and
+are told beside it.
 """
 
 import math
@@ -44,6 +45,7 @@ class BenchOptions:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     device: str = "auto"
+    reproducible: bool = False
     has_memory: bool = True
     is_quiet: bool = False
 
@@ -56,7 +58,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     specs = list(options.methods) or own_methods(model)
     for spec in specs:
         method_of(model, spec)
-    stable = Stable(model)
+    stable = Stable(model, reproducible=options.reproducible)
     copy_gbps = copy_bandwidth(model.device)
     races, phases, failed = [], [], []
     for batch in options.batches:
@@ -72,6 +74,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         "method_specs": specs,
         "sampling": {name: getattr(sampling, name) for name in ("guidance", "temperature", "top_k", "top_p")},
         "seed": options.seed,
+        "reproducible": options.reproducible,
         "surroundings": surroundings(model.device),
         "copy_gbps": rounded(copy_gbps),
         "races": races,
@@ -174,7 +177,7 @@ def seconds_beside(model: Model, options: BenchOptions) -> dict[str, float]:
 
 
 def broken_promises(races: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What must not be: a method that promises plain decoding's codes and gave others in fp32."""
+    """What must not be: a method that promises plain decoding's codes and gave others."""
     return [
         f"{one['method']} ({one['variant']}, batch {race['batch']}) gave other codes than plain decoding in "
         f"{one['differing_images']} of {one['images']} pictures"

@@ -137,4 +137,6 @@ def _shape_lines(figures: Mapping[str, Any]) -> list[str]:
         rows.append((one["method"], variant, *spent, f"{one['codes_per_second']:.1f}"))
     lines += aligned(rows, left=2)
     lines += [_result(result) for result in figures["results"]]
+    bounds = ", ".join(f"{label}: {bound:.2f}x" for label, bound in figures["bounds"].items())
+    lines.append(f"  the most there can be, were all but the target's passes free: {bounds or 'unknown'}")
     return [*lines, "", *_phase_lines(figures["phases"])]

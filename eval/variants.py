@@ -9,18 +9,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from lantern.decoding.compiled import compile_target, compiled_programs
+from lantern.catalog import Engine
+from lantern.decoding.compiled import compile_target
 from lantern.model_folder import DTYPES, Model, place_module
 from lantern.models.llamagen.transformer import Transformer
 
 PLAIN_KINDS = ("eager", "compile", "int8", "int8+compile")
 # int8 weights are for passes over one code: their kernels cost as many times more as there are rows
-METHOD_KINDS = ("eager", "compile", "graph")
+METHOD_KINDS = ("eager", "compile", "graph", "graph+compile")
 
 
 def kinds_of(device: torch.device) -> tuple[str, ...]:
     """All kinds that make sense on a device."""
-    return tuple(k for k in dict.fromkeys((*PLAIN_KINDS, *METHOD_KINDS)) if k != "graph" or device.type == "cuda")
+    return tuple(k for k in dict.fromkeys((*PLAIN_KINDS, *METHOD_KINDS)) if "graph" not in k or device.type == "cuda")
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,19 @@ class Variant:
     def __str__(self) -> str:
         return f"{self.kind} {self.dtype}"
 
-    def engine(self) -> dict[str, Any]:
-        """How `decoding.loop.generate` is to run its steps: with compiled programs, or as replays of a CUDA graph."""
-        engines: dict[str, Any] = {"graph": {"graphs": True}}
-        return {"programs": compiled_programs()} if self.kind == "compile" else engines.get(self.kind, {})
+    @property
+    def is_compiled(self) -> bool:
+        """Whether passes and programs are compiled."""
+        return "compile" in self.kind
+
+    @property
+    def is_graphed(self) -> bool:
+        """Whether steps are replays of a CUDA graph, into which nobody sees."""
+        return "graph" in self.kind
+
+    def engine(self, *, reproducible: bool = False) -> Engine:
+        """How steps are run."""
+        return Engine(compile=self.is_compiled, graphs=self.is_graphed, reproducible=reproducible)
 
 
 def compiled(target: Transformer) -> Transformer:
@@ -63,6 +73,7 @@ def compiled_int8(target: Transformer) -> Transformer:
 PREPARE: dict[str, Callable[[Any], Any]] = {
     "eager": lambda target: target,
     "graph": lambda target: target,
+    "graph+compile": compiled,
     "compile": compiled,
     "int8": with_int8_weights,
     "int8+compile": compiled_int8,
@@ -72,9 +83,9 @@ PREPARE: dict[str, Callable[[Any], Any]] = {
 class Stable:
     """A model in all variants that were asked for; each is made once."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, reproducible: bool = False) -> None:
         self._made: dict[Variant, Model] = {}
-        self._model = model
+        self._model = dataclasses.replace(model, engine=Engine(reproducible=reproducible))
 
     def model(self, variant: Variant) -> Model:
         """The model as it runs in a variant; its parts other than target and drafter are shared."""
@@ -85,7 +96,8 @@ class Stable:
     def _make(self, variant: Variant) -> Model:
         if variant.kind != "eager":
             base = self.model(dataclasses.replace(variant, kind="eager"))
-            return dataclasses.replace(base, target=PREPARE[variant.kind](base.target))
+            engine = variant.engine(reproducible=self._model.engine.reproducible)
+            return dataclasses.replace(base, target=PREPARE[variant.kind](base.target), engine=engine)
         dtype = DTYPES[variant.dtype]
         if dtype == self._model.dtype:
             return self._model

@@ -10,12 +10,12 @@ from typing import Any
 from lantern.cli.command import DONE, FAILED, Command, complain, run_command
 from lantern.cli.values import integer, one_of, real
 
-KINDS = ("eager", "compile", "graph", "int8", "int8+compile")
+KINDS = ("eager", "compile", "graph", "graph+compile", "int8", "int8+compile")
 DTYPES = ("fp32", "bf16", "fp16")
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 SAMPLING = ("guidance", "temperature", "top_k", "top_p")
 # what only one of the two benches reads
-MODEL_ONLY = ("methods", "prompts_file", "no_memory", *SAMPLING)
+MODEL_ONLY = ("methods", "prompts_file", "reproducible", "no_memory", *SAMPLING)
 SHAPE_ONLY = ("tau", "codes", "tree")
 
 
@@ -44,6 +44,9 @@ def _model(group: Any) -> None:
     group.add_argument("--temperature", type=real(0, 100), help="instead of the model's own")
     group.add_argument("--top-k", type=integer(0, 10**6), help="instead of the model's own")
     group.add_argument("--top-p", type=real(0, 1), help="instead of the model's own")
+    group.add_argument(
+        "--reproducible", action="store_true", default=None, help="plain decoding's codes in bf16 too, which is checked"
+    )
     group.add_argument("--no-memory", action="store_true", default=None, help="leave peak memory out")
 
 
@@ -122,6 +125,7 @@ def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
         sampling={name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None},
         seed=args.seed,
         device=args.device,
+        reproducible=bool(args.reproducible),
         has_memory=not args.no_memory,
         is_quiet=args.quiet,
         **{name: value for name, value in given.items() if value},

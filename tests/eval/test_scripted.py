@@ -85,5 +85,6 @@ def test_a_size_is_measured_with_scripted_acceptance() -> None:
     assert [one["method"] for one in found["contenders"]] == ["plain", "tau 2", "tau 2.5"]
     assert [one["method"] for one in found["results"]] == ["tau 2", "tau 2.5"]
     (curve,) = found["verify"]
-    assert curve["nodes"] == [1, 2, 8] and curve["over_one"][0] == 1 and all(value > 0 for value in curve["ms"])
+    assert found["bounds"]["tau 2"] == pytest.approx(2 * curve["ms"][0] / curve["ms"][-1], rel=1e-3)
+    assert curve["nodes"] == [1, 2, 8, 9] and curve["over_one"][0] == 1 and all(value > 0 for value in curve["ms"])
     assert all(len(line) <= WIDTH for line in render(found).splitlines())

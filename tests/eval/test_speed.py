@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from lantern.catalog import Engine
 from lantern.eval import contenders, memory, speed, variants
 from lantern.eval.bandwidth import copy_bandwidth, pass_bytes, stored_bytes
 from lantern.eval.contenders import Contender, Job, Lineup, condition_of, line_up, method_of, warm_up
@@ -77,6 +78,17 @@ def test_only_gumbel_match_promises_plain_codes(model: Model, name: str, is_prom
     assert lineup.contenders[1].is_identical == is_promised
 
 
+def test_reproducible_engines_promise_it_in_bf16_too(model: Model) -> None:
+    half = {"plain": [Variant("eager", "bf16")], "others": [Variant("eager", "bf16")]}
+    for is_promised in (False, True):
+        stable = Stable(model, reproducible=is_promised)
+        entries = [
+            Entry(one, [1.0], [Made(torch.zeros(1, 16, dtype=torch.long), 16, 0.0, 0.0)])
+            for one in line_up(stable, ["eagle1"], half, model.sampling()).contenders
+        ]
+        assert [one["must_be_identical"] for one in identity(entries)] == [is_promised]
+
+
 # variants
 
 
@@ -132,7 +144,7 @@ def test_a_dtype_is_made_of_a_copy(model: Model) -> None:
     assert half.target.rope.dtype == torch.float32
     assert half.drafter is not None and half.drafter.fc.weight.dtype == torch.bfloat16
     assert stable.model(Variant("eager", "bf16")) is half
-    assert stable.model(Variant("eager", "fp32")) is model
+    assert stable.model(Variant("eager", "fp32")).target is model.target
 
 
 def test_int8_weights_are_a_quarter_and_nearly_the_same() -> None:
@@ -158,7 +170,15 @@ def test_a_compiled_target_is_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_graphs_are_for_gpus_and_methods() -> None:
     assert "graph" not in variants.kinds_of(CPU) and "graph" in variants.kinds_of(torch.device("cuda"))
     assert "graph" not in variants.PLAIN_KINDS
-    assert Variant("graph", "fp32").engine() == {"graphs": True} and Variant("eager", "fp32").engine() == {}
+    assert Variant("graph+compile", "fp32").engine() == Engine(compile=True, graphs=True)
+    assert Variant("int8", "bf16").engine() == Engine()
+
+
+def test_every_picture_pays_for_its_prompt(model: Model) -> None:
+    contender = line_up(Stable(model), [], EAGER, model.sampling()).contenders[0]
+    before = len(model.prompts)
+    contender.decode(Job(condition_of(model, ["two cats"], [0]), [(0, 0)]))
+    assert len(model.prompts) == before
 
 
 # specs
