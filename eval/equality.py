@@ -107,14 +107,8 @@ class Plan:
             if cell["what"] == what:
                 return cell
         fresh = {"what": what, "pictures": 0, "of": len(self.asked), "codes": 0, "seconds": 0.0}
-        fresh |= {
-            "differing_pictures": 0,
-            "differing_codes": 0,
-            "smallest_gap": None,
-            "largest_share_of_bound": None,
-            "ties": [],
-        }
-        fresh |= {"ties_beyond_rounding": 0, "surroundings": {}}
+        fresh |= {"differing_pictures": 0, "differing_codes": 0, "smallest_gap": None, "largest_gap_change": 0.0}
+        fresh |= {"ties": [], "ties_beyond_rounding": 0, "largest_share_of_bound": None, "surroundings": {}}
         report["cells"].append(fresh)
         return fresh
 
@@ -172,7 +166,7 @@ def draw(decoder: "Decoder", asked: "Sequence[Request]") -> Made:
 
 def enter(cell: dict[str, Any], made: Made, plain: Made, start: int, first: int) -> None:
     """Books a batch: image i of it is image start + i of the block, which is picture first + start + i."""
-    from lantern.eval.margins import Place, first_difference, smallest, tie
+    from lantern.eval.margins import Place, first_difference, largest_change, smallest, tie
 
     count = len(made.codes)
     expected = plain.codes[start : start + count]
@@ -182,6 +176,8 @@ def enter(cell: dict[str, Any], made: Made, plain: Made, start: int, first: int)
     nearest = smallest(plain.margins.gaps[start : start + count])
     cell["smallest_gap"] = min(nearest, cell["smallest_gap"] if cell["smallest_gap"] is not None else nearest)
     for i, code in enumerate(first_difference(made.codes, expected)):
+        change = largest_change(Place(plain.margins, start + i), Place(made.margins, i), codes=code)
+        cell["largest_gap_change"] = rounded(max(cell["largest_gap_change"], change))
         if code is None:
             continue
         cell["differing_pictures"] += 1

@@ -102,3 +102,12 @@ def first_difference(one: Int[Tensor, "b n"], other: Int[Tensor, "b n"]) -> list
 def smallest(gaps: Float[Tensor, "b n"]) -> float:
     """The nearest tie of all."""
     return float(gaps.min())
+
+
+def largest_change(plain: Place, method: Place, *, codes: int | None) -> float:
+    """How much the distance between the best two codes differed at most, over the first `codes` codes (None: all).
+
+    These were drawn after the same codes, so this is what rounding did.
+    """
+    change = (plain.margins.gaps[plain.image] - method.margins.gaps[method.image]).abs()[:codes]
+    return float(change.max()) if len(change) else 0.0

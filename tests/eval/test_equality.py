@@ -42,6 +42,7 @@ def test_every_exact_gumbel_method_is_compared_and_keeps_its_word(folder: Path, 
         assert (cell["pictures"], cell["of"], cell["codes"]) == (4, 4, 64)
         assert cell["differing_codes"] == cell["differing_pictures"] == 0 and cell["ties"] == []
         assert cell["surroundings"]["torch"] == torch.__version__ and cell["smallest_gap"] > 0
+        assert cell["largest_gap_change"] < 1e-4
 
 
 def test_a_run_goes_on_where_one_left_off(
@@ -104,6 +105,7 @@ def test_where_rounding_depends_on_the_number_of_rows_pictures_part_at_ties_with
     assert code == 0  # in half precision nothing was promised
     assert cell["differing_pictures"] == len(cell["ties"]) > 0
     assert cell["ties_beyond_rounding"] == 0 and 0 < cell["largest_share_of_bound"] <= 1
+    assert 0 < cell["largest_gap_change"] < max(tie["bound"] for tie in cell["ties"])
 
 
 def test_margins_are_those_of_the_draws() -> None:
