@@ -48,6 +48,9 @@ def _compiled(function: Callable[..., Any]) -> Any:
 def _options() -> dict[str, Any]:
     """What is checked before a call are tensors and sizes, not modules."""
     import torch._dynamo.config as tracing
+    import torch._inductor.select_algorithm as selecting
+
+    selecting.PRINT_AUTOTUNE = False  # tables of timings, on stderr
 
     tracing.recompile_limit = max(tracing.recompile_limit, 64)  # sizes of trees, batches and prompts
     return {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
