@@ -13,6 +13,7 @@ KNOBS: dict[str, tuple[str, tuple[float | int, ...]]] = {
     "lantern": ("delta", (0.05, 0.1, 0.2)),
     "lantern++": ("lambda_", (1.5, 2.0, 3.0, 5.0)),
     "bounded": ("delta", (0.05, 0.1, 0.2)),
+    "bounded-window": ("delta", (0.05, 0.1, 0.2)),
     "cool": ("omega", (1.1, 1.5, 2.0)),
     "grouped": ("group", (4, 8, 14)),
     "tolerance": ("samples", (2, 3)),
@@ -114,8 +115,8 @@ def variants(
             continue
         if method.exact:
             found += _exact(method, has_drafter=has_drafter, codes=codes)
-        elif bounds.admits_relaxed and has_drafter and (has_table or "k" not in method.settings):
-            found += _relaxed(method, bounds, vocabulary)
+        elif bounds.admits_relaxed and (has_drafter or not needs_drafter(method)):
+            found += _relaxed(method, bounds, codes, vocabulary) if has_table or "k" not in method.settings else []
     return sorted(found, key=lambda variant: not variant.method.exact)
 
 
@@ -125,9 +126,9 @@ def _exact(method: Method, *, has_drafter: bool, codes: int) -> list[Variant]:
     return [Variant(method, {})] if has_drafter else []
 
 
-def _relaxed(method: Method, bounds: Bounds, vocabulary: int) -> list[Variant]:
+def _relaxed(method: Method, bounds: Bounds, codes: int, vocabulary: int) -> list[Variant]:
     knob, values = KNOBS.get(method.name, ("", ()))
-    if knob not in method.settings or "tree" not in method.options:
+    if knob not in method.settings:
         return []
     # a table has no more columns than a code has neighbours, of which "released" reads one more
     narrow = {"k": min(method.settings["k"], vocabulary - 2)} if "k" in method.settings else {}
@@ -135,7 +136,8 @@ def _relaxed(method: Method, bounds: Bounds, vocabulary: int) -> list[Variant]:
     if bounds.max_kid is not None:
         values = tuple(sorted({float(value) for value in bounds.quality.get(method.name, {})}))
     admitted = [value for value in values if bounds.admits_knob(method.name, value)]
-    return [Variant.of(method, {knob: value, **fixed}) for value in admitted]
+    sizes = [{"window": size} for size in WINDOWS if size <= codes] if "window" in method.options else [{}]
+    return [Variant.of(method, {knob: value, **size, **fixed}) for value in admitted for size in sizes]
 
 
 def _is_number(text: str) -> bool:
