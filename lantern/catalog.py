@@ -65,7 +65,9 @@ class Method:
         return dataclasses.replace(self, settings={**self.settings, **own}, **rest)
 
 
-QUERIES = 16  # rows of attention in reproducible decoding, and so the largest tree of it
+TOGETHER = (
+    16  # codes that reproducible decoding scores in a pass at most: linears were found to round alike up to there
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Engine:
 
     `compile`: by torch.compile, each size at its first use. `graphs`: a step of drafted methods as one CUDA graph.
     `reproducible`: in bf16 too a code does not depend on how many others are scored with it, so that exact drafted
-    methods give the codes of plain decoding; for CPUs and up to QUERIES codes a pass.
+    methods give the codes of plain decoding; for CPUs and up to TOGETHER codes a pass.
     """
 
     compile: bool = False
@@ -221,7 +223,7 @@ class Parts:
         """Decodes a batch; `watching` is callback, keep_steps, is_timed, cache of `decoding.loop.generate`."""
         from lantern.decoding import loop, plain
 
-        watching = {"prompts": self.prompts, "queries": QUERIES if self.engine.reproducible else 0} | watching
+        watching = {"prompts": self.prompts, "reproducible": self.engine.reproducible} | watching
         if self.drafter is None or self.verifier is None:
             return plain.generate(self.target, condition, sampling=self.sampling, keys=keys, **watching)
         return loop.generate(
@@ -281,10 +283,10 @@ def build(
         raise ValueError(f'drafter is "{method.drafter}", wanted one of {", ".join(DRAFTERS)}')
     drafter = DRAFTERS[method.drafter](method, target, sampling, drafter_module)
     check_modes(drafter, verifier)
-    if engine.reproducible and drafter.max_nodes > QUERIES:
+    if engine.reproducible and drafter.max_nodes > TOGETHER:
         raise ValueError(
             f'method "{method.name}" scores {drafter.max_nodes} codes in a pass, reproducible decoding at most '
-            f"{QUERIES}: choose a smaller tree or window, or leave reproducible out"
+            f"{TOGETHER}: choose a smaller tree or window, or leave reproducible out"
         )
     return Parts(method, target, sampling, drafter, verifier, prompts, engine)
 

@@ -17,8 +17,6 @@ class StaticCache:
         stage  [a b c d]  path of image 0: a, c   codes 5.. -> [.. a c]
                           path of image 1: a, b   codes 7.. -> [.. a b]
 
-    `queries` is the least number of rows that attention is computed for (`LayerCache`).
-
     Memory starts as zeros: what is masked must still be finite. The last code's slot is never read (nothing
     follows the last code), so writes past the end of the picture are sent there.
     """
@@ -36,9 +34,7 @@ class StaticCache:
         stage: int,
         dtype: torch.dtype,
         device: torch.device | str,
-        queries: int = 0,
     ) -> None:
-        self.queries = queries
         self.images, self.rows = images, rows
         self.prefix, self.codes, self.stage = prefix, codes, stage
         size = (2 * layers, images * rows, heads, prefix + codes + stage, head_dim)

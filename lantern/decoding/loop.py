@@ -28,7 +28,7 @@ def generate(
     is_timed: bool = False,
     cache: StaticCache | None = None,
     prompts: PromptCache | None = None,
-    queries: int = 0,
+    reproducible: bool = False,
     programs: Programs | None = None,
     graphs: bool = False,
 ) -> Generation:
@@ -51,7 +51,7 @@ def generate(
         needs_whole_prefix=drafter.needs_whole_prefix,
         cache=cache,
         prompts=prompts,
-        queries=queries,
+        reproducible=reproducible,
     )
     law = sampling.soft() if verifier.reads_soft_law else sampling
     run = Run(target, begun, law, drafter.max_nodes, drafter.depth)

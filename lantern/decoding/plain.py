@@ -28,7 +28,7 @@ def generate(
     is_timed: bool = False,
     cache: StaticCache | None = None,
     prompts: PromptCache | None = None,
-    queries: int = 0,
+    reproducible: bool = False,
 ) -> Generation:
     """Draws code j of each image as argmax(log p_j + g_j), with the noise g of its key (seed, image number).
 
@@ -39,7 +39,14 @@ def generate(
     # 1) the prompt gives code 0
     watch = Stopwatch(condition.device, is_timed)
     begun = start(
-        target, condition, sampling=sampling, keys=keys, stage=0, cache=cache, prompts=prompts, queries=queries
+        target,
+        condition,
+        sampling=sampling,
+        keys=keys,
+        stage=0,
+        cache=cache,
+        prompts=prompts,
+        reproducible=reproducible,
     )
     config, cache, rows = target.config, begun.cache, sampling.rows
     images, count, prefix = condition.batch, config.block_size, cache.prefix

@@ -99,11 +99,11 @@ def start(
     needs_whole_prefix: bool = False,
     cache: StaticCache | None = None,
     prompts: PromptCache | None = None,
-    queries: int = 0,
+    reproducible: bool = False,
 ) -> Start:
     """Scores the prompt, or takes its state from `prompts`; `cache` is used again if it has the right size.
 
-    `queries` is the cache's: the least number of rows that attention is computed for.
+    `reproducible` says how attention is to round, see `make_cache`.
     """
     if len(keys) != condition.batch:
         raise ValueError(f"got {len(keys)} noise keys for {condition.batch} images, wanted one (seed, number) each")
@@ -111,7 +111,7 @@ def start(
         raise ValueError("the target is in training mode, in which dropout is random: call .eval() on it first")
     prompts = prompts if prompts is not None else PromptCache()
     state = prompts.read(target, condition, rows=sampling.rows, needs_whole_prefix=needs_whole_prefix)
-    cache = make_cache(target, state, stage, queries, cache)
+    cache = make_cache(target, state, stage, reproducible, cache)
     cache.write_prefix(state.means)
     config = target.config
     noise = Noise(
@@ -162,19 +162,21 @@ def prefix_scores(counts: Int[Tensor, " b"], cache: StaticCache) -> Float[Tensor
 
 
 def make_cache(
-    target: Target, state: PromptState, stage: int, queries: int = 0, used: StaticCache | None = None
+    target: Target, state: PromptState, stage: int, reproducible: bool = False, used: StaticCache | None = None
 ) -> StaticCache:
     """A cache of the size that these prompts ask for: `used` if it has it, else a fresh one.
 
-    On a CPU it is fp32 whatever the model is: rotated keys are fp32 already, and attention is faster so.
+    On a CPU it is fp32 whatever the model is: rotated keys are fp32 already, and attention is faster so. `reproducible`
+    makes it fp64: codes lie in other places in a tree than in plain decoding, so attention adds them up in another
+    order, and in fp64 the difference is gone once the result is rounded to the model's precision.
     """
     config, device = target.config, state.mask.device
     weights = target.tok_embeddings.weight
     dtype = torch.float32 if device.type == "cpu" else weights.dtype
+    dtype = torch.float64 if reproducible else dtype
     images, _, rows, heads, head_dim = state.means.shape
-    prefix = 1 if dtype == torch.float32 else 2
+    prefix = 1 if dtype in (torch.float32, torch.float64) else 2
     wanted = {"images": images, "rows": rows, "prefix": prefix, "codes": config.block_size, "stage": stage}
-    wanted["queries"] = queries
     if used is not None and {name: getattr(used, name) for name in wanted} == wanted and used.buffer.dtype == dtype:
         return used
     return StaticCache(layers=config.n_layer, heads=heads, head_dim=head_dim, dtype=dtype, device=device, **wanted)

@@ -106,16 +106,7 @@ SIZES: dict[str, dict[str, int]] = {
 
 @runtime_checkable
 class LayerCache(Protocol):
-    """Where a pass leaves its keys and values and finds those of earlier passes.
-
-    Attention is computed for at least `queries` rows at a time: a constant number of rows rounds alike whether a code
-    is scored alone or in a tree.
-    """
-
-    @property
-    def queries(self) -> int:
-        """The least number of queries of a pass; 0 where rounding does not matter."""
-        ...
+    """Where a pass leaves its keys and values and finds those of earlier passes."""
 
     def write(
         self, layer: int, slots: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"]
@@ -203,8 +194,6 @@ class Attention(nn.Module):
             assert slots is not None
             k, v = cache.write(layer, slots, turned[:, :, 1:])
             q = turned[:, :, 0].transpose(1, 2).to(k.dtype)
-        if mask is not None and mask.shape[1] > q.shape[2]:
-            q = F.pad(q, (0, 0, 0, mask.shape[1] - q.shape[2]))
         out = F.scaled_dot_product_attention(
             q,
             k,
@@ -213,7 +202,7 @@ class Attention(nn.Module):
             is_causal=mask is None,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        return self.wo(out[:, :, : x.shape[1]].transpose(1, 2).flatten(2).to(x.dtype))
+        return self.wo(out.transpose(1, 2).flatten(2).to(x.dtype))
 
     def read(self, x: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> tuple[Tensor, Float[Tensor, "b h d"]]:
         """Attention of conditioning slots, whose queries and keys are zero: the mean of the values seen so far.
@@ -404,8 +393,6 @@ class Transformer(nn.Module):
         """
         turns = turns_at(self.rope, positions)
         x = self.tok_dropout(inputs)
-        if cache is not None and mask is not None and cache.queries > mask.shape[1]:
-            mask = F.pad(mask, (0, 0, 0, cache.queries - mask.shape[1]))
         for layer, block in enumerate(self.layers):
             x = block(x, turns, mask, layer=layer, cache=cache, slots=slots)
         return self.norm(x)

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from lantern.catalog import METHODS, QUERIES, Engine, build
+from lantern.catalog import METHODS, TOGETHER, Engine, build
 from lantern.sampling import Sampling
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
@@ -36,7 +36,7 @@ def test_reproducible_bf16_gives_the_codes_of_plain_decoding(name: str, guidance
 
 def test_reproducible_decoding_scores_no_more_than_it_can_keep() -> None:
     target = target_in(torch.bfloat16)
-    wide = METHODS["gumbel-jacobi"].with_options(window=QUERIES + 1)
+    wide = METHODS["gumbel-jacobi"].with_options(window=TOGETHER + 1)
     with pytest.raises(ValueError, match="17 codes in a pass, reproducible decoding at most 16"):
         build(wide, target, sampling=Sampling(), engine=Engine(reproducible=True))
 
