@@ -301,7 +301,7 @@ def _prepare(engine: Engine, target: "Target") -> None:
     if engine.compile:
         from lantern.decoding.compiled import compile_target
 
-        compile_target(target)
+        compile_target(target)  # type: ignore[arg-type]
 
 
 def _eagle1(method: Method, target: "Target", sampling: "Sampling", module: "Eagle | None") -> "Drafter":

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lantern.catalog import METHODS, TOGETHER, Engine, build
+from lantern.models.llamagen.transformer import Transformer
 from lantern.sampling import Sampling
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
@@ -14,7 +15,7 @@ KEYS = [(9, 0), (9, 1), (4, 7)]
 EXACT = [name for name, method in METHODS.items() if method.exact and method.verifier == "gumbel" and method.drafter]
 
 
-def target_in(dtype: torch.dtype, seed: int = 0) -> torch.nn.Module:
+def target_in(dtype: torch.dtype, seed: int = 0) -> Transformer:
     return tiny_target(seed, block_size=64, dim=64, n_head=2).to(dtype)
 
 

@@ -47,6 +47,7 @@ def collapsed(target: Transformer, condition: Condition, codes: torch.Tensor, ro
 @pytest.mark.parametrize("lengths", [(4, 1, 6, 2), (6,), (1,), (3, 3)])
 def test_codes_see_a_prompt_as_its_mean(lengths: tuple[int, ...]) -> None:
     condition = tiny_condition(lengths)
+    assert condition.embeddings is not None and condition.mask is not None
     codes = torch.randint(0, 24, (len(lengths), 15), generator=torch.Generator().manual_seed(1))
     captions = TARGET.cls_embedding(condition.embeddings)
     unconditional = TARGET.cls_embedding.unconditional(condition.embeddings)
@@ -68,6 +69,7 @@ def test_logits_are_those_of_the_reference_without_the_prompts_slots() -> None:
 
 @torch.no_grad()
 def test_all_slots_have_the_features_of_the_uncollapsed_forward_padding_too() -> None:
+    assert CONDITION.embeddings is not None and CONDITION.mask is not None
     state = read_prompts(TARGET, CONDITION, rows=1, needs_whole_prefix=True)
     expected = uncollapsed(TARGET, TARGET.cls_embedding(CONDITION.embeddings), CONDITION.mask)
     assert state.features.shape[2] == 6
