@@ -65,9 +65,7 @@ class Method:
         return dataclasses.replace(self, settings={**self.settings, **own}, **rest)
 
 
-TOGETHER = (
-    16  # codes that reproducible decoding scores in a pass at most: linears were found to round alike up to there
-)
+TOGETHER = 16  # codes of a pass of reproducible decoding at most: linears were found to round alike up to there
 
 
 @dataclass(frozen=True)

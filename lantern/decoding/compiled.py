@@ -26,7 +26,8 @@ def compile_target(target: nn.Module) -> None:
         return
     import torch._inductor.config as inductor
 
-    called = torch.compile(target.forward, dynamic=False, options={"max_autotune": True, **_options()})
+    _allow_sizes()
+    called = torch.compile(target.forward, dynamic=False, options={"max_autotune": True})
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         with inductor.patch(freezing=True):  # read while tracing, where the options of one function do not reach
@@ -42,18 +43,21 @@ def compiled_programs() -> Programs:
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
-    return torch.compile(function, dynamic=False, options=_options())
+    _allow_sizes()
+    return torch.compile(function, dynamic=False)
 
 
-def _options() -> dict[str, Any]:
-    """What is checked before a call are tensors and sizes, not modules."""
+def _allow_sizes() -> None:
+    """Lets one function be compiled for many sizes of trees, batches and prompts, without tables on stderr.
+
+    What torch checks of modules before a call stays on: programs are found by code, and two targets of one size share
+    theirs, so that without the checks one would be run with the packed weights of the other.
+    """
     import torch._dynamo.config as tracing
     import torch._inductor.select_algorithm as selecting
 
-    selecting.PRINT_AUTOTUNE = False  # tables of timings, on stderr
-
-    tracing.recompile_limit = max(tracing.recompile_limit, 64)  # sizes of trees, batches and prompts
-    return {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe}
+    selecting.PRINT_AUTOTUNE = False
+    tracing.recompile_limit = max(tracing.recompile_limit, 64)
 
 
 def _is_on_cpu(module: nn.Module) -> bool:
