@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -9,8 +10,21 @@ from torch import nn
 
 from lantern.decoding.run import Programs, draft, settle
 
+
+def _of_inputs(checks: Any) -> list[bool]:
+    """Which of torch's checks before a call stay on: those of the inputs, not of hundreds of modules, which are frozen.
+
+    Without `_of_its_own`, one of two targets of a size would be run with the packed weights of the other.
+    """
+    return torch.compiler.skip_guard_on_all_nn_modules_unsafe(checks)
+
+
 # kernels chosen by measurement, without a word of each measurement on stderr
-OPTIONS: dict[str, Any] = {"max_autotune": True, "max_autotune_report_choices_stats": False}
+OPTIONS: dict[str, Any] = {
+    "max_autotune": True,
+    "max_autotune_report_choices_stats": False,
+    "guard_filter_fn": _of_inputs,
+}
 
 
 def compile_target(target: nn.Module) -> None:
@@ -30,7 +44,7 @@ def compile_target(target: nn.Module) -> None:
     import torch._inductor.config as inductor
 
     _allow_sizes()
-    called = torch.compile(target.forward, dynamic=False, options=OPTIONS)
+    called = torch.compile(_of_its_own(target.forward), dynamic=False, options=OPTIONS)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         with inductor.patch(freezing=True):  # read while tracing, where the options of one function do not reach
@@ -50,12 +64,18 @@ def _compiled(function: Callable[..., Any]) -> Any:
     return torch.compile(function, dynamic=False)
 
 
-def _allow_sizes() -> None:
-    """Lets one function be compiled for many sizes of trees, batches and prompts, without tables on stderr.
+def _of_its_own(method: Any) -> Any:
+    """The method with code of its own: programs are found by code, and hold the packed weights of one module."""
+    shared = method.__func__
+    function = FunctionType(
+        shared.__code__.replace(), shared.__globals__, shared.__name__, shared.__defaults__, shared.__closure__
+    )
+    function.__kwdefaults__ = shared.__kwdefaults__
+    return MethodType(function, method.__self__)
 
-    What torch checks of modules before a call stays on: programs are found by code, and two targets of one size share
-    theirs, so that without the checks one would be run with the packed weights of the other.
-    """
+
+def _allow_sizes() -> None:
+    """Lets one function be compiled for many sizes of trees, batches and prompts, without tables on stderr."""
     import torch._dynamo.config as tracing
     import torch._inductor.select_algorithm as selecting
 
