@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="in fp32 a difference makes the run fail")
     add("--reproducible", action="store_true", help="promise the pictures in half precision too; differences fail")
     add("--compile", action="store_true", help="plain decoding and methods both compiled by torch.compile")
+    add("--fused", action="store_true", help="plain decoding and methods both by fused passes (CPU)")
     add("--device", default="auto", help="cpu, cuda or auto")
     add("--threads", type=integer(1, 1024), help="CPU threads to compute on")
     add("--out", type=Path, default=HERE / "results" / "equality.json", help="file of the results")
@@ -65,14 +66,14 @@ def run(args: argparse.Namespace) -> int:
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    engine = Engine(reproducible=args.reproducible, compile=args.compile)
+    engine = Engine(reproducible=args.reproducible, compile=args.compile, fused=args.fused)
     model = load_model(args.model, device=args.device, dtype=args.dtype, parts=("text", "drafter"), engine=engine)
     methods = [method_of(model, spec) for spec in args.methods or promising()]
     plan = Plan(
         asked=[Request(prompt=p, seed=s) for s in range(args.seeds) for p in PROMPTS[: args.prompts]],
         what={"prompts": list(PROMPTS[: args.prompts]), "seeds": args.seeds, "dtype": args.dtype}
         | {"reproducible": args.reproducible, "device": model.device.type}
-        | ({"compile": True} if args.compile else {}),
+        | {name: True for name in ("compile", "fused") if getattr(args, name)},
         block=args.plain_batch,
     )
     report = read(args.out, model.fingerprint, name=model.name)
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         compare(model, plan, guidance, of_law, lambda: write_json(args.out, report))
         cells += [cell.results for cell in of_law]
     print("\n".join(map(line, cells)))
-    is_promise = args.dtype == "fp32" or args.reproducible
+    is_promise = args.dtype == "fp32" or args.reproducible or args.fused
     return FAILED if is_promise and any(cell["differing_codes"] for cell in cells) else DONE
 
 

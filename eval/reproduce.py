@@ -141,7 +141,8 @@ def command_line(task: Task) -> str:
     for name in ("model", "limit", "batch", "device", "dtype", "threads"):
         if chosen[name] not in (None, 0, "") and (name, chosen[name]) not in (("batch", 1), ("model", EMBEDDED_MODEL)):
             words += [f"--{name}", str(chosen[name])]
-    flags = {"compile": "--compile", "graphs": "--cuda-graphs", "reproducible": "--reproducible"}
+    flags = {"compile": "--compile", "graphs": "--cuda-graphs", "fused": "--fused"}
+    flags["reproducible"] = "--reproducible"
     return " ".join(words + [flag for name, flag in flags.items() if chosen["engine"][name]])
 
 

@@ -11,18 +11,20 @@ from torch import nn
 
 from lantern.catalog import Engine
 from lantern.decoding.compiled import compile_target
+from lantern.kernels.fused import fuse_target
 from lantern.model_folder import DTYPES, Model, place_module
 from lantern.models.llamagen.transformer import Transformer
 from lantern.trained import TrainedParts
 
-PLAIN_KINDS = ("eager", "compile", "graph", "graph+compile", "int8", "int8+compile")
+PLAIN_KINDS = ("eager", "compile", "fused", "fused+compile", "graph", "graph+compile", "int8", "int8+compile")
 # eager int8 kernels are for passes over one code: they cost as many times more as there are rows
-METHOD_KINDS = ("eager", "compile", "int8+compile", "graph", "graph+compile")
+METHOD_KINDS = ("eager", "compile", "fused", "fused+compile", "int8+compile", "graph", "graph+compile")
 
 
 def kinds_of(device: torch.device) -> tuple[str, ...]:
     """All kinds that make sense on a device."""
-    return tuple(k for k in dict.fromkeys((*PLAIN_KINDS, *METHOD_KINDS)) if "graph" not in k or device.type == "cuda")
+    absent = "fused" if device.type == "cuda" else "graph"
+    return tuple(k for k in dict.fromkeys((*PLAIN_KINDS, *METHOD_KINDS)) if absent not in k)
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,21 @@ class Variant:
 
     def engine(self, *, reproducible: bool = False) -> Engine:
         """How steps are run."""
-        return Engine(compile=self.is_compiled, graphs=self.is_graphed, reproducible=reproducible)
+        is_fused = "fused" in self.kind
+        return Engine(compile=self.is_compiled, graphs=self.is_graphed, reproducible=reproducible, fused=is_fused)
 
 
 def compiled(target: Transformer) -> Transformer:
     """A copy of the target whose passes are compiled."""
     twin = copy.deepcopy(target)
     compile_target(twin)
+    return twin
+
+
+def fused(target: Transformer) -> Transformer:
+    """A copy of the target whose passes are fused."""
+    twin = copy.deepcopy(target)
+    fuse_target(twin)
     return twin
 
 
@@ -76,6 +86,8 @@ PREPARE: dict[str, Callable[[Any], Any]] = {
     "graph": lambda target: target,
     "graph+compile": compiled,
     "compile": compiled,
+    "fused": fused,
+    "fused+compile": fused,
     "int8": with_int8_weights,
     "int8+compile": compiled_int8,
 }

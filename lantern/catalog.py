@@ -32,7 +32,8 @@ TOGETHER = 16  # codes of a pass of reproducible decoding at most: linears were 
 class Engine:
     """How passes are run; none of it but `int4` changes the law of the codes.
 
-    `compile`: by torch.compile, each size at its first use. `graphs`: a step, plain or drafted, as one CUDA graph.
+    `compile`: by torch.compile, each size at its first use. `fused`: the target's passes as one C++ program each, built
+    at first use, for CPUs; a code does not depend on what is scored with it, as `reproducible` promises. `graphs`: a step, plain or drafted, as one CUDA graph.
     `reproducible`: a code does not depend on how many others are scored with it, bit for bit in fp32 and bf16, so that
     exact drafted methods give the codes of plain decoding; for CPUs, eager passes and up to TOGETHER codes a pass.
     `int4`: the target's layers hold 4-bit weights, so that it is another target: what is exact is exact with respect to
@@ -43,6 +44,7 @@ class Engine:
     graphs: bool = False
     reproducible: bool = False
     int4: bool = False
+    fused: bool = False
 
 
 EAGER = Engine()
@@ -75,7 +77,9 @@ class Parts:
         """Decodes a batch; `watching` is callback, keep_steps, is_timed, cache of `decoding.loop.generate`."""
         from lantern.decoding import loop, plain
 
-        engine = {"reproducible": self.engine.reproducible, "graphs": self.engine.graphs}
+        # fused passes keep the promise as they are
+        is_slow = self.engine.reproducible and not self.engine.fused
+        engine = {"reproducible": is_slow, "graphs": self.engine.graphs}
         how: dict[str, Any] = {"prompts": self.prompts} | engine | watching
         if self.drafter is None or self.verifier is None:
             return plain.generate(self.target, condition, sampling=self.sampling, keys=keys, **how)
@@ -135,7 +139,7 @@ def build(
     check_modes(drafter, verifier)
     if engine.graphs:
         check_graphs(drafter)
-    if engine.reproducible and drafter.max_nodes > TOGETHER:
+    if engine.reproducible and not engine.fused and drafter.max_nodes > TOGETHER:
         raise ValueError(
             f'method "{method.name}" scores {drafter.max_nodes} codes in a pass, reproducible decoding at most '
             f"{TOGETHER}: choose a smaller tree or window, or leave reproducible out"
@@ -144,13 +148,17 @@ def build(
 
 
 def _prepare(engine: Engine, target: "Target") -> None:
-    """Compiles the target if that is asked for; ValueError for what its device cannot do."""
+    """Fuses or compiles the target if that is asked for; ValueError for what its device cannot do."""
     is_on_gpu = target.tok_embeddings.weight.device.type == "cuda"
     if engine.graphs and not is_on_gpu:
         raise ValueError("CUDA graphs were asked for and the model is not on a GPU: leave them out, or move the model")
     if engine.reproducible and is_on_gpu:
         raise ValueError("reproducible decoding in bf16 is kept on CPUs only: leave it out, or use fp32")
-    if engine.compile:
+    if engine.fused:
+        from lantern.kernels.fused import fuse_target
+
+        fuse_target(target)  # type: ignore[arg-type]
+    elif engine.compile:
         from lantern.decoding.compiled import compile_target
 
         compile_target(target)  # type: ignore[arg-type]

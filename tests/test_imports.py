@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "lantern.policies": (*LEAVES, "lantern.trees"),
     "lantern.records": (*LEAVES, "lantern.policies"),
     "lantern.drafters": (*LEAVES, *METHODS, "lantern.methods", "lantern.models", "lantern.policies"),
-    "lantern.catalog": (*LEAVES, *METHODS, "lantern.methods", "lantern.drafters"),
+    "lantern.kernels": ("lantern.types", "lantern.models"),
+    "lantern.catalog": (*LEAVES, *METHODS, "lantern.methods", "lantern.drafters", "lantern.kernels"),
     "lantern.training": (
         *LEAVES,
         *METHODS,

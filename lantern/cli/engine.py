@@ -11,6 +11,12 @@ def add_engine(group: Any) -> None:
     group.add_argument(
         "--compile", action="store_true", help="compile passes; minutes at first, then faster: for many pictures"
     )
+    group.add_argument(
+        "--fused",
+        action="store_true",
+        help="CPU: a pass as one C++ program, built at first use with g++; the fastest there is, and exact methods give "
+        "plain decoding's picture in bf16 too",
+    )
     group.add_argument("--cuda-graphs", action="store_true", help="a step, plain or drafted, as one CUDA graph")
     group.add_argument(
         "--reproducible",
@@ -24,4 +30,5 @@ def add_engine(group: Any) -> None:
 
 def engine_of(args: argparse.Namespace) -> Engine:
     """What was chosen."""
-    return Engine(compile=args.compile, graphs=args.cuda_graphs, reproducible=args.reproducible, int4=args.int4)
+    chosen = {"compile": args.compile, "graphs": args.cuda_graphs, "reproducible": args.reproducible}
+    return Engine(**chosen, int4=args.int4, fused=args.fused)

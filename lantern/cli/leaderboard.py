@@ -71,6 +71,7 @@ def _what(group: Any) -> None:
 
 def _how(group: Any) -> None:
     group.add_argument("--compile", action="store_true", help="compile the methods' passes; minutes for each at first")
+    group.add_argument("--fused", action="store_true", help="fuse the target's passes (CPU)")
     group.add_argument("--cuda-graphs", action="store_true", help="steps as CUDA graphs, plain decoding's too")
     add_dtype(group)
     group.add_argument(
@@ -130,7 +131,9 @@ def options_of(args: argparse.Namespace) -> "LeaderboardOptions":
 
     images = tuple(args.images or [IMAGES[0], *[IMAGES[1]] * (len(args.temperatures) - 1)])
     images = images * len(args.temperatures) if len(images) == 1 else images
-    kind = "+".join(name for name, on in (("graph", args.cuda_graphs), ("compile", args.compile)) if on)
+    kind = "+".join(
+        name for name, on in (("fused", args.fused), ("graph", args.cuda_graphs), ("compile", args.compile)) if on
+    )
     return LeaderboardOptions(
         run=args.run,
         prompts=prompts_of(args),

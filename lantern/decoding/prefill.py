@@ -135,8 +135,9 @@ def start(
     if getattr(target, "training", False):
         raise ValueError("the target is in training mode, in which dropout is random: call .eval() on it first")
     prompts = prompts if prompts is not None else PromptCache()
+    alone = reproducible or getattr(target, "is_fused", False)  # where passes keep their promise, prompts do too
     state = prompts.read(
-        target, condition, rows=sampling.rows, needs_whole_prefix=needs_whole_prefix, taps=taps, alone=reproducible
+        target, condition, rows=sampling.rows, needs_whole_prefix=needs_whole_prefix, taps=taps, alone=alone
     )
     cache = make_cache(target, state, stage, reproducible, cache)
     cache.write_prefix(state.means)
@@ -149,7 +150,7 @@ def start(
         is_silent=sampling.is_greedy,
     )
     last = state.features[:, :, -1:]
-    logits = torch.cat([target.head(of_one) for of_one in last.split(1 if reproducible else len(last))])
+    logits = torch.cat([target.head(of_one) for of_one in last.split(1 if alone else len(last))])
     return Start(cache, noise, state.mask, prefix_scores(state.counts, cache), state.features, logits, state.fused)
 
 

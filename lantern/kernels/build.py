@@ -1,0 +1,69 @@
+"""Builds `pass.cpp` for the processor at hand, once: the library is kept in the user's cache folder."""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("pass.cpp")
+# no contraction: which products are fused with a sum is written out, or results would hang on the size of a tile
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-fopenmp")
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The built library; ValueError where no compiler is at hand or it fails."""
+    compiler = find_compiler()
+    # what the compiler knows of itself and of this processor
+    known = _run([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]).stdout
+    source = SOURCE.read_bytes()
+    name = hashlib.sha256(b"\0".join([source, " ".join(FLAGS).encode(), known])).hexdigest()[:24]
+    path = cache_folder() / f"pass-{name}.so"
+    if not path.is_file():
+        _build(compiler, path)
+    return ctypes.CDLL(str(path))
+
+
+def find_compiler() -> str:
+    """The command of $CXX, or g++; ValueError without either."""
+    for name in (os.environ.get("CXX"), "g++"):
+        found = shutil.which(name) if name else None
+        if found is not None:
+            return found
+    raise ValueError(
+        "fused passes are built at first use by g++ 9 or later, which was not found: install it, name it in CXX, or "
+        "leave fused out"
+    )
+
+
+def cache_folder() -> Path:
+    """Where built libraries are kept: lantern/ in $XDG_CACHE_HOME or ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "lantern"
+
+
+def _build(compiler: str, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.mkdtemp(dir=path.parent)
+    except OSError as error:
+        raise ValueError(f"fused passes cannot be built in {path.parent} ({error}): set XDG_CACHE_HOME") from error
+    try:
+        made = Path(folder) / path.name
+        _run([compiler, *FLAGS, "-o", str(made), str(SOURCE)])
+        made.replace(path)  # another process may have built the same
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(command: list[str]) -> "subprocess.CompletedProcess[bytes]":
+    try:
+        return subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        output = getattr(error, "stderr", b"") or str(error).encode()
+        first = next((line for line in output.decode(errors="replace").splitlines() if "error" in line), str(error))
+        raise ValueError(f"{command[0]} could not build fused passes ({first.strip()}): leave fused out") from error

@@ -1,0 +1,476 @@
+// A whole pass of a LlamaGen transformer over staged nodes, in one call: every layer, the final norm and the head.
+//
+// What decides the bits of a row's result is the row alone. Products add up along k one after the other, whatever the
+// number of rows; a node's attention adds up over the slots that it sees in their order, and a slot that it does not see
+// adds exactly nothing. The logits of a code are therefore the same bits in plain decoding, in any window or tree and
+// in any batch.
+//
+//   panel    32 outputs of a linear, all inputs: what a thread works on at a time, stored one behind the other
+//   tile     up to 12 rows by one panel: kept in registers while the inputs go by
+//   phase    what all threads do between two barriers; four a layer
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <omp.h>
+#include <vector>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+typedef float Lanes __attribute__((vector_size(64)));
+typedef float LooseLanes __attribute__((vector_size(64), aligned(4)));
+typedef int32_t Whole __attribute__((vector_size(64)));
+
+constexpr int WIDTH = 16, PANEL = 32, TILE = 12, TOGETHER = 4, NODES_A_TASK = 16;
+
+inline Lanes load(const float *at) { return *reinterpret_cast<const LooseLanes *>(at); }
+inline void store(float *at, Lanes x) { *reinterpret_cast<LooseLanes *>(at) = x; }
+inline Lanes all(float x) { return x - Lanes{}; }
+inline Lanes fma(Lanes a, Lanes b, Lanes c) {
+#if defined(__AVX512F__)
+    return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    for (int i = 0; i < WIDTH; i++) c[i] = std::fma(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
+// e^x to 2 units in the last place; exactly 0 at -inf.
+inline Lanes exp(Lanes x) {
+    const Lanes low = all(-87.0f), high = all(88.0f), none = all(-INFINITY);
+    Lanes y = x < low ? low : x;
+    y = y > high ? high : y;
+    const Lanes magic = all(12582912.0f);
+    const Lanes shifted = fma(y, all(1.44269504088896341f), magic), whole = shifted - magic;
+    Lanes r = fma(whole, all(-0.693359375f), y);
+    r = fma(whole, all(2.12194440e-4f), r);
+    Lanes p = all(1.9875691500e-4f);
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        p = fma(p, r, all(c));
+    p = fma(p, r * r, r + 1.0f);
+    const Whole power = ((Whole)shifted - (Whole)magic + 127) << 23;
+    return x == none ? Lanes{} : p * (Lanes)power;
+}
+
+// Lane j of the result is the sum of the lanes of sums[j].
+inline Lanes fold(Lanes *sums) {
+#define FOLD(T, A, B, C, D, E, F, G, H, I, J, K, L, M, N, O, P)                                                        \
+    _Pragma("GCC unroll 16") for (int j = 0; j < WIDTH; j++)                                                                                    \
+        if (!(j & T)) {                                                                                                \
+            const Lanes a = sums[j], b = sums[j + T];                                                                  \
+            const Whole own = {A, B, C, D, E, F, G, H, I, J, K, L, M, N, O, P};                                        \
+            const Whole other = own ^ T;                                                                               \
+            sums[j] = __builtin_shuffle(a, b, own) + __builtin_shuffle(a, b, other);                                   \
+        }
+    FOLD(1, 0, 17, 2, 19, 4, 21, 6, 23, 8, 25, 10, 27, 12, 29, 14, 31)
+    FOLD(2, 0, 1, 18, 19, 4, 5, 22, 23, 8, 9, 26, 27, 12, 13, 30, 31)
+    FOLD(4, 0, 1, 2, 3, 20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31)
+    FOLD(8, 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31)
+#undef FOLD
+    return sums[0];
+}
+
+inline float wide(uint16_t x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float y;
+    std::memcpy(&y, &bits, 4);
+    return y;
+}
+
+// Inputs and weights in fp32.
+struct Full {
+    typedef float Number;
+    static constexpr int STEP = 1; // inputs that one instruction takes in
+    static void narrow(Number *at, Lanes x) { store(at, x); }
+    template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
+        Lanes sums[ROWS][2] = {}; // apart from `out`, so that they stay in registers
+        for (int k = 0; k < inputs; k++, panel += PANEL) {
+            const Lanes left = load(panel), right = load(panel + WIDTH);
+#pragma GCC unroll 12
+            for (int m = 0; m < ROWS; m++) {
+                const Lanes x = all(a[size_t(m) * inputs + k]);
+                sums[m][0] = fma(x, left, sums[m][0]);
+                sums[m][1] = fma(x, right, sums[m][1]);
+            }
+        }
+        std::memcpy(out, sums, sizeof(sums));
+    }
+};
+
+// Inputs and weights in bf16, two inputs an instruction, sums in fp32; weights stand in pairs.
+struct Half {
+    typedef uint16_t Number;
+    static constexpr int STEP = 2;
+#if defined(__AVX512BF16__)
+    static void narrow(Number *at, Lanes x) {
+        _mm256_storeu_si256((__m256i *)at, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+    }
+    template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
+        Lanes sums[ROWS][2] = {}; // apart from `out`, so that they stay in registers
+        for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL) {
+            const __m512bh left = (__m512bh)_mm512_loadu_si512(panel);
+            const __m512bh right = (__m512bh)_mm512_loadu_si512(panel + PANEL);
+#pragma GCC unroll 12
+            for (int m = 0; m < ROWS; m++) {
+                int32_t pair;
+                std::memcpy(&pair, a + size_t(m) * inputs + k, 4);
+                const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+                sums[m][0] = (Lanes)_mm512_dpbf16_ps((__m512)sums[m][0], x, left);
+                sums[m][1] = (Lanes)_mm512_dpbf16_ps((__m512)sums[m][1], x, right);
+            }
+        }
+        std::memcpy(out, sums, sizeof(sums));
+    }
+#else
+    static void narrow(Number *at, Lanes x) {
+        const Whole bits = (Whole)x;
+        for (int i = 0; i < WIDTH; i++) {
+            const uint32_t b = uint32_t(bits[i]);
+            at[i] = x[i] == x[i] ? uint16_t((b + 0x7fff + ((b >> 16) & 1)) >> 16) : uint16_t(0x7fc0);
+        }
+    }
+    template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
+        Lanes sums[ROWS][2] = {}; // apart from `out`, so that they stay in registers
+        for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL)
+            for (int odd = 0; odd < 2; odd++) {
+                Lanes left, right;
+                for (int i = 0; i < WIDTH; i++) left[i] = wide(panel[2 * i + odd]);
+                for (int i = 0; i < WIDTH; i++) right[i] = wide(panel[PANEL + 2 * i + odd]);
+                for (int m = 0; m < ROWS; m++) {
+                    const Lanes x = all(wide(a[size_t(m) * inputs + k + odd]));
+                    sums[m][0] = fma(x, left, sums[m][0]);
+                    sums[m][1] = fma(x, right, sums[m][1]);
+                }
+            }
+        std::memcpy(out, sums, sizeof(sums));
+    }
+#endif
+};
+
+// Multiplies rows of inputs with one panel; `finish(m, left, right)` gets the 32 results of row m.
+template <class Kind, int ROWS, class Finish>
+void one_tile(const typename Kind::Number *a, int inputs, const typename Kind::Number *panel, int m, Finish finish) {
+    Lanes sums[ROWS][2];
+    Kind::template tile<ROWS>(a + size_t(m) * inputs, inputs, panel, sums);
+    for (int i = 0; i < ROWS; i++) finish(m + i, sums[i][0], sums[i][1]);
+}
+
+template <class Kind, class Finish>
+void multiply(const typename Kind::Number *a, int rows, int inputs, const typename Kind::Number *panel, Finish finish) {
+    const int tiles = (rows + TILE - 1) / TILE;
+    for (int t = 0, m = 0; t < tiles; t++) {
+        const int count = rows / tiles + (t < rows % tiles);
+        switch (count) {
+#define CASE(N)                                                                                                        \
+    case N:                                                                                                            \
+        one_tile<Kind, N>(a, inputs, panel, m, finish);                                                                \
+        break;
+            CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#undef CASE
+        }
+        m += count;
+    }
+}
+
+} // namespace
+
+extern "C" {
+
+struct Layer {
+    const float *attention_norm, *ffn_norm;
+    const void *wqkv, *wo, *w13, *w2; // panels; of w13 each holds 16 gates and their 16 ups
+};
+
+struct Model {
+    int32_t dim, heads, layers, hidden, vocab, is_half;
+    float eps;
+    const Layer *layer;
+    const float *norm;
+    const void *head;
+    const float *rope; // (cos, sin) of half a head for each position
+};
+
+struct Pass {
+    int32_t rows, nodes, slots, threads, taps;
+    const float *inputs;      // (rows, nodes, dim)
+    const int64_t *positions; // (rows, nodes): rows of the rotary table
+    const int64_t *places;    // (nodes): slots to which keys and values go, the same in all rows
+    const float *mask;        // (rows, nodes, slots) with these strides: added to scores
+    int64_t mask_row, mask_node;
+    float *cache; // (2 layers, rows, heads, slots, head_dim)
+    const int32_t *tapped; // layers of which what enters them is told
+    float *fused;          // (rows, nodes, taps, dim)
+    float *features;       // (rows, nodes, dim)
+    float *logits;         // (rows, nodes, vocab)
+};
+}
+
+namespace {
+
+// The slots that any node of a row sees, and what is added to the scores of each node there.
+struct Seen {
+    std::vector<int32_t> slots;
+    std::vector<float> added; // (nodes, length), length a multiple of 16
+    int length = 0;
+
+    void look(const Pass &pass, int row) {
+        const float *mask = pass.mask + row * pass.mask_row;
+        slots.clear();
+        for (int s = 0; s < pass.slots; s++)
+            for (int i = 0; i < pass.nodes; i++)
+                if (mask[i * pass.mask_node + s] != -INFINITY) {
+                    slots.push_back(s);
+                    break;
+                }
+        const int count = int(slots.size());
+        length = (count + WIDTH - 1) / WIDTH * WIDTH;
+        added.assign(size_t(pass.nodes) * length, -INFINITY);
+        for (int i = 0; i < pass.nodes; i++)
+            for (int j = 0; j < count; j++) added[size_t(i) * length + j] = mask[i * pass.mask_node + slots[j]];
+        slots.resize(length, count ? slots[count - 1] : 0);
+    }
+};
+
+template <class Kind> struct Worker {
+    typedef typename Kind::Number Number;
+    const Model &model;
+    const Pass &pass;
+    const int count, head_dim; // inputs in all, and what a head is wide
+    float *x, *q;              // shared: (count, dim)
+    Number *attended, *gated;  // shared: (count, dim), (count, hidden)
+    const Seen *seen;
+    std::vector<Number> normed;
+    std::vector<float> scores;
+
+    Worker(const Model &model, const Pass &pass, float *x, float *q, Number *attended, Number *gated, const Seen *seen)
+        : model(model), pass(pass), count(pass.rows * pass.nodes), head_dim(model.dim / model.heads), x(x), q(q),
+          attended(attended), gated(gated), seen(seen), normed(size_t(count) * model.dim) {}
+
+    // Calls work(i) for this thread's share of 0..tasks-1.
+    template <class Work> void share(int tasks, Work work) {
+        const int me = omp_get_thread_num(), of = omp_get_num_threads();
+        for (int i = int(int64_t(tasks) * me / of); i < int(int64_t(tasks) * (me + 1) / of); i++) work(i);
+    }
+
+    // Every thread normalises all rows for itself, which is cheaper than waiting for the others.
+    void norm(const float *weight, float *out = nullptr) {
+        const int dim = model.dim;
+        for (int m = 0; m < count; m++) {
+            const float *row = x + size_t(m) * dim;
+            Lanes squares = {};
+            for (int c = 0; c < dim; c += WIDTH) squares = fma(load(row + c), load(row + c), squares);
+            float sum = 0;
+            for (int i = 0; i < WIDTH; i++) sum += squares[i];
+            const Lanes scale = all(1.0f / std::sqrt(sum / float(dim) + model.eps));
+            for (int c = 0; c < dim; c += WIDTH) {
+                const Lanes y = load(row + c) * scale * load(weight + c);
+                Kind::narrow(&normed[size_t(m) * dim + c], y);
+                if (out) store(out + size_t(m) * dim + c, y);
+            }
+        }
+    }
+
+    // Queries, keys and values; queries and keys are turned, keys and values stored.
+    void project(const Layer &layer, int number) {
+        const int dim = model.dim, half = head_dim / 2;
+        const float scale = 1.0f / std::sqrt(float(head_dim));
+        const size_t plane = size_t(pass.rows) * model.heads * pass.slots * head_dim;
+        share(3 * dim / PANEL, [&](int p) {
+            const Number *panel = (const Number *)layer.wqkv + size_t(p) * PANEL * dim;
+            multiply<Kind>(normed.data(), count, dim, panel, [&](int m, Lanes left, Lanes right) {
+                const int row = m / pass.nodes, node = m % pass.nodes;
+                for (int part = 0; part < 2; part++) {
+                    const int column = p * PANEL + part * WIDTH, which = column / dim, inner = column % dim;
+                    const int head = inner / head_dim, d = inner % head_dim;
+                    Lanes y = part ? right : left;
+                    if (which < 2) {
+                        const float *turn = model.rope + size_t(pass.positions[m]) * half * 2 + d;
+                        Lanes turned;
+                        for (int i = 0; i < WIDTH; i += 2) {
+                            turned[i] = y[i] * turn[i] - y[i + 1] * turn[i + 1];
+                            turned[i + 1] = y[i + 1] * turn[i] + y[i] * turn[i + 1];
+                        }
+                        y = turned;
+                    }
+                    if (which == 0) {
+                        store(q + size_t(m) * dim + inner, y * scale);
+                        continue;
+                    }
+                    const size_t slot = (size_t(row) * model.heads + head) * pass.slots + pass.places[node];
+                    store(pass.cache + plane * (2 * number + which - 1) + slot * head_dim + d, y);
+                }
+            });
+        });
+    }
+
+    void attend(int number) {
+        const size_t plane = size_t(pass.rows) * model.heads * pass.slots * head_dim;
+        const int chunks = (pass.nodes + NODES_A_TASK - 1) / NODES_A_TASK;
+        share(pass.rows * model.heads * chunks, [&](int task) {
+            const int chunk = task % chunks, head = task / chunks % model.heads, row = task / chunks / model.heads;
+            const size_t first = (size_t(row) * model.heads + head) * pass.slots * head_dim;
+            const float *keys = pass.cache + plane * (2 * number) + first, *values = keys + plane;
+            const int begin = chunk * NODES_A_TASK, end = std::min(begin + NODES_A_TASK, int(pass.nodes));
+            const int length = seen[row].length;
+            scores.resize(size_t(NODES_A_TASK) * length);
+            for (int i = begin; i < end; i++) {
+                float *weights = &scores[size_t(i - begin) * length];
+                head_dim == 4 * WIDTH ? weigh<4>(row, head, i, keys, weights) : weigh<0>(row, head, i, keys, weights);
+            }
+            for (int i = begin; i < end; i += TOGETHER)
+                gather(row, head, i, std::min(end - i, TOGETHER), values, &scores[size_t(i - begin) * length]);
+        });
+    }
+
+    // A node's weights, not yet divided by their sum. PARTS: lanes of a head, where the compiler is to know them.
+    template <int PARTS> void weigh(int row, int head, int node, const float *keys, float *out) {
+        const int head_dim = PARTS ? PARTS * WIDTH : this->head_dim;
+        const Seen &of = seen[row];
+        const float *query = q + (size_t(row) * pass.nodes + node) * model.dim + head * head_dim;
+        Lanes most = all(-INFINITY);
+        for (int j = 0; j < of.length; j += WIDTH) {
+            Lanes sums[WIDTH];
+#pragma GCC unroll 16
+            for (int i = 0; i < WIDTH; i++) {
+                const float *key = keys + size_t(of.slots[j + i]) * head_dim;
+                sums[i] = load(query) * load(key);
+#pragma GCC unroll 4
+                for (int d = WIDTH; d < head_dim; d += WIDTH) sums[i] = fma(load(query + d), load(key + d), sums[i]);
+            }
+            const Lanes score = fold(sums) + load(&of.added[size_t(node) * of.length + j]);
+            store(out + j, score);
+            most = score > most ? score : most;
+        }
+        float top = -INFINITY;
+        for (int i = 0; i < WIDTH; i++) top = most[i] > top ? most[i] : top;
+        for (int j = 0; j < of.length; j += WIDTH) store(out + j, exp(load(out + j) - top));
+    }
+
+    // Means of values of some nodes by their weights, 64 numbers of a head at a time.
+    void gather(int row, int head, int node, int nodes, const float *values, const float *weights) {
+        for (int d = 0; d < head_dim;) {
+            const int left = (head_dim - d) / WIDTH;
+            if (left >= 4) {
+                gather_some<4>(row, head, node, nodes, values, weights, d), d += 4 * WIDTH;
+            } else {
+                gather_some<1>(row, head, node, nodes, values, weights, d), d += WIDTH;
+            }
+        }
+    }
+
+    template <int PARTS>
+    void gather_some(int row, int head, int node, int nodes, const float *values, const float *weights, int d) {
+        switch (nodes) {
+        case 1: return means<PARTS, 1>(row, head, node, values, weights, d);
+        case 2: return means<PARTS, 2>(row, head, node, values, weights, d);
+        case 3: return means<PARTS, 3>(row, head, node, values, weights, d);
+        default: return means<PARTS, 4>(row, head, node, values, weights, d);
+        }
+    }
+
+    template <int PARTS, int NODES>
+    void means(int row, int head, int node, const float *values, const float *weights, int d) {
+        const Seen &of = seen[row];
+        Lanes sums[NODES][PARTS] = {}, totals[NODES] = {};
+        for (int j = 0; j < of.length; j++) {
+            const float *value = values + size_t(of.slots[j]) * head_dim + d;
+#pragma GCC unroll 4
+            for (int i = 0; i < NODES; i++) {
+                const Lanes weight = all(weights[size_t(i) * of.length + j]);
+                totals[i] += weight;
+#pragma GCC unroll 4
+                for (int c = 0; c < PARTS; c++) sums[i][c] = fma(weight, load(value + c * WIDTH), sums[i][c]);
+            }
+        }
+        for (int i = 0; i < NODES; i++)
+            for (int c = 0; c < PARTS; c++) {
+                const size_t m = size_t(row) * pass.nodes + node + i;
+                Kind::narrow(attended + m * model.dim + head * head_dim + d + c * WIDTH, sums[i][c] / totals[i]);
+            }
+    }
+
+    // Adds a linear of `inputs` to x.
+    void add(const Number *a, int inputs, const void *weights) {
+        share(model.dim / PANEL, [&](int p) {
+            const Number *panel = (const Number *)weights + size_t(p) * PANEL * inputs;
+            multiply<Kind>(a, count, inputs, panel, [&](int m, Lanes left, Lanes right) {
+                float *at = x + size_t(m) * model.dim + p * PANEL;
+                store(at, load(at) + left);
+                store(at + WIDTH, load(at + WIDTH) + right);
+            });
+        });
+    }
+
+    void gate(const Layer &layer) {
+        share(2 * model.hidden / PANEL, [&](int p) {
+            const Number *panel = (const Number *)layer.w13 + size_t(p) * PANEL * model.dim;
+            multiply<Kind>(normed.data(), count, model.dim, panel, [&](int m, Lanes gates, Lanes ups) {
+                Kind::narrow(gated + size_t(m) * model.hidden + p * WIDTH, gates / (exp(-gates) + 1.0f) * ups);
+            });
+        });
+    }
+
+    void score() {
+        share(model.vocab / PANEL, [&](int p) {
+            const Number *panel = (const Number *)model.head + size_t(p) * PANEL * model.dim;
+            multiply<Kind>(normed.data(), count, model.dim, panel, [&](int m, Lanes left, Lanes right) {
+                float *at = pass.logits + size_t(m) * model.vocab + p * PANEL;
+                store(at, left);
+                store(at + WIDTH, right);
+            });
+        });
+    }
+
+    void tap(int number) {
+        for (int t = 0; t < pass.taps; t++)
+            if (pass.tapped[t] == number)
+                for (int m = 0; m < count; m++)
+                    std::memcpy(pass.fused + (size_t(m) * pass.taps + t) * model.dim, x + size_t(m) * model.dim,
+                                sizeof(float) * model.dim);
+    }
+
+    void run() {
+        for (int number = 0; number < model.layers; number++) {
+            const Layer &layer = model.layer[number];
+            if (omp_get_thread_num() == 0) tap(number);
+            norm(layer.attention_norm);
+            project(layer, number);
+#pragma omp barrier
+            attend(number);
+#pragma omp barrier
+            add(attended, model.dim, layer.wo);
+#pragma omp barrier
+            norm(layer.ffn_norm);
+            gate(layer);
+#pragma omp barrier
+            add(gated, model.hidden, layer.w2);
+#pragma omp barrier
+        }
+        norm(model.norm, omp_get_thread_num() == 0 ? pass.features : nullptr);
+        score();
+    }
+};
+
+template <class Kind> void run(const Model &model, const Pass &pass) {
+    const size_t count = size_t(pass.rows) * pass.nodes, dim = model.dim;
+    std::vector<float> x(pass.inputs, pass.inputs + count * dim), q(count * dim);
+    std::vector<typename Kind::Number> attended(count * dim), gated(count * model.hidden);
+    std::vector<Seen> seen(pass.rows);
+    for (int row = 0; row < pass.rows; row++) seen[row].look(pass, row);
+#pragma omp parallel num_threads(pass.threads)
+    {
+        Worker<Kind> worker(model, pass, x.data(), q.data(), attended.data(), gated.data(), seen.data());
+        worker.run();
+    }
+}
+
+} // namespace
+
+extern "C" void lantern_pass(const Model *model, const Pass *pass) {
+    model->is_half ? run<Half>(*model, *pass) : run<Full>(*model, *pass);
+}

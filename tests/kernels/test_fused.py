@@ -1,0 +1,235 @@
+"""Fused passes: the same numbers as eager ones, and the same bits whatever is scored with a code."""
+
+import copy
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.catalog import METHODS, Engine, build
+from lantern.decoding.cache import StaticCache
+from lantern.kernels import build as building
+from lantern.kernels.fused import FusedPass, fuse_target
+from lantern.models.llamagen.transformer import Scores, Transformer
+from lantern.sampling import Sampling
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny_parts import tiny_parts
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
+
+CONDITION = tiny_condition((4, 1, 6))
+KEYS = [(9, 0), (9, 1), (4, 7)]
+EXACT = [name for name, method in METHODS.items() if method.exact and method.verifier == "gumbel" and method.drafter]
+KNOWN = 11  # codes that are committed before the passes below
+TREE = (-1, 0, 0, 1, 3, 2, 4)  # parents; node 6's path is 0, 1, 3, 4, 6
+PATH = (0, 1, 3, 4, 6)
+
+
+def target_in(dtype: torch.dtype, seed: int = 0, **changes: object) -> Transformer:
+    shape = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
+    return tiny_target(seed, **(shape | changes)).to(dtype)
+
+
+def twin_of(target: Transformer) -> Transformer:
+    twin = copy.deepcopy(target)
+    fuse_target(twin)
+    return twin
+
+
+class Passes:
+    """A cache in which KNOWN codes are committed, and passes over nodes that follow them."""
+
+    def __init__(self, target: Transformer, images: int = 1, stage: int = 24, seed: int = 3) -> None:
+        config = target.config
+        self.target, self.images = target, images
+        size = {"layers": config.n_layer, "heads": config.n_head, "head_dim": config.head_dim}
+        rows = {"images": images, "rows": 2, "prefix": 1, "codes": config.block_size, "stage": stage}
+        self.cache = StaticCache(**size, **rows, dtype=torch.float32, device="cpu")
+        generator = torch.Generator().manual_seed(seed)
+        held = torch.randn(2 * config.n_layer, 2, config.n_head, 1 + KNOWN, config.head_dim, generator=generator)
+        self.cache.buffer[:, :, :, : 1 + KNOWN] = held.repeat(1, images, 1, 1, 1)  # every image has the same
+
+    def score(
+        self, codes: list[int], parents: tuple[int, ...], *, first: int | None = None, known: int = KNOWN
+    ) -> Scores:
+        """Scores nodes behind `known` codes; keys and values go to slots from `first` on, by default the stage."""
+        config, cache, count = self.target.config, self.cache, len(codes)
+        first = cache.first_stage_slot if first is None else first
+        depths = [0] * count
+        mask = torch.full((2 * self.images, count, cache.slots), -torch.inf)
+        mask[:, :, 0] = 1.5
+        mask[:, :, 1 : 1 + known] = 0.0
+        for node, parent in enumerate(parents):
+            if parent >= 0:
+                depths[node] = depths[parent] + 1
+                mask[:, node] = mask[:, parent]
+            mask[:, node, first + node] = 0.0
+        rows = 2 * self.images
+        inputs = self.target.tok_embeddings(torch.tensor([codes])).expand(rows, -1, -1)
+        positions = (torch.tensor(depths) + known + config.cls_token_num).expand(rows, -1)
+        slots = (torch.arange(count) + first).expand(rows, -1)
+        with torch.no_grad():
+            return self.target(inputs, positions, mask, cache=cache, slots=slots, taps=(0, 1))
+
+
+def by_single_passes(target: Transformer, codes: list[int]) -> list[Tensor]:
+    """The logits of codes that are fed one by one, each committed before the next."""
+    passes = Passes(target)
+    return [
+        passes.score([code], (-1,), first=1 + KNOWN + i, known=KNOWN + i).logits[:, 0] for i, code in enumerate(codes)
+    ]
+
+
+@pytest.mark.parametrize("changes", [{}, {"dim": 128}, {"dim": 160}, {"dim": 96, "n_head": 3, "multiple_of": 32}])
+def test_a_fused_pass_scores_as_an_eager_one_does(changes: dict[str, object]) -> None:
+    target = target_in(torch.float32, **changes)
+    codes = [3, 1, 4, 15, 9, 2, 6]
+    eager, fused = Passes(target), Passes(twin_of(target))
+    expected, found = eager.score(codes, TREE), fused.score(codes, TREE)
+    assert expected.fused is not None and found.fused is not None
+    for a, b in ((expected.logits, found.logits), (expected.features, found.features), (expected.fused, found.fused)):
+        assert torch.allclose(a, b, atol=2e-5 * float(a.abs().max()))
+    assert torch.allclose(eager.cache.buffer, fused.cache.buffer, atol=1e-4)
+
+
+def test_fused_bf16_is_as_near_to_fp32_as_eager_bf16() -> None:
+    target = target_in(torch.float32, dim=128)
+    codes = [3, 1, 4, 15, 9, 2, 6]
+    wide = copy.deepcopy(target.bfloat16()).float()
+    expected = Passes(wide).score(codes, TREE).logits
+    eager, fused = (Passes(t).score(codes, TREE).logits for t in (target, twin_of(target)))
+    assert (fused - expected).abs().mean() <= 1.2 * (eager - expected).abs().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_are_the_same_bits_alone_in_a_tree_and_in_a_batch(dtype: torch.dtype) -> None:
+    target = twin_of(target_in(dtype))
+    codes = [3, 1, 4, 15, 9, 2, 6]
+    alone = by_single_passes(target, [codes[node] for node in PATH])
+    for images in (1, 3):
+        tree = Passes(target, images).score(codes, TREE).logits
+        for step, node in enumerate(PATH):
+            for row in range(2 * images):
+                assert torch.equal(tree[row, node], alone[step][row % 2])
+
+
+def test_eager_logits_are_not_so_that_the_comparison_can_fail() -> None:
+    target = target_in(torch.float32, dim=256)
+    codes = [3, 1, 4, 15, 9, 2, 6]
+    alone, tree = by_single_passes(target, [codes[node] for node in PATH]), Passes(target).score(codes, TREE).logits
+    assert any(not torch.equal(tree[:, node], alone[step]) for step, node in enumerate(PATH))
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5, 12, 13, 17, 23])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_number_of_nodes_and_threads_changes_a_bit(nodes: int, dtype: torch.dtype) -> None:
+    target = twin_of(target_in(dtype))
+    codes = [(7 * i + 3) % 32 for i in range(nodes)]
+    chain = tuple(range(-1, nodes - 1))
+    alone, threads = by_single_passes(target, codes), torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found = Passes(target).score(codes, chain).logits
+            assert all(torch.equal(found[:, i], alone[i]) for i in range(nodes))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_methods_give_the_codes_of_plain_decoding(name: str, dtype: torch.dtype) -> None:
+    engine, sampling = Engine(fused=True), Sampling(guidance=7.5)
+    target = target_in(dtype)
+    module, trained = tiny_eagle(target).to(dtype), tiny_parts(target)
+    how = {"sampling": sampling, "drafter_module": module, "trained": trained, "engine": engine}
+    expected = build("plain", target, **how).generate(CONDITION, keys=KEYS).codes
+    parts = build(name, target, **how)
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS[:1] * 3).codes[:1], expected[:1])
+
+
+def test_fused_and_compiled_go_together_and_reproducible_costs_nothing_more() -> None:
+    target = target_in(torch.bfloat16)
+    how = {"sampling": Sampling(guidance=3.0)}
+    engine = Engine(fused=True, reproducible=True)
+    plain = build("plain", target, **how, engine=engine)
+    wide = build(METHODS["gumbel-jacobi"].with_options(window=40), target, **how, engine=engine)
+    assert wide.drafter is not None and wide.drafter.max_nodes == 40
+    assert torch.equal(plain.generate(CONDITION, keys=KEYS).codes, wide.generate(CONDITION, keys=KEYS).codes)
+
+
+def test_laws_of_nan_are_noticed() -> None:
+    target = target_in(torch.float32)
+    target.layers[1].feed_forward.w2.weight.data[3, 5] = torch.nan
+    made = build("plain", target, sampling=Sampling(), engine=Engine(fused=True)).generate(CONDITION, keys=KEYS)
+    assert made.is_finite is not None and not made.is_finite.any()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (lambda: target_in(torch.float16), "fused passes compute in fp32 or bf16"),
+        (lambda: target_in(torch.float32, vocab_size=24), "vocab_size is 24, fused passes want a multiple of 32"),
+        (lambda: target_in(torch.float32, dim=72, n_head=3), "dim is 72"),
+        (lambda: target_in(torch.float32, dim=96, n_head=4), "width of a head is 24"),
+    ],
+)
+def test_what_fused_passes_are_not_written_for_is_refused(target: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build("plain", target(), sampling=Sampling(), engine=Engine(fused=True))  # type: ignore[operator]
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Nothing was built yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    building.library.cache_clear()
+    yield tmp_path / "lantern"
+    building.library.cache_clear()
+
+
+def test_a_library_is_built_once(fresh: Path) -> None:
+    building.library()
+    (made,) = fresh.iterdir()
+    when = made.stat().st_mtime_ns
+    building.library.cache_clear()
+    building.library()
+    assert [made] == list(fresh.iterdir()) and made.stat().st_mtime_ns == when
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_processors_without_wide_vectors_score_the_same(
+    dtype: torch.dtype, fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = tuple("-march=x86-64-v2" if flag == "-march=native" else flag for flag in building.FLAGS)
+    if "x86_64" not in os.uname().machine:
+        pytest.skip("builds for other x86-64 processors")
+    target, codes = target_in(dtype), [3, 1, 4, 15, 9, 2, 6]
+    here = Passes(twin_of(target)).score(codes, TREE).logits
+    monkeypatch.setattr(building, "FLAGS", flags)
+    building.library.cache_clear()
+    fused = twin_of(target)
+    assert FusedPass(target).call.__name__ == "lantern_pass"
+    found = Passes(fused).score(codes, TREE).logits
+    assert torch.allclose(found, here, atol=1e-4 if dtype == torch.float32 else 0.1)
+    alone = by_single_passes(fused, [codes[node] for node in PATH])
+    assert all(torch.equal(found[:, node], alone[step]) for step, node in enumerate(PATH))
+
+
+def test_without_a_compiler_one_line_says_so(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(fresh))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ValueError, match="need|built at first use by g"):
+        building.library()
+
+
+def test_a_compiler_that_fails_is_told(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(ValueError, match="could not build fused passes .*leave fused out"):
+        building.library()
+    assert not fresh.exists() or not list(fresh.iterdir())
