@@ -33,7 +33,8 @@ class Engine:
     """How passes are run; none of it but `int4` changes the law of the codes.
 
     `compile`: by torch.compile, each size at its first use. `fused`: the target's passes as one C++ program each, built
-    at first use, for CPUs; a code does not depend on what is scored with it, as `reproducible` promises. `graphs`: a step, plain or drafted, as one CUDA graph.
+    at first use, for CPUs; a code does not depend on what is scored with it, as `reproducible` promises. `graphs`: a
+    step, plain or drafted, as one CUDA graph.
     `reproducible`: a code does not depend on how many others are scored with it, bit for bit in fp32 and bf16, so that
     exact drafted methods give the codes of plain decoding; for CPUs, eager passes and up to TOGETHER codes a pass.
     `int4`: the target's layers hold 4-bit weights, so that it is another target: what is exact is exact with respect to

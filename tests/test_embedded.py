@@ -1,10 +1,12 @@
 """The model that ships: small enough, complete in its own folder, and decoded exactly where exactness is promised."""
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from lantern.catalog import Engine
 from lantern.generate import generate
 from lantern.io import embedded_model
 from lantern.model_folder import Model, load_model
@@ -50,6 +52,22 @@ def test_eagle1_gives_the_codes_of_plain_decoding_in_any_batch(model: Model, gui
     plain = codes("plain", 6, asked)
     assert codes("eagle1", 6, asked[::-1]) == plain
     assert codes("eagle1", 1, asked[:1]) == {asked[0]: plain[asked[0]]}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_fused_passes_give_the_codes_of_plain_decoding_in_any_batch(dtype: str) -> None:
+    model = load_model(device="cpu", dtype=dtype, engine=Engine(fused=True))
+    asked = [Request(prompt=prompt, seed=5) for prompt in ("a red apple", "kitty", "3d rocket")]
+    sampling = Sampling(guidance=7.5)
+
+    def codes(method: str, batch: int) -> list[list[int]]:
+        made = generate(model, asked, method=method, sampling=sampling, batch=batch, wants_pixels=False)
+        return [picture.codes.tolist() for picture in made]
+
+    plain = codes("plain", 3)
+    assert codes("gumbel-jacobi", 3) == plain and codes("gumbel-jacobi", 1) == plain
+    assert codes("eagle2", 1) == plain
 
 
 def test_relaxed_picture_takes_fewer_passes_and_states_its_price(model: Model) -> None:

@@ -118,6 +118,15 @@ def _devices() -> Iterator[Finding]:
         yield Finding("mps: available")
 
 
+def _compiler() -> Iterator[Finding]:
+    from lantern.kernels.build import find_compiler
+
+    try:
+        yield Finding(f"fused passes (--fused) are built with {find_compiler()}")
+    except ValueError as error:
+        yield Finding(one_line(error))  # no fault: everything else runs without
+
+
 def _model() -> Iterator[Finding]:
     try:
         from lantern.io import embedded_model
@@ -140,5 +149,5 @@ def _pip() -> str:
     return f"{sys.executable} -m pip install"
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_system, _torch, _packages, _devices, _model)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_system, _torch, _packages, _devices, _compiler, _model)
 COMMAND = Command("doctor", "Print versions and devices, and what to run if something is off.", add_arguments, run)

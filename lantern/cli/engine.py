@@ -14,8 +14,8 @@ def add_engine(group: Any) -> None:
     group.add_argument(
         "--fused",
         action="store_true",
-        help="CPU: a pass as one C++ program, built at first use with g++; the fastest there is, and exact methods give "
-        "plain decoding's picture in bf16 too",
+        help="passes as one C++ program each, built at first use with g++ (CPU): several times as fast, and exact "
+        "methods give plain decoding's picture in bf16 too",
     )
     group.add_argument("--cuda-graphs", action="store_true", help="a step, plain or drafted, as one CUDA graph")
     group.add_argument(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lantern.catalog import Engine
 from lantern.cli.command import DONE, Command, run_command
 from lantern.cli.generate import check_writable
 from lantern.cli.values import existing, integer, one_of, real
@@ -48,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     what.add_argument(
         "--dtype", type=one_of(("auto", "fp32", "bf16", "fp16")), default="auto", help="auto: fp32 on a CPU, else bf16"
+    )
+    what.add_argument(
+        "--fused", action="store_true", help="passes as one C++ program (CPU): the profile is for --fused commands"
     )
     _bounds(parser.add_argument_group("what may be chosen (exact methods unless a bound is given)"))
     law = parser.add_argument_group(f"the law that codes are drawn from ({OWN})")
@@ -97,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
     from lantern.tuning.tuner import Effort, Tuner, profile_of
 
     parts: set[Any] = {"text", "drafter", "neighbours"} | ({"vq"} if bounds.admits_relaxed else set())
-    model = load_model(args.model, device=args.device, dtype=args.dtype, parts=parts)
+    engine = Engine(fused=args.fused)
+    model = load_model(args.model, device=args.device, dtype=args.dtype, parts=parts, engine=engine)
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     batches = -(-args.images // args.batch)
     setup = Setup(model, model.sampling(**given), _requests(args, model, batches * args.batch), args.batch)

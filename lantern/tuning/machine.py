@@ -10,13 +10,14 @@ from lantern.model_folder import DTYPES, Model
 
 
 def describe_machine(model: Model) -> dict[str, Any]:
-    """The device's kind and name, threads, the model's dtype and torch's version."""
+    """The device's kind and name, threads, the model's dtype, whether its passes are fused, and torch's version."""
     is_cuda = model.device.type == "cuda"
     return {
         "device": model.device.type,
         "name": torch.cuda.get_device_name(model.device) if is_cuda else processor(),
         "threads": torch.get_num_threads(),
         "dtype": next((name for name, dtype in DTYPES.items() if dtype == model.dtype), str(model.dtype)),
+        "passes": "fused" if model.engine.fused else "as torch runs them",
         "torch": torch.__version__,
     }
 

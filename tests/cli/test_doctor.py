@@ -42,6 +42,13 @@ def test_a_fault_is_code_1_with_its_repair(capsys: pytest.CaptureFixture[str], m
     ]
 
 
+def test_a_missing_compiler_is_told_and_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    (finding,) = doctor._compiler()
+    assert "g++ 9 or later, which was not found" in finding.text and not finding.repair
+
+
 def test_a_missing_package_is_a_fault_with_its_repair(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "NEEDED", ("numpy", "no-such-package"))
     assert [finding.repair.split(" -m ")[-1] for finding in doctor._packages() if finding.repair] == [

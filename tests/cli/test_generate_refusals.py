@@ -81,6 +81,7 @@ def test_a_class_is_refused_by_a_model_that_takes_prompts(model: str, capsys: Ca
         (["--device", "cuda:99"], "not on this machine"),
         (["--device", "gpu"], "wanted auto, cpu"),
         (["--dtype", "int3"], "wanted one of auto"),
+        (["--fused"], "vocab_size is 24, fused passes want a multiple of 32"),
         (["--prompt", "   "], "the prompt is empty"),
         (["--prompt", "a" * 10_000], "at most 2000"),
         (["--prompt", "..."], "nothing is left"),

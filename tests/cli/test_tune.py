@@ -69,7 +69,7 @@ def test_the_profile_holds_what_was_measured(folder: Path, capsys: Capture) -> N
     rates, tested = (found["acceptance"]["eagle1"][key] for key in ("rates", "tested"))
     assert 1 <= len(rates) <= 3 and list(map(len, rates)) == list(map(len, tested)) and min(map(min, tested)) > 0
     assert found["plain"]["measured"]["speedup"] == 1 and found["model"]["fingerprint"]
-    assert {"device", "name", "threads", "dtype", "torch"} == set(found["machine"])
+    assert {"device", "name", "threads", "dtype", "passes", "torch"} == set(found["machine"])
     trees = [named(one["settings"]["tree"]) for one in found["candidates"] if "tree" in one["settings"]]
     assert trees and max(tree.max_nodes for tree in trees) <= 8
 

@@ -65,7 +65,7 @@ def test_without_any_plain_decoding_there_is_no_bench() -> None:
 
 def test_methods_run_on_int8_weights_only_compiled() -> None:
     names = contenders.variants(variants.PLAIN_KINDS, ("fp32", "bf16"))
-    assert len(names["plain"]) == 12 and len(names["others"]) == 10
+    assert len(names["plain"]) == 16 and len(names["others"]) == 14
     assert {one.kind for one in names["others"] if "int8" in one.kind} == {"int8+compile"}
 
 

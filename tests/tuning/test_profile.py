@@ -103,6 +103,7 @@ def test_where_the_folder_cannot_be_written_to_it_stands_in_the_cache(
         ("name", "another processor", "measured with name another processor"),
         ("threads", 999, "measured with threads 999"),
         ("dtype", "bf16", "measured with dtype bf16, here it is fp32"),
+        ("passes", "fused", "measured with passes fused, here it is as torch runs them"),
     ],
 )
 def test_a_profile_of_another_machine_is_not_used(model: Model, key: str, value: object, said: str) -> None:
