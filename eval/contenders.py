@@ -54,7 +54,7 @@ class Contender:
     @property
     def is_reproducible(self) -> bool:
         """Whether it promises that in every dtype."""
-        return self.parts.engine.reproducible
+        return self.parts.engine.reproducible or self.parts.engine.fused
 
     def decode(self, job: "Job", **watching: Any) -> Generation:
         """Makes the pictures of a job, its prompts read anew; `watching` is as for `Parts.generate`."""

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,8 +30,8 @@ TREE = (-1, 0, 0, 1, 3, 2, 4)  # parents; node 6's path is 0, 1, 3, 4, 6
 PATH = (0, 1, 3, 4, 6)
 
 
-def target_in(dtype: torch.dtype, seed: int = 0, **changes: object) -> Transformer:
-    shape = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
+def target_in(dtype: torch.dtype, seed: int = 0, **changes: Any) -> Transformer:
+    shape: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
     return tiny_target(seed, **(shape | changes)).to(dtype)
 
 
@@ -85,7 +86,7 @@ def by_single_passes(target: Transformer, codes: list[int]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("changes", [{}, {"dim": 128}, {"dim": 160}, {"dim": 96, "n_head": 3, "multiple_of": 32}])
-def test_a_fused_pass_scores_as_an_eager_one_does(changes: dict[str, object]) -> None:
+def test_a_fused_pass_scores_as_an_eager_one_does(changes: dict[str, Any]) -> None:
     target = target_in(torch.float32, **changes)
     codes = [3, 1, 4, 15, 9, 2, 6]
     eager, fused = Passes(target), Passes(twin_of(target))
@@ -146,7 +147,7 @@ def test_exact_methods_give_the_codes_of_plain_decoding(name: str, dtype: torch.
     engine, sampling = Engine(fused=True), Sampling(guidance=7.5)
     target = target_in(dtype)
     module, trained = tiny_eagle(target).to(dtype), tiny_parts(target)
-    how = {"sampling": sampling, "drafter_module": module, "trained": trained, "engine": engine}
+    how: dict[str, Any] = {"sampling": sampling, "drafter_module": module, "trained": trained, "engine": engine}
     expected = build("plain", target, **how).generate(CONDITION, keys=KEYS).codes
     parts = build(name, target, **how)
     assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
@@ -155,7 +156,7 @@ def test_exact_methods_give_the_codes_of_plain_decoding(name: str, dtype: torch.
 
 def test_fused_and_compiled_go_together_and_reproducible_costs_nothing_more() -> None:
     target = target_in(torch.bfloat16)
-    how = {"sampling": Sampling(guidance=3.0)}
+    how: dict[str, Any] = {"sampling": Sampling(guidance=3.0)}
     engine = Engine(fused=True, reproducible=True)
     plain = build("plain", target, **how, engine=engine)
     wide = build(METHODS["gumbel-jacobi"].with_options(window=40), target, **how, engine=engine)
