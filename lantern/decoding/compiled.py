@@ -14,7 +14,7 @@ from lantern.decoding.run import Programs, draft, settle
 def _of_inputs(checks: Any) -> list[bool]:
     """Which of torch's checks before a call stay on: those of the inputs, not of hundreds of modules, which are frozen.
 
-    Without `_of_its_own`, one of two targets of a size would be run with the packed weights of the other.
+    Without `_own_forward`, one of two targets of a size would be run with the packed weights of the other.
     """
     return torch.compiler.skip_guard_on_all_nn_modules_unsafe(checks)
 
@@ -36,7 +36,7 @@ def compile_target(target: nn.Module) -> None:
     """
     if getattr(target, "_is_compiled", False):
         return
-    target._is_compiled = True  # type: ignore[assignment]
+    target.is_fused, target._is_compiled = False, True  # type: ignore[assignment]
     if not _is_on_cpu(target):
         for layer in target.get_submodule("layers").children():
             layer.compile(dynamic=False)
@@ -44,7 +44,7 @@ def compile_target(target: nn.Module) -> None:
     import torch._inductor.config as inductor
 
     _allow_sizes()
-    called = torch.compile(_of_its_own(target.forward), dynamic=False, options=OPTIONS)
+    called = torch.compile(_own_forward(target), dynamic=False, options=OPTIONS)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         with inductor.patch(freezing=True):  # read while tracing, where the options of one function do not reach
@@ -64,14 +64,14 @@ def _compiled(function: Callable[..., Any]) -> Any:
     return torch.compile(function, dynamic=False)
 
 
-def _of_its_own(method: Any) -> Any:
-    """The method with code of its own: programs are found by code, and hold the packed weights of one module."""
-    shared = method.__func__
+def _own_forward(target: nn.Module) -> Any:
+    """The module's forward with code of its own: programs are found by code, and hold the packed weights of one."""
+    shared = type(target).forward
     function = FunctionType(
         shared.__code__.replace(), shared.__globals__, shared.__name__, shared.__defaults__, shared.__closure__
     )
     function.__kwdefaults__ = shared.__kwdefaults__
-    return MethodType(function, method.__self__)
+    return MethodType(function, target)
 
 
 def _allow_sizes() -> None:

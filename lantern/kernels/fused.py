@@ -7,6 +7,7 @@ batch (see `pass.cpp`), so that exact methods make plain decoding's picture code
 
 import ctypes
 from collections.abc import Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -42,22 +43,23 @@ class _Pass(ctypes.Structure):
 
 
 def fuse_target(target: nn.Module) -> None:
-    """Fuses a target's passes over a cache in place; other passes stay as they are. Twice is once.
+    """Fuses a target's passes over an fp32 cache in place; other passes are eager. Twice is once.
 
     Weights that change afterwards are not seen. ValueError for a target that is not on a CPU, for other dtypes than
     fp32 and bf16, for widths that are no multiples of 32 (heads and gates: 16), and where there is no C++ compiler.
     """
     if getattr(target, "is_fused", False):
         return
-    fused, eager = FusedPass(target), target.forward
+    fused, eager = FusedPass(target), MethodType(type(target).forward, target)
 
     def forward(inputs: Tensor, positions: Tensor, mask: Tensor | None = None, **told: Any) -> Any:
-        if told.get("cache") is None or mask is None:
+        cache = told.get("cache")
+        if mask is None or cache is None or cache.buffer.dtype != torch.float32:
             return eager(inputs, positions, mask, **told)
         return fused(inputs, positions, mask, **told)
 
     target.forward = forward
-    target.is_fused = True  # type: ignore[assignment]
+    target.is_fused, target._is_compiled = True, False  # type: ignore[assignment]
 
 
 class FusedPass:

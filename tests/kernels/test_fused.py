@@ -164,6 +164,27 @@ def test_fused_and_compiled_go_together_and_reproducible_costs_nothing_more() ->
     assert torch.equal(plain.generate(CONDITION, keys=KEYS).codes, wide.generate(CONDITION, keys=KEYS).codes)
 
 
+def test_a_fused_target_keeps_what_other_engines_promise() -> None:
+    target, sampling = target_in(torch.bfloat16), Sampling(guidance=3.0)
+    slow = Engine(reproducible=True)
+    expected = (
+        build("plain", copy.deepcopy(target), sampling=sampling, engine=slow).generate(CONDITION, keys=KEYS).codes
+    )
+    fuse_target(target)
+    assert torch.equal(
+        build("plain", target, sampling=sampling, engine=slow).generate(CONDITION, keys=KEYS).codes, expected
+    )
+
+
+@pytest.mark.slow
+def test_a_target_can_be_compiled_and_fused_in_turn() -> None:
+    target, sampling = target_in(torch.float32), Sampling(guidance=3.0)
+    expected = build("plain", target, sampling=sampling).generate(CONDITION, keys=KEYS).codes
+    for engine, is_fused in ((Engine(fused=True), True), (Engine(compile=True), False), (Engine(fused=True), True)):
+        made = build("plain", target, sampling=sampling, engine=engine).generate(CONDITION, keys=KEYS)
+        assert torch.equal(made.codes, expected) and target.is_fused == is_fused
+
+
 def test_laws_of_nan_are_noticed() -> None:
     target = target_in(torch.float32)
     target.layers[1].feed_forward.w2.weight.data[3, 5] = torch.nan
