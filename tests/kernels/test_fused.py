@@ -176,7 +176,7 @@ def test_a_fused_target_keeps_what_other_engines_promise() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of what the compiler itself imports
 def test_a_target_can_be_compiled_and_fused_in_turn() -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=3.0)
     expected = build("plain", target, sampling=sampling).generate(CONDITION, keys=KEYS).codes
