@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from lantern.catalog import METHODS, Method, build, find, neighbour_columns
+from lantern.clock import Clock
 from lantern.debugging import is_debugging
 from lantern.memory import BatchSize, in_batches, is_out_of_memory, release_memory, warn_of_halving
 from lantern.model_folder import Model
@@ -195,23 +195,6 @@ class Decoder:
         release_memory()
         half = len(codes) // 2
         return torch.cat([self.pixels(codes[:half]), self.pixels(codes[half:])])
-
-
-class Clock:
-    """Seconds by phase, waiting for the device at the end of each."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._is_cuda = device.type == "cuda"
-        self._last = time.perf_counter()
-        self.seconds: dict[str, float] = {}
-
-    def lap(self, phase: str) -> None:
-        """Books the time since the last lap under `phase`."""
-        if self._is_cuda:
-            torch.cuda.synchronize()  # sync
-        now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
-        self._last = now
 
 
 def draw_batches(

@@ -233,6 +233,12 @@ def _own_storage(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
+def user_cache() -> Path:
+    """lantern/ in $XDG_CACHE_HOME or ~/.cache: what can be made again for this user."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "lantern"
+
+
 def _is_int8(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.dtype == torch.int8
 

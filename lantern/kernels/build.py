@@ -9,6 +9,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from lantern.io import user_cache
+
 SOURCE = Path(__file__).with_name("pass.cpp")
 # no contraction: which products are fused with a sum is written out, or results would hang on the size of a tile
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-fopenmp")
@@ -22,7 +24,7 @@ def library() -> ctypes.CDLL:
     known = _run([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]).stdout
     source = SOURCE.read_bytes()
     name = hashlib.sha256(b"\0".join([source, " ".join(FLAGS).encode(), known])).hexdigest()[:24]
-    path = cache_folder() / f"pass-{name}.so"
+    path = user_cache() / f"pass-{name}.so"
     if not path.is_file():
         _build(compiler, path)
     return ctypes.CDLL(str(path))
@@ -40,12 +42,6 @@ def find_compiler() -> str:
     )
 
 
-def cache_folder() -> Path:
-    """Where built libraries are kept: lantern/ in $XDG_CACHE_HOME or ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "lantern"
-
-
 def _build(compiler: str, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +53,7 @@ def _build(compiler: str, path: Path) -> None:
         _run([compiler, *FLAGS, "-o", str(made), str(SOURCE)])
         made.replace(path)  # another process may have built the same
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # what is left there is never read
 
 
 def _run(command: list[str]) -> "subprocess.CompletedProcess[bytes]":

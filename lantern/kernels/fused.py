@@ -72,7 +72,7 @@ class FusedPass:
         config, self.dtype = target.config, target.tok_embeddings.weight.dtype
         check(target)
         self.call = library().lantern_pass
-        self.dim, self.vocab, self.head_dim = config.dim, config.vocab_size, config.head_dim
+        self.dim, self.vocab = config.dim, config.vocab_size
         self._arena = Arena(sum(ROOM + max(p.element_size(), 4) * p.numel() for p in target.parameters()))
         layers = (_Layer * config.n_layer)(*(self._layer(block) for block in target.layers))
         hidden = target.layers[0].feed_forward.w2.weight.shape[1]
@@ -133,12 +133,12 @@ class FusedPass:
 
 
 class Arena:
-    """Memory for copies of tensors, in huge pages where there are any: weights are then read half as fast again."""
+    """Memory for copies of tensors, in huge pages where there are any: reading then waits less for addresses."""
 
     def __init__(self, size: int) -> None:
         pages = mmap.mmap(-1, size)
         if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # a kernel without huge pages: slower, nothing more
                 pages.madvise(mmap.MADV_HUGEPAGE)
         self.memory = torch.frombuffer(pages, dtype=torch.uint8)
         self._used = 0

@@ -7,14 +7,13 @@ model's fingerprint. A profile speaks for one machine, dtype, set of weights and
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lantern.catalog import Method, find
 from lantern.config import read_json_object
-from lantern.io import write_json
+from lantern.io import user_cache, write_json
 from lantern.model_folder import Model
 from lantern.sampling import Sampling
 from lantern.tuning.costs import Costs, costs_of
@@ -27,8 +26,7 @@ KEYS = ("machine", "model", "sampling", "choice")
 
 def cache_folder() -> Path:
     """Where profiles of models go whose own folder cannot be written to."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "lantern" / "profiles"
+    return user_cache() / "profiles"
 
 
 def write_profile(profile: Mapping[str, Any], model: Model, out: Path | None = None) -> Path:
