@@ -136,6 +136,11 @@ def build(
     from lantern.decoding.loop import check_graphs, check_modes
 
     verifier = _verifier(method, sampling, neighbours, codebook)
+    if engine.fused:
+        from lantern.kernels.drafter import fused_drafter
+
+        drafter_module = None if drafter_module is None else fused_drafter(drafter_module)
+        trained = {name: fused_drafter(part) for name, part in trained.items()}
     drafter = Kit(target, sampling, drafter_module, trained, neighbours, codebook, costs).drafter(method)
     check_modes(drafter, verifier)
     if engine.graphs:

@@ -37,6 +37,7 @@ def compile_target(target: nn.Module) -> None:
     if getattr(target, "_is_compiled", False):
         return
     target.is_fused, target._is_compiled = False, True  # type: ignore[assignment]
+    target.__dict__.pop("draft_head", None)  # of fused passes
     if not _is_on_cpu(target):
         for layer in target.get_submodule("layers").children():
             layer.compile(dynamic=False)

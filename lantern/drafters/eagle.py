@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.drafters.examples import Examples, Prediction
+from lantern.drafters.target_head import target_logits
 from lantern.drafters.unroll import Unroll
 from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.layers import Attention, FeedForward, RMSNorm
@@ -143,6 +144,11 @@ class Eagle(nn.Module):
         return self.embed_tokens.weight.dtype
 
     @property
+    def cache_dtype(self) -> torch.dtype:
+        """Of keys and values: fused layers have one of their own."""
+        return getattr(self.layers[0], "cache_dtype", self.dtype)
+
+    @property
     def num_caches(self) -> int:
         """Layers that keep keys and values."""
         return len(self.layers)
@@ -158,7 +164,7 @@ class Eagle(nn.Module):
 
     def logits(self, features: Float[Tensor, "b n c"], target: Any) -> Float[Tensor, "b n v"]:
         """What features say of the next code, fp32: by the target's own head."""
-        return target.head(features.to(target.tok_embeddings.weight.dtype))
+        return target_logits(target, features)
 
     def init_for(self, target: Any, generator: torch.Generator) -> None:
         """`init_weights` with the target's embeddings."""

@@ -108,7 +108,7 @@ class EagleDrafter:
             prefix=prefix,
             codes=self.count,
             stage=stage,
-            dtype=self.module.dtype,
+            dtype=self.module.cache_dtype,
             device=device,
         )
         sees = torch.ones_like(prefill.mask[:, :-1]) if config.sees_padding else prefill.mask[:, :-1]

@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.drafters.chooser import Chooser
+from lantern.drafters.target_head import target_logits
 from lantern.noise import Purpose
 from lantern.sampling import Sampling
 from lantern.trees.static import StaticTree
@@ -50,7 +51,7 @@ class Marginals:
 
     def log_q(self, features: Float[Tensor, "b d c"]) -> Float[Tensor, "b d v"]:
         """The laws that guided features stand for, by the target's own head."""
-        return self.law.filtered(self.target.head(features.to(self.target.tok_embeddings.weight.dtype)))
+        return self.law.filtered(target_logits(self.target, features))
 
     def grow(self, root: Int[Tensor, "b 1"], log_q: Float[Tensor, "b d v"], known: Int[Tensor, " b"]) -> DraftTree:
         """The tree below the last of `known` codes of each image."""

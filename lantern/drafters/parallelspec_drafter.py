@@ -38,7 +38,7 @@ class ParallelContext:
             prefix=0,
             codes=config.block_size,
             stage=self.stage,
-            dtype=self.module.fc.weight.dtype,
+            dtype=self.module.cache_dtype,
             device=device,
         )
         self._mask = TreeMask(self.cache, torch.zeros(images, 0, dtype=torch.bool, device=device), self.stage)

@@ -8,6 +8,7 @@ from lantern.drafters.marginals import check_fit
 from lantern.drafters.pairs import Pairs
 from lantern.drafters.parallelspec import ParallelSpec
 from lantern.drafters.parallelspec_drafter import ParallelContext
+from lantern.drafters.target_head import target_logits
 from lantern.noise import Purpose
 from lantern.sampling import Sampling, pick
 from lantern.trees.static import chain
@@ -54,7 +55,7 @@ class ParallelChain:
         behind = (self.known[:, None] + count + self._ahead).clamp(max=self.count - 1)
         # In place: all else that outlives a step is the window's, whose holder may want it in fixed memory.
         self.known.add_(counts)
-        logits = self.target.head(guesses.to(self.target.tok_embeddings.weight.dtype))
+        logits = target_logits(self.target, guesses)
         log_q = self.sampling.filtered(logits)
         if self.is_gumbel:
             return Leftovers((log_q + self.noise.gumbel(behind, Purpose.TARGET)).argmax(-1), log_q)

@@ -75,7 +75,7 @@ class ViSpecDrafter(EagleDrafter):
             prefix=config.summaries + config.grid,
             codes=self._ring,
             stage=self.stage,
-            dtype=self.module.dtype,
+            dtype=self.module.cache_dtype,
             device=device,
         )
         self._stage = torch.arange(self.stage, device=device) + self.cache.first_stage_slot

@@ -5,9 +5,7 @@ order in which they are read, and nothing is dispatched. A row's logits are the 
 batch (see `pass.cpp`), so that exact methods make plain decoding's picture code for code, in fp32 and in bf16.
 """
 
-import contextlib
 import ctypes
-import mmap
 from collections.abc import Sequence
 from types import MethodType
 from typing import Any
@@ -17,32 +15,19 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lantern.kernels.build import library
+from lantern.kernels.linear import linear
+from lantern.kernels.packed import (
+    LANES,
+    PANEL,
+    Arena,
+    LayerTold,
+    ModelTold,
+    PackedLayer,
+    PassTold,
+    check_weights,
+    told,
+)
 from lantern.models.llamagen.transformer import Scores
-
-PANEL, LANES = 32, 16
-ROOM = 64  # bytes of a cache line, at which every tensor begins
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("attention_norm", "ffn_norm", "wqkv", "wo", "w13", "w2")]
-
-
-class _Model(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("dim", "heads", "layers", "hidden", "vocab", "is_half")),
-        ("eps", ctypes.c_float),
-        ("layer", ctypes.POINTER(_Layer)),
-        *((name, ctypes.c_void_p) for name in ("norm", "head", "rope")),
-    ]
-
-
-class _Pass(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int32) for name in ("rows", "nodes", "slots", "threads", "taps")),
-        *((name, ctypes.c_void_p) for name in ("inputs", "positions", "places", "mask")),
-        *((name, ctypes.c_int64) for name in ("mask_row", "mask_node")),
-        *((name, ctypes.c_void_p) for name in ("cache", "tapped", "fused", "features", "logits")),
-    ]
 
 
 def fuse_target(target: nn.Module) -> None:
@@ -61,7 +46,10 @@ def fuse_target(target: nn.Module) -> None:
             return eager(inputs, positions, mask, **told)
         return fused(inputs, positions, mask, **told)
 
-    target.forward = forward
+    def fused_head(features: Tensor) -> Tensor:
+        return fused.head(features)
+
+    target.forward, target.draft_head = forward, fused_head  # type: ignore[assignment]
     target.is_fused, target._is_compiled = True, False  # type: ignore[assignment]
 
 
@@ -73,14 +61,17 @@ class FusedPass:
         check(target)
         self.call = library().lantern_pass
         self.dim, self.vocab = config.dim, config.vocab_size
-        self._arena = Arena(sum(ROOM + max(p.element_size(), 4) * p.numel() for p in target.parameters()))
-        layers = (_Layer * config.n_layer)(*(self._layer(block) for block in target.layers))
+        arena = Arena.for_module(target)
+        # all that pass.cpp is told the place of
+        self._layers = [PackedLayer.of(block, arena) for block in target.layers]
+        self._norm, self._head = arena.wide(target.norm.weight), arena.panels(target.output.weight)
+        self._rope = target.rope.float().clone()
+        layers = (LayerTold * config.n_layer)(*(told(layer.tensors) for layer in self._layers))
         hidden = target.layers[0].feed_forward.w2.weight.shape[1]
         is_half = self.dtype == torch.bfloat16
         shape = (config.dim, config.n_head, config.n_layer, hidden, config.vocab_size, is_half)
-        norm, head = self._plain(target.norm.weight), self._panels(target.output.weight)
-        self._rope = target.rope.float().clone()
-        self.model = _Model(*shape, config.norm_eps, layers, norm, head, self._rope.data_ptr())
+        places = (tensor.data_ptr() for tensor in (self._norm, self._head, self._rope))
+        self.model = ModelTold(*shape, config.norm_eps, layers, *places)
 
     def __call__(
         self,
@@ -103,7 +94,7 @@ class FusedPass:
         self.call(
             ctypes.byref(self.model),
             ctypes.byref(
-                _Pass(
+                PassTold(
                     *(rows, nodes, cache.slots, torch.get_num_threads(), len(taps)),
                     *(inputs.data_ptr(), positions.data_ptr(), places.data_ptr(), mask.data_ptr()),
                     *(mask.stride(0), mask.stride(1), cache.buffer.data_ptr(), ctypes.addressof(tapped)),
@@ -113,54 +104,15 @@ class FusedPass:
         )
         return Scores(logits, features.to(self.dtype), None if fused is None else fused.to(self.dtype))
 
-    def _layer(self, block: Any) -> _Layer:
-        attention, feed = block.attention, block.feed_forward
-        gates, ups = feed.w13.weight.chunk(2)
-        woven = torch.stack([gates.unflatten(0, (-1, LANES)), ups.unflatten(0, (-1, LANES))], dim=1)
-        norms = [self._plain(norm.weight) for norm in (block.attention_norm, block.ffn_norm)]
-        weights = (attention.wqkv.weight, attention.wo.weight, woven.flatten(0, 2), feed.w2.weight)
-        return _Layer(*norms, *map(self._panels, weights))
-
-    def _panels(self, weight: Float[Tensor, "n k"]) -> int:
-        """32 outputs after another; of each all inputs, in bf16 two by two."""
-        if weight.dtype == torch.float32:
-            return self._arena.keep(weight.unflatten(0, (-1, PANEL)).transpose(1, 2))
-        pairs = weight.unflatten(1, (-1, 2)).unflatten(0, (-1, PANEL))
-        return self._arena.keep(pairs.transpose(1, 2))
-
-    def _plain(self, tensor: Tensor) -> int:
-        return self._arena.keep(tensor.float())
-
-
-class Arena:
-    """Memory for copies of tensors, in huge pages where there are any: reading then waits less for addresses."""
-
-    def __init__(self, size: int) -> None:
-        pages = mmap.mmap(-1, size)
-        if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
-            with contextlib.suppress(OSError):  # a kernel without huge pages: slower, nothing more
-                pages.madvise(mmap.MADV_HUGEPAGE)
-        self.memory = torch.frombuffer(pages, dtype=torch.uint8)
-        self._used = 0
-
-    def keep(self, tensor: Tensor) -> int:
-        """Copies a tensor, row by row; the address."""
-        begun, count = -(-self._used // ROOM) * ROOM, tensor.numel() * tensor.element_size()
-        self._used = begun + count
-        place = self.memory[begun : self._used].view(tensor.dtype).view(tensor.shape)
-        place.copy_(tensor.detach())
-        return place.data_ptr()
+    def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
+        """As `Transformer.head`, for drafters; passes over prompts keep the head that they had."""
+        return linear(features, self._head, None, self.vocab)
 
 
 def check(target: Any) -> None:
     """Refuses what `pass.cpp` is not written for."""
-    config, weight = target.config, target.tok_embeddings.weight
-    if weight.device.type != "cpu":
-        raise ValueError(f"fused passes are for CPUs, the model is on {weight.device.type}: leave fused out")
-    if weight.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"fused passes compute in fp32 or bf16, got {weight.dtype}: choose one of them")
-    if any(type(module.weight.data) is not Tensor for module in target.modules() if isinstance(module, nn.Linear)):
-        raise ValueError("fused passes read weights as they are, these are quantized: leave one of the two out")
+    config = target.config
+    check_weights(target)
     hidden = target.layers[0].feed_forward.w2.weight.shape[1]
     widths: Sequence[tuple[str, int, int]] = (
         ("dim", config.dim, PANEL),

@@ -1,4 +1,5 @@
-// A whole pass of a LlamaGen transformer over staged nodes, in one call: every layer, the final norm and the head.
+// A whole pass of a LlamaGen transformer over staged nodes, in one call: every layer, the final norm and the head; for
+// drafters one layer, or one linear.
 //
 // What decides the bits of a row's result is the row alone. Products add up along k one after the other, whatever the
 // number of rows; a node's attention adds up over the slots that it sees in their order, and a slot that it does not see
@@ -152,6 +153,10 @@ struct Half {
 #endif
 };
 
+template <class Kind> void narrow_all(const float *from, size_t count, typename Kind::Number *to) {
+    for (size_t i = 0; i < count; i += WIDTH) Kind::narrow(to + i, load(from + i));
+}
+
 // Multiplies rows of inputs with one panel; `finish(m, left, right)` gets the 32 results of row m.
 template <class Kind, int ROWS, class Finish>
 void one_tile(const typename Kind::Number *a, int inputs, const typename Kind::Number *panel, int m, Finish finish) {
@@ -182,7 +187,7 @@ void multiply(const typename Kind::Number *a, int rows, int inputs, const typena
 extern "C" {
 
 struct Layer {
-    const float *attention_norm, *ffn_norm;
+    const float *attention_norm, *ffn_norm; // null: nothing is normalised
     const void *wqkv, *wo, *w13, *w2; // panels; of w13 each holds 16 gates and their 16 ups
 };
 
@@ -190,8 +195,8 @@ struct Model {
     int32_t dim, heads, layers, hidden, vocab, is_half;
     float eps;
     const Layer *layer;
-    const float *norm;
-    const void *head;
+    const float *norm; // null: features are what the last layer gives
+    const void *head;  // null: no logits
     const float *rope; // (cos, sin) of half a head for each position
 };
 
@@ -207,6 +212,14 @@ struct Pass {
     float *fused;          // (rows, nodes, taps, dim)
     float *features;       // (rows, nodes, dim)
     float *logits;         // (rows, nodes, vocab)
+};
+
+struct Linear {
+    int32_t rows, inputs, outputs, threads, is_half;
+    const float *a;     // (rows, inputs)
+    const void *panels;
+    const float *bias;  // (outputs), or null
+    float *out;         // (rows, outputs)
 };
 }
 
@@ -262,6 +275,11 @@ template <class Kind> struct Worker {
         const int dim = model.dim;
         for (int m = 0; m < count; m++) {
             const float *row = x + size_t(m) * dim;
+            if (!weight) {
+                narrow_all<Kind>(row, dim, &normed[size_t(m) * dim]);
+                if (out) std::memcpy(out + size_t(m) * dim, row, sizeof(float) * dim);
+                continue;
+            }
             Lanes squares = {};
             for (int c = 0; c < dim; c += WIDTH) squares = fma(load(row + c), load(row + c), squares);
             float sum = 0;
@@ -452,7 +470,7 @@ template <class Kind> struct Worker {
 #pragma omp barrier
         }
         norm(model.norm, omp_get_thread_num() == 0 ? pass.features : nullptr);
-        score();
+        if (model.head) score();
     }
 };
 
@@ -469,7 +487,25 @@ template <class Kind> void run(const Model &model, const Pass &pass) {
     }
 }
 
+template <class Kind> void run(const Linear &linear) {
+    typedef typename Kind::Number Number;
+    std::vector<Number> a(size_t(linear.rows) * linear.inputs);
+    narrow_all<Kind>(linear.a, a.size(), a.data());
+#pragma omp parallel for num_threads(linear.threads)
+    for (int p = 0; p < linear.outputs / PANEL; p++) {
+        const Number *panel = (const Number *)linear.panels + size_t(p) * PANEL * linear.inputs;
+        const float *bias = linear.bias ? linear.bias + p * PANEL : nullptr;
+        multiply<Kind>(a.data(), linear.rows, linear.inputs, panel, [&](int m, Lanes left, Lanes right) {
+            float *at = linear.out + size_t(m) * linear.outputs + p * PANEL;
+            store(at, bias ? left + load(bias) : left);
+            store(at + WIDTH, bias ? right + load(bias + WIDTH) : right);
+        });
+    }
+}
+
 } // namespace
+
+extern "C" void lantern_linear(const Linear *linear) { linear->is_half ? run<Half>(*linear) : run<Full>(*linear); }
 
 extern "C" void lantern_pass(const Model *model, const Pass *pass) {
     model->is_half ? run<Half>(*model, *pass) : run<Full>(*model, *pass);

@@ -1,0 +1,85 @@
+"""Linears and single layers of `pass.cpp` as operations of torch, which its compiler leaves as they are."""
+
+import ctypes
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.kernels.build import library
+from lantern.kernels.packed import LayerTold, LinearTold, ModelTold, PassTold, told
+
+_OPERATIONS = torch.library.Library("lantern", "DEF")
+_OPERATIONS.define("linear(Tensor x, Tensor panels, Tensor? bias, int outputs) -> Tensor")
+_OPERATIONS.define(
+    "layer(Tensor x, Tensor turns, Tensor mask, Tensor(a!) cache, Tensor places, Tensor?[] weights, float eps)"
+    " -> Tensor"
+)
+
+
+def linear(
+    x: Float[Tensor, "*b k"], panels: Tensor, bias: Float[Tensor, " n"] | None, outputs: int
+) -> Float[Tensor, "*b n"]:
+    """x times a packed weight, and a bias in fp32, in fp32. Products are taken in the weight's dtype."""
+    return torch.ops.lantern.linear(x, panels, bias, outputs)
+
+
+def layer(
+    x: Float[Tensor, "b n c"],
+    turns: Float[Tensor, "b n 3 1 half 2"],
+    mask: Float[Tensor, "b n s"],
+    cache: Float[Tensor, "2 b h s d"],
+    places: Int[Tensor, " n"],
+    weights: tuple[Tensor | None, ...],
+    eps: float,
+) -> Float[Tensor, "b n c"]:
+    """A decoder layer whose keys and values go to slots `places` of its cache, which is in fp32. The result is fp32."""
+    return torch.ops.lantern.layer(x, turns, mask, cache, places, weights, eps)
+
+
+def _linear(x: Tensor, panels: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    out, a = x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32), x.float().contiguous()
+    sizes = (a[..., 0].numel(), a.shape[-1], outputs, torch.get_num_threads(), panels.dtype == torch.bfloat16)
+    places = (a.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr())
+    library().lantern_linear(ctypes.byref(LinearTold(*sizes, *places)))
+    return out
+
+
+def _layer(
+    x: Tensor, turns: Tensor, mask: Tensor, cache: Tensor, places: Tensor, weights: list[Tensor | None], eps: float
+) -> Tensor:
+    rows, nodes, dim = x.shape
+    _, _, heads, slots, _ = cache.shape
+    wqkv, w2 = weights[2], weights[5]
+    assert wqkv is not None and w2 is not None and cache.is_contiguous()
+    inputs, turns, places = x.float().contiguous(), turns.contiguous(), places.contiguous()
+    mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+    # turns of a node are three: of its query, its key and its value
+    positions = torch.arange(0, 3 * rows * nodes, 3)
+    out = torch.empty(rows, nodes, dim)
+    only = (LayerTold * 1)(told(tuple(weights)))
+    shape = (dim, heads, 1, w2.numel() // dim, 0, wqkv.dtype == torch.bfloat16)
+    model = ModelTold(*shape, eps, only, None, None, turns.data_ptr())
+    run = PassTold(
+        *(rows, nodes, slots, torch.get_num_threads(), 0),
+        *(inputs.data_ptr(), positions.data_ptr(), places.data_ptr(), mask.data_ptr()),
+        *(mask.stride(0), mask.stride(1), cache.data_ptr(), None, None, out.data_ptr(), None),
+    )
+    library().lantern_pass(ctypes.byref(model), ctypes.byref(run))
+    return out
+
+
+_OPERATIONS.impl("linear", _linear, "CPU")
+_OPERATIONS.impl("layer", _layer, "CPU")
+
+
+@torch.library.register_fake("lantern::linear")
+def _(x: Tensor, panels: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32)
+
+
+@torch.library.register_fake("lantern::layer")
+def _(
+    x: Tensor, turns: Tensor, mask: Tensor, cache: Tensor, places: Tensor, weights: list[Tensor | None], eps: float
+) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.float32)

@@ -1,0 +1,132 @@
+"""Weights in the order in which `pass.cpp` reads them, and the structures in which it is told where they are."""
+
+import contextlib
+import ctypes
+import mmap
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+PANEL, LANES = 32, 16
+ROOM = 64  # bytes of a cache line, at which every tensor begins
+
+
+class LayerTold(ctypes.Structure):
+    """`Layer` of pass.cpp."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("attention_norm", "ffn_norm", "wqkv", "wo", "w13", "w2")]
+
+
+class ModelTold(ctypes.Structure):
+    """`Model` of pass.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("dim", "heads", "layers", "hidden", "vocab", "is_half")),
+        ("eps", ctypes.c_float),
+        ("layer", ctypes.POINTER(LayerTold)),
+        *((name, ctypes.c_void_p) for name in ("norm", "head", "rope")),
+    ]
+
+
+class PassTold(ctypes.Structure):
+    """`Pass` of pass.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("rows", "nodes", "slots", "threads", "taps")),
+        *((name, ctypes.c_void_p) for name in ("inputs", "positions", "places", "mask")),
+        *((name, ctypes.c_int64) for name in ("mask_row", "mask_node")),
+        *((name, ctypes.c_void_p) for name in ("cache", "tapped", "fused", "features", "logits")),
+    ]
+
+
+class LinearTold(ctypes.Structure):
+    """`Linear` of pass.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("rows", "inputs", "outputs", "threads", "is_half")),
+        *((name, ctypes.c_void_p) for name in ("a", "panels", "bias", "out")),
+    ]
+
+
+class Arena:
+    """Memory for copies of tensors, in huge pages where there are any: reading then waits less for addresses."""
+
+    def __init__(self, size: int) -> None:
+        pages = mmap.mmap(-1, size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+            with contextlib.suppress(OSError):  # a kernel without huge pages: slower, nothing more
+                pages.madvise(mmap.MADV_HUGEPAGE)
+        self.memory = torch.frombuffer(pages, dtype=torch.uint8)
+        self._used = 0
+
+    @classmethod
+    def for_module(cls, module: nn.Module) -> "Arena":
+        """Room for all weights of a module, those that are not packed in fp32."""
+        return cls(sum(ROOM + max(p.element_size(), 4) * p.numel() for p in module.parameters()))
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """A copy of a tensor, row by row."""
+        begun, count = -(-self._used // ROOM) * ROOM, tensor.numel() * tensor.element_size()
+        self._used = begun + count
+        place = self.memory[begun : self._used].view(tensor.dtype).view(tensor.shape)
+        return place.copy_(tensor.detach())
+
+    def wide(self, tensor: Tensor) -> Tensor:
+        """A copy in fp32."""
+        return self.keep(tensor.float())
+
+    def panels(self, weight: Float[Tensor, "n k"]) -> Tensor:
+        """32 outputs after another; of each all inputs, in bf16 two by two."""
+        if weight.dtype == torch.float32:
+            return self.keep(weight.unflatten(0, (-1, PANEL)).transpose(1, 2))
+        pairs = weight.unflatten(1, (-1, 2)).unflatten(0, (-1, PANEL))
+        return self.keep(pairs.transpose(1, 2))
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """The weights of a decoder layer; norms that it has not are None."""
+
+    attention_norm: Tensor | None
+    ffn_norm: Tensor
+    wqkv: Tensor
+    wo: Tensor
+    w13: Tensor
+    w2: Tensor
+
+    @classmethod
+    def of(cls, block: Any, arena: Arena) -> "PackedLayer":
+        """Of a `Block` or an `EagleLayer`."""
+        attention, feed = block.attention, block.feed_forward
+        gates, ups = feed.w13.weight.chunk(2)
+        woven = torch.stack([gates.unflatten(0, (-1, LANES)), ups.unflatten(0, (-1, LANES))], dim=1)
+        entry = getattr(block.attention_norm, "weight", None)
+        return cls(
+            None if entry is None else arena.wide(entry),
+            arena.wide(block.ffn_norm.weight),
+            *map(arena.panels, (attention.wqkv.weight, attention.wo.weight, woven.flatten(0, 2), feed.w2.weight)),
+        )
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """In the order of `LayerTold`."""
+        return (self.attention_norm, self.ffn_norm, self.wqkv, self.wo, self.w13, self.w2)
+
+
+def told(tensors: tuple[Tensor | None, ...]) -> LayerTold:
+    """Where the weights of a layer are."""
+    return LayerTold(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
+
+
+def check_weights(module: nn.Module) -> None:
+    """Refuses weights that `pass.cpp` cannot read: ValueError says what they are."""
+    weight = next(module.parameters())
+    if weight.device.type != "cpu":
+        raise ValueError(f"fused passes are for CPUs, the model is on {weight.device.type}: leave fused out")
+    if weight.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"fused passes compute in fp32 or bf16, got {weight.dtype}: choose one of them")
+    if any(type(linear.weight.data) is not Tensor for linear in module.modules() if isinstance(linear, nn.Linear)):
+        raise ValueError("fused passes read weights as they are, these are quantized: leave one of the two out")
