@@ -23,6 +23,7 @@ from lantern.eval.rounds import now, take_turns
 from lantern.eval.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.surroundings import load_average, surroundings
 from lantern.eval.variants import Stable, kinds_of
+from lantern.kernels.drafter import fused_drafter
 from lantern.model_folder import DTYPES, Model, pick_device, place_module
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.sampling import Sampling
@@ -217,7 +218,8 @@ class ShapeBench:
             return Parts(METHODS[PLAIN], model.target, self.sampling, None, None, engine=model.engine)
         assert model.drafter is not None
         kind: Any = ParallelDrafter if isinstance(model.drafter, ParallelSpec) else EagleDrafter
-        drafter = kind(model.drafter, model.target, tree=self.tree, mode="gumbel", sampling=self.sampling)
+        module = fused_drafter(model.drafter) if model.engine.fused else model.drafter
+        drafter = kind(module, model.target, tree=self.tree, mode="gumbel", sampling=self.sampling)
         verifier = self._scripted(GumbelVerifier(), self._counts(label), deepest(self.tree.shape()))
         return Parts(METHODS[self.options.drafter], model.target, self.sampling, drafter, verifier, engine=model.engine)
 
