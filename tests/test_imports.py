@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "lantern.policies": (*LEAVES, "lantern.trees"),
     "lantern.records": (*LEAVES, "lantern.policies"),
     "lantern.drafters": (*LEAVES, *METHODS, "lantern.methods", "lantern.models", "lantern.policies"),
-    "lantern.kernels": ("lantern.types", "lantern.io", "lantern.models"),
+    "lantern.kernels": ("lantern.types", "lantern.io", "lantern.models", "lantern.drafters.eagle"),
     "lantern.catalog": (*LEAVES, *METHODS, "lantern.methods", "lantern.drafters", "lantern.kernels"),
     "lantern.training": (
         *LEAVES,
@@ -62,6 +62,7 @@ SHARED = (
     "lantern.drafters.heads",
     "lantern.drafters.marginals",
     "lantern.drafters.pairs",
+    "lantern.drafters.target_head",
     "lantern.drafters.parallelspec_drafter_chain",
 )
 
