@@ -23,7 +23,19 @@ if TYPE_CHECKING:
     from lantern.sampling import Sampling
     from lantern.types import Condition, Drafter, Generation, Target, Verifier
 
-__all__ = ["EAGER", "METHODS", "TOGETHER", "Engine", "Kit", "Method", "Parts", "build", "find", "neighbour_columns"]
+__all__ = [
+    "EAGER",
+    "METHODS",
+    "TOGETHER",
+    "Engine",
+    "Kit",
+    "Method",
+    "Parts",
+    "build",
+    "find",
+    "layer_by_layer",
+    "neighbour_columns",
+]
 
 TOGETHER = 16  # codes of a pass of reproducible decoding at most: linears were found to round alike up to there
 
@@ -46,6 +58,11 @@ class Engine:
     reproducible: bool = False
     int4: bool = False
     fused: bool = False
+
+
+def layer_by_layer(engine: Engine) -> Engine:
+    """The engine without what runs several layers at once, in which nobody can look at one."""
+    return dataclasses.replace(engine, compile=False, graphs=False, fused=False)
 
 
 EAGER = Engine()

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from lantern.catalog import METHODS, Method, build, find, neighbour_columns
+from lantern.catalog import METHODS, Method, build, find, layer_by_layer, neighbour_columns
 from lantern.clock import Clock
 from lantern.debugging import is_debugging
 from lantern.memory import BatchSize, in_batches, is_out_of_memory, release_memory, warn_of_halving
@@ -157,7 +157,7 @@ class Decoder:
             codebook=codebook_for(model) if method.relaxation else None,
             prompts=model.prompts,
             # layers can be watched only one by one
-            engine=dataclasses.replace(model.engine, compile=False, graphs=False) if self.debug else model.engine,
+            engine=layer_by_layer(model.engine) if self.debug else model.engine,
             costs=costs_for(model) if method.policy else None,
         )
         if self.record is not None:

@@ -32,12 +32,15 @@ def watched_layers(target: Any, drafter: nn.Module | None = None) -> Iterator[No
     if drafter is not None:
         handles += watch.attach(drafter, "the drafter's ", tells_place=False)
     own = dict(vars(target))
+    vars(target).pop("forward", None)  # of a target that was fused or compiled before, which has no layers to look at
     for name in ("features", "read_prompt"):
         setattr(target, name, watch.noting_positions(getattr(target, name), is_prompt=name == "read_prompt"))
     try:
-        with torch.compiler.set_stance("force_eager"):  # a target that was compiled before has no layers to look at
+        with torch.compiler.set_stance("force_eager"):  # layers compiled one by one, on a GPU
             yield
     finally:
+        if "forward" in own:
+            target.forward = own["forward"]
         for name in ("features", "read_prompt"):
             if name in own:
                 setattr(target, name, own[name])

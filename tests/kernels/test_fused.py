@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.catalog import METHODS, Engine, build
+from lantern.catalog import METHODS, Engine, build, layer_by_layer
 from lantern.decoding.cache import StaticCache
 from lantern.kernels import build as building
 from lantern.kernels.fused import fuse_target
 from lantern.models.llamagen.transformer import Scores, Transformer
 from lantern.sampling import Sampling
+from lantern.soundness import NotFiniteError, watched_layers
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_parts
 
@@ -190,6 +191,16 @@ def test_laws_of_nan_are_noticed() -> None:
     target.layers[1].feed_forward.w2.weight.data[3, 5] = torch.nan
     made = build("plain", target, sampling=Sampling(), engine=Engine(fused=True)).generate(CONDITION, keys=KEYS)
     assert made.is_finite is not None and not made.is_finite.any()
+
+
+def test_debug_mode_looks_at_the_layers_of_a_fused_target() -> None:
+    target, sampling = target_in(torch.float32), Sampling()
+    target.layers[1].feed_forward.w2.weight.data[3, 5] = torch.nan
+    fuse_target(target)
+    fused, engine = target.forward, layer_by_layer(Engine(fused=True))
+    with pytest.raises(NotFiniteError, match="layer 1 feed-forward gave NaN"), watched_layers(target):
+        build("plain", target, sampling=sampling, engine=engine).generate(CONDITION, keys=KEYS)
+    assert target.forward is fused
 
 
 @pytest.mark.parametrize(
