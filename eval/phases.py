@@ -11,7 +11,7 @@ from lantern.eval.network_clock import NetworkClock, networks
 from lantern.eval.ratios import rounded
 from lantern.types import Callback, Step
 
-PROMPT, DRAFTING = "prefill", "propose"
+PROMPT, DRAFTING, PASS = "prefill", "propose", "score"
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Timed:
     """One timed generation, the pass over its prompt left out: seconds by phase and the calls of the networks.
 
     In compiled steps the drafter's network is not seen apart from the rest of drafting, and in graphed ones nothing is.
+    Turns that are one program tell of their passes themselves.
     """
 
     contender: Contender
@@ -32,10 +33,17 @@ class Timed:
         return sum(self.phases.values())
 
     @property
+    def pass_seconds(self) -> float | None:
+        """Seconds of a pass of the target; None where nobody sees it."""
+        if self.clock.calls or self.contender.variant.is_graphed:
+            return self.clock.typical("target.forward")
+        return self.phases[PASS] / self.steps
+
+    @property
     def host_share(self) -> float | None:
         """Share of everything but the two networks; of compiled steps all of drafting counts as network."""
         if not self.clock.calls:
-            return None
+            return None if self.pass_seconds is None else 1 - self.phases[PASS] / self.total
         hidden = self.phases.get(DRAFTING, 0.0) if self.contender.variant.is_compiled else 0.0
         return max(1 - (self.clock.outer + hidden) / self.total, 0.0)
 
@@ -56,10 +64,11 @@ def time_phases(contender: Contender, job: Job, *, callback: Callback | None = N
     if contender.variant.is_compiled:
         # what a compiler has traced must stay as it was traced
         watched = {"target": (contender.parts.target, ("forward",))}
-    with clock.watching({} if contender.variant.is_graphed else watched):
-        made = contender.decode(job, is_timed=True, callback=after_prompt)
+    is_whole = contender.parts.takes_whole_turns  # of which the clock sees nothing, and which looking would slow down
+    with clock.watching({} if contender.variant.is_graphed or is_whole else watched):
+        made = contender.decode(job, is_timed=True, callback=callback if is_whole else after_prompt)
     phases = {name: seconds for name, seconds in made.seconds.items() if name != PROMPT}
-    return Timed(contender, phases, clock, max(count - 1, 1))
+    return Timed(contender, phases, clock, max(int(made.passes.max()) - 1 if is_whole else count - 1, 1))
 
 
 def layer_seconds(plain: Timed) -> float | None:
@@ -69,7 +78,7 @@ def layer_seconds(plain: Timed) -> float | None:
     features = plain.clock.typical("target.features")
     if features is not None:
         return features / layers
-    whole = plain.clock.typical("target.forward")
+    whole = plain.pass_seconds
     return None if whole is None else whole * layer_bytes(target) / pass_bytes(target, rows=0)
 
 
@@ -91,7 +100,7 @@ def describe(timed: Timed, *, layer: float | None, copy_gbps: float, rows: int) 
         "draft_step_layers": None,
     }
     nodes = 1 if parts.drafter is None else parts.drafter.max_nodes
-    spent = timed.clock.typical("target.forward")
+    spent = timed.pass_seconds
     if spent is not None:
         speed = pass_bytes(_module(parts.target), rows=rows, nodes=nodes) / spent / 1e9
         found |= {"pass_ms": rounded(1e3 * spent), "gbps": rounded(speed), "share_of_copy": rounded(speed / copy_gbps)}

@@ -99,6 +99,11 @@ class Parts:
         is_slow = self.engine.reproducible and not self.engine.fused
         engine = {"reproducible": is_slow, "graphs": self.engine.graphs}
         how: dict[str, Any] = {"prompts": self.prompts} | engine | watching
+        if self.takes_whole_turns:
+            from lantern.kernels import turns
+
+            how = {"prompts": self.prompts, "drafter": self.drafter} | watching
+            return turns.generate(self.target, condition, sampling=self.sampling, keys=keys, **how)
         if self.drafter is None or self.verifier is None:
             return plain.generate(self.target, condition, sampling=self.sampling, keys=keys, **how)
         how = {"programs": self._programs()} | how
@@ -111,6 +116,15 @@ class Parts:
             verifier=self.verifier,
             **how,
         )
+
+    @property
+    def takes_whole_turns(self) -> bool:
+        """Whether each turn is one C++ program."""
+        if not self.engine.fused or self.engine.graphs:
+            return False
+        from lantern.kernels import turns
+
+        return turns.fits(self.target, self.sampling, self.drafter, self.verifier)
 
     def _programs(self) -> "Programs | None":
         if not self.engine.compile:

@@ -119,11 +119,18 @@ class Noise:
 
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = Purpose.TARGET) -> Float[Tensor, "b n v"]:
         """Standard Gumbel noise of every code at these code numbers (clamped to the picture)."""
-        if self.is_silent:
+        table = self.gumbel_table(purpose)
+        if table is None:
             return torch.zeros(1, 1, 1, device=self.device).expand(*positions.shape, self.vocab_size)
+        return table[self._rows, positions.clamp(0, self.positions - 1)]
+
+    def gumbel_table(self, purpose: int = Purpose.TARGET) -> Float[Tensor, "b p v"] | None:
+        """That of every code at every code number; None where noise is silent."""
+        if self.is_silent:
+            return None
         if purpose not in self._gumbel:
-            self._gumbel[purpose] = self._gumbel_table(Purpose(purpose))
-        return self._gumbel[purpose][self._rows, positions.clamp(0, self.positions - 1)]
+            self._gumbel[purpose] = self._make_table(Purpose(purpose))
+        return self._gumbel[purpose]
 
     def uniform(
         self,
@@ -165,7 +172,7 @@ class Noise:
             table[part] = to_uniform(random_words(seeds[part], images[part], purpose, where, lanes, turns[part]))
         return table.unflatten(0, (len(self._keys), self.positions))
 
-    def _gumbel_table(self, purpose: Purpose) -> Float[Tensor, "b p v"]:
+    def _make_table(self, purpose: Purpose) -> Float[Tensor, "b p v"]:
         table = torch.empty(len(self._keys), self.positions, self.vocab_size, device=self.device)
         # Blocks of positions for large codebooks, of pictures for small ones.
         pictures = max(BLOCK // (self.vocab_size * self.positions), 1)

@@ -81,8 +81,16 @@ class Sampling:
         """The law at each code number in `positions`, as log-probabilities."""
         return self.filtered(self.guide(logits, positions))
 
+    def scores(self, logits: Float[Tensor, "b r n v"], positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n v"]:
+        """As `log_probs`, up to a number for each code number: enough to draw by argmax(log p + g)."""
+        return self._kept(self.guide(logits, positions))
+
     def filtered(self, guided: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
         """The law of logits that guidance has already combined: temperature, top-k, top-p, log-softmax."""
+        return self._kept(guided).log_softmax(-1)
+
+    def _kept(self, guided: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
+        """Temperature, top-k, top-p."""
         logits = guided.float()
         if self.is_greedy:
             return greedy_law(logits)
@@ -93,7 +101,7 @@ class Sampling:
             logits = logits.masked_fill(logits < threshold, -torch.inf)
         if self.top_p < 1:
             logits = keep_nucleus(logits, self.top_p)
-        return logits.log_softmax(-1)
+        return logits
 
 
 def greedy_law(logits: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:

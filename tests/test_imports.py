@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "lantern.policies": (*LEAVES, "lantern.trees"),
     "lantern.records": (*LEAVES, "lantern.policies"),
     "lantern.drafters": (*LEAVES, *METHODS, "lantern.methods", "lantern.models", "lantern.policies"),
-    "lantern.kernels": ("lantern.types", "lantern.io", "lantern.models", "lantern.drafters.eagle"),
+    "lantern.kernels": (*LEAVES, *METHODS, "lantern.models", "lantern.drafters"),
     "lantern.catalog": (*LEAVES, *METHODS, "lantern.methods", "lantern.drafters", "lantern.kernels"),
     "lantern.training": (
         *LEAVES,

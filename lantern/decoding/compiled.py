@@ -37,7 +37,8 @@ def compile_target(target: nn.Module) -> None:
     if getattr(target, "_is_compiled", False):
         return
     target.is_fused, target._is_compiled = False, True  # type: ignore[assignment]
-    target.__dict__.pop("draft_head", None)  # of fused passes
+    for name in ("draft_head", "fused_pass"):
+        target.__dict__.pop(name, None)
     if not _is_on_cpu(target):
         for layer in target.get_submodule("layers").children():
             layer.compile(dynamic=False)

@@ -94,8 +94,8 @@ class PlainTurns(Turns):
     def draw(self, scores: Scores) -> Step:
         """Draws the code at `place` from the law that a pass gave."""
         logits = scores.logits.unflatten(0, (-1, self.begun.cache.rows))
-        log_p = self.sampling.log_probs(logits, self.place)
-        self.drawn = (log_p + self.begun.noise.gumbel(self.place)).argmax(-1)
+        law = self.sampling.scores(logits, self.place)
+        self.drawn = (law + self.begun.noise.gumbel(self.place)).argmax(-1)
         self.codes.scatter_(1, self.place, self.drawn)
         self.finite.look(logits)
         self.watch.lap("draw")

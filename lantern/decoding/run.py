@@ -53,7 +53,7 @@ def settle(run: "Run", verifier: Verifier, tree: DraftTree, scores: Scores) -> S
     tree = tree.walkable
     places = (run.known[:, None] + tree.shape.depths).clamp(max=run.count - 1)
     logits = scores.logits.unflatten(0, (len(run.known), run.cache.rows))[:, :, : tree.shape.num_nodes]
-    verdict = verifier.walk(tree, run.law.log_probs(logits, places), places, run.noise)
+    verdict = verifier.walk(tree, law_of(run.law, verifier)(logits, places), places, run.noise)
     walked = torch.nn.functional.pad(verdict.path, (1, 0))
     run.cache.commit(walked, run.known - 1)
     drafted = torch.nn.functional.pad(tree.tokens.gather(1, verdict.path), (0, 1))
@@ -66,6 +66,11 @@ def settle(run: "Run", verifier: Verifier, tree: DraftTree, scores: Scores) -> S
     unused = counts[:, None] <= (0 if is_carried else run.ahead[: walked.shape[1]])
     run.finite.look(logits, nodes=None if is_carried else walked, unused=unused)
     return Settled(verdict, fresh, counts)
+
+
+def law_of(law: Sampling, verifier: Verifier) -> Callable[[Tensor, Tensor], Tensor]:
+    """What turns logits into what a verifier reads."""
+    return law.scores if getattr(verifier, "reads_scores", False) else law.log_probs
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,7 @@ class Run:
     def draw_first(self, verifier: Verifier) -> Step:
         """Draws code 0 from what the prompt says."""
         place = torch.zeros_like(self.known)[:, None]
-        log_p = self.law.log_probs(self.begun.logits, place)
+        log_p = law_of(self.law, verifier)(self.begun.logits, place)
         self.codes[:, :1] = verifier.draw(log_p, place, self.noise)
         self.finite.look(self.begun.logits)
         features = self.begun.features[:, :, -1:].flatten(0, 1)

@@ -89,7 +89,7 @@ class JacobiDrafter:
         self._steps = torch.arange(self.max_nodes, device=device)
         self._known = torch.ones(images, dtype=torch.long, device=device)
         where = torch.arange(self.count, device=device).expand(images, -1)
-        self._random = (noise.uniform(where, 1, purpose=Purpose.DRAFT)[..., 0] * self.vocab_size).long()
+        self._random = random_codes(noise, where, self.vocab_size)
         law = torch.zeros(images, 1, self.vocab_size, device=device) if self.keeps_laws else None
         ahead = None if self.continuation is None else self.continuation.begin(prefill, noise)
         self._shift(Leftovers(first, law), torch.ones_like(self._known), ahead)
@@ -144,6 +144,11 @@ class JacobiDrafter:
         log_q.masked_fill_(is_new[..., None], -torch.inf)
         own = log_q.gather(-1, codes[..., None])
         return log_q.scatter_(-1, codes[..., None], own.masked_fill(is_new[..., None], 0.0))
+
+
+def random_codes(noise: NoiseSource, where: Int[Tensor, "b n"], vocab_size: int) -> Int[Tensor, "b n"]:
+    """Initial codes at these places, uniform over all codes."""
+    return (noise.uniform(where, 1, purpose=Purpose.DRAFT)[..., 0] * vocab_size).long()
 
 
 def build(method: Method, kit: Kit) -> JacobiDrafter:

@@ -1,4 +1,4 @@
-"""Builds `pass.cpp` for the processor at hand, once: the library is kept in the user's cache folder."""
+"""Builds `turns.cpp`, with `pass.cpp` in it, for the processor at hand, once; the library stays in the user's cache."""
 
 import ctypes
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lantern.io import user_cache
 
-SOURCE = Path(__file__).with_name("pass.cpp")
+SOURCES = [Path(__file__).with_name(name) for name in ("turns.cpp", "pass.cpp")]  # the first has the others in it
 # no contraction: which products are fused with a sum is written out, or results would hang on the size of a tile
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-fopenmp")
 
@@ -22,8 +22,8 @@ def library() -> ctypes.CDLL:
     compiler = find_compiler()
     # what the compiler knows of itself and of this processor
     known = _run([compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]).stdout
-    source = SOURCE.read_bytes()
-    name = hashlib.sha256(b"\0".join([source, " ".join(FLAGS).encode(), known])).hexdigest()[:24]
+    sources = [source.read_bytes() for source in SOURCES]
+    name = hashlib.sha256(b"\0".join([*sources, " ".join(FLAGS).encode(), known])).hexdigest()[:24]
     path = user_cache() / f"pass-{name}.so"
     if not path.is_file():
         _build(compiler, path)
@@ -50,7 +50,7 @@ def _build(compiler: str, path: Path) -> None:
         raise ValueError(f"fused passes cannot be built in {path.parent} ({error}): set XDG_CACHE_HOME") from error
     try:
         made = Path(folder) / path.name
-        _run([compiler, *FLAGS, "-o", str(made), str(SOURCE)])
+        _run([compiler, *FLAGS, "-o", str(made), str(SOURCES[0])])
         made.replace(path)  # another process may have built the same
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # what is left there is never read

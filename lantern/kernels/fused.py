@@ -50,7 +50,7 @@ def fuse_target(target: nn.Module) -> None:
         return fused.head(features)
 
     target.forward, target.draft_head = forward, fused_head  # type: ignore[assignment]
-    target.is_fused, target._is_compiled = True, False  # type: ignore[assignment]
+    target.is_fused, target._is_compiled, target.fused_pass = True, False, fused  # type: ignore[assignment]
 
 
 class FusedPass:

@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <omp.h>
 #include <vector>
 #if defined(__AVX512F__)

@@ -19,6 +19,7 @@ class GumbelVerifier:
 
     modes: frozenset[str] = frozenset({"gumbel", "point", "sampled", "iid", "jacobi"})
     reads_soft_law: bool = False
+    reads_scores: bool = True  # log p up to a number for each node is enough
     is_exact: bool = True
 
     def draw(

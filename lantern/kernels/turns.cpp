@@ -1,0 +1,208 @@
+// Whole turns of plain decoding, or of a Jacobi window under fixed noise, in one call: what a pass takes in, the pass,
+// the draws, the match, and what is kept of it. Plain decoding is a window of one code.
+//
+// Draws are those of `Sampling.scores` and `GumbelVerifier.draw`, operation by operation, so that their bits are too.
+
+#include "pass.cpp"
+
+extern "C" {
+
+struct Turns {
+    int32_t images, nodes, codes, prefix, conditioning, top_k, interval, is_random;
+    float guidance, temperature; // temperature 0: the most likely code
+    const void *embeddings;      // (vocab, dim), in bf16 where the model is
+    const float *noise;          // (images, codes, vocab); null: none
+    const int64_t *random;       // (images, codes): initial codes, where `is_random`
+    int64_t *known;              // (images): codes decided, of which the last is not in the cache
+    int64_t *window;             // (images, nodes): the last code and drafts of those that follow it
+    int64_t *grid;               // (images, codes)
+    int64_t *begun, *counts;     // (images): the first new code of the last turn, and how many there were
+    int64_t *drawn;              // (images, nodes): the code that follows each node
+    int64_t *passes;             // (images)
+    int64_t *accepted, *reached; // (images, nodes - 1)
+    uint8_t *finite;             // (images)
+    double seconds;              // in passes
+};
+}
+
+namespace {
+
+inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
+
+struct Turner {
+    const Model &model;
+    const Pass &pass;
+    Turns &turns;
+    const int rows = pass.rows / turns.images; // of an image
+
+    int64_t place(int image, int node) const {
+        return std::min<int64_t>(turns.known[image] + node, turns.codes - 1);
+    }
+
+    // What the pass reads: embeddings, positions, and which committed codes are seen.
+    void fill() const {
+        float *inputs = const_cast<float *>(pass.inputs), *mask = const_cast<float *>(pass.mask);
+        for (int m = 0; m < pass.rows; m++) {
+            const int image = m / rows;
+            const int64_t known = turns.known[image];
+            for (int i = 0; i < turns.nodes; i++) {
+                const size_t at = size_t(m) * turns.nodes + i;
+                embed(turns.window[image * turns.nodes + i], inputs + at * model.dim);
+                const int64_t where = std::min<int64_t>(known - 1 + i, turns.codes - 1);
+                const_cast<int64_t *>(pass.positions)[at] = where + turns.conditioning;
+                float *seen = mask + m * pass.mask_row + i * pass.mask_node + turns.prefix;
+                std::fill(seen, seen + known - (turns.nodes > 1), 0.0f);
+            }
+        }
+        // A window stands in the stage; a single code goes where it stays.
+        if (turns.nodes == 1) const_cast<int64_t *>(pass.places)[0] = turns.prefix + turns.known[0] - 1;
+    }
+
+    void embed(int64_t code, float *to) const {
+        const size_t from = size_t(code) * model.dim;
+        for (int c = 0; c < model.dim; c++)
+            to[c] = model.is_half ? wide(((const uint16_t *)turns.embeddings)[from + c])
+                                  : ((const float *)turns.embeddings)[from + c];
+    }
+
+    const float *logits(int image, int row, int node) const {
+        return pass.logits + ((size_t(image) * rows + row) * turns.nodes + node) * model.vocab;
+    }
+
+    // The code that follows a node: the largest of law and noise, the lowest among equals.
+    int64_t draw(int image, int node, std::vector<float> &law, std::vector<float> &sorted) const {
+        const int64_t where = place(image, node);
+        const float *c = logits(image, 0, node), *u = rows == 2 ? logits(image, 1, node) : c;
+        const bool is_guided = rows == 2 && (turns.interval < 0 || where <= turns.interval + 1);
+        const bool is_cooled = turns.temperature != 0 && turns.temperature != 1;
+        const Lanes scale = all(turns.guidance), temperature = all(turns.temperature);
+        for (int v = 0; v < model.vocab; v += WIDTH) {
+            Lanes x = load(c + v);
+            if (is_guided) x = load(u + v) + (x - load(u + v)) * scale;
+            if (is_cooled) x = x / temperature;
+            store(&law[v], x);
+        }
+        float least = -INFINITY;
+        if (turns.top_k > 0 && turns.top_k < model.vocab) {
+            sorted = law;
+            std::nth_element(sorted.begin(), sorted.begin() + turns.top_k - 1, sorted.end(), std::greater<float>());
+            least = sorted[turns.top_k - 1];
+        }
+        const float *noise = turns.noise ? turns.noise + (size_t(image) * turns.codes + where) * model.vocab : nullptr;
+        const Lanes none = all(-INFINITY);
+        Lanes best = none;
+        for (int v = 0; v < model.vocab; v += WIDTH) {
+            Lanes x = load(&law[v]);
+            x = x < least ? none : x;
+            if (noise) x = x + load(noise + v);
+            store(&law[v], x);
+            best = larger(x, best);
+        }
+        float most = -INFINITY;
+        for (int i = 0; i < WIDTH; i++) most = best[i] > most ? best[i] : most;
+        for (int v = 0; v < model.vocab; v++)
+            if (law[v] == most) return v;
+        return 0; // of a law of NaN, which is told by `finite`
+    }
+
+    bool is_finite(int image, int node) const {
+        Lanes off = {};
+        for (int row = 0; row < rows; row++)
+            for (int v = 0; v < model.vocab; v += WIDTH) {
+                const Lanes x = load(logits(image, row, node) + v);
+                off += x - x;
+            }
+        for (int i = 0; i < WIDTH; i++)
+            if (!(off[i] == 0)) return false;
+        return true;
+    }
+
+    void draw_all() const {
+        const int tasks = turns.images * turns.nodes;
+#pragma omp parallel num_threads(std::min(tasks, pass.threads))
+        {
+            std::vector<float> law(model.vocab), sorted;
+#pragma omp for
+            for (int task = 0; task < tasks; task++)
+                turns.drawn[task] = draw(task / turns.nodes, task % turns.nodes, law, sorted);
+        }
+    }
+
+    // Keeps the drafts that are the target's own draws, and the draw that follows them.
+    void settle(int image) const {
+        const int64_t known = turns.known[image], *drawn = turns.drawn + image * turns.nodes;
+        const int64_t *window = turns.window + image * turns.nodes;
+        turns.begun[image] = known;
+        turns.counts[image] = 0;
+        if (known >= turns.codes) return;
+        int length = 0;
+        while (length + 1 < turns.nodes && window[length + 1] == drawn[length]) length++;
+        const int64_t count = std::min<int64_t>(length + 1, turns.codes - known);
+        for (int64_t i = 0; i < count; i++) {
+            turns.grid[image * turns.codes + known + i] = drawn[i];
+            if (!is_finite(image, int(i))) turns.finite[image] = 0;
+        }
+        turns.passes[image]++;
+        for (int d = 0; d + 1 < turns.nodes && known + d < turns.codes; d++) {
+            turns.accepted[image * (turns.nodes - 1) + d] += d < length;
+            turns.reached[image * (turns.nodes - 1) + d] += d <= length;
+        }
+        if (turns.nodes > 1) keep(image, length);
+        turns.counts[image] = count;
+        turns.known[image] = known + count;
+        shift(image, int(count));
+    }
+
+    // Copies keys and values of the first nodes from the stage to the places of their codes.
+    void keep(int image, int length) const {
+        const int head_dim = model.dim / model.heads;
+        for (int64_t plane = 0; plane < 2 * int64_t(model.layers) * pass.rows; plane++) {
+            if (plane % pass.rows / rows != image) continue;
+            for (int head = 0; head < model.heads; head++) {
+                float *slots = pass.cache + (plane * model.heads + head) * pass.slots * head_dim;
+                for (int i = 0; i <= length; i++) {
+                    const int64_t where = turns.known[image] - 1 + i;
+                    if (where < turns.codes)
+                        std::memcpy(slots + (turns.prefix + where) * head_dim, slots + pass.places[i] * head_dim,
+                                    sizeof(float) * head_dim);
+                }
+            }
+        }
+    }
+
+    // The next window: the last new code, what was drawn behind it, and initial codes at its end.
+    void shift(int image, int count) const {
+        const int64_t *drawn = turns.drawn + image * turns.nodes;
+        int64_t *window = turns.window + image * turns.nodes;
+        window[0] = drawn[count - 1];
+        for (int j = 0; j + 1 < turns.nodes; j++) {
+            const int from = count + j;
+            window[j + 1] = from < turns.nodes       ? drawn[from]
+                            : turns.is_random        ? turns.random[image * turns.codes + place(image, j)]
+                                                     : drawn[turns.nodes - 1];
+        }
+    }
+
+    int64_t turn() const {
+        fill();
+        const double start = omp_get_wtime();
+        lantern_pass(&model, &pass);
+        turns.seconds += omp_get_wtime() - start;
+        draw_all();
+        for (int image = 0; image < turns.images; image++) settle(image);
+        return *std::min_element(turns.known, turns.known + turns.images);
+    }
+};
+
+} // namespace
+
+// Takes turns until all pictures are done or `patience` seconds have passed, one at least; the codes that the slowest
+// picture has.
+extern "C" int64_t lantern_turns(const Model *model, const Pass *pass, Turns *turns, double patience) {
+    const Turner turner{*model, *pass, *turns};
+    const double start = omp_get_wtime();
+    int64_t known;
+    do known = turner.turn();
+    while (known < turns->codes && omp_get_wtime() - start < patience);
+    return known;
+}
