@@ -77,6 +77,14 @@ inline Lanes fold(Lanes *sums) {
     return sums[0];
 }
 
+// Pairs of lanes as complex numbers, times pairs (cos, sin).
+inline Lanes rotate(Lanes y, Lanes turn) {
+    const Whole even = {0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14}, odd = even + 1;
+    const Whole swapped = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
+    const Lanes sign = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
+    return y * __builtin_shuffle(turn, even) + __builtin_shuffle(y, swapped) * (sign * __builtin_shuffle(turn, odd));
+}
+
 inline float wide(uint16_t x) {
     const uint32_t bits = uint32_t(x) << 16;
     float y;
@@ -307,15 +315,7 @@ template <class Kind> struct Worker {
                     const int column = p * PANEL + part * WIDTH, which = column / dim, inner = column % dim;
                     const int head = inner / head_dim, d = inner % head_dim;
                     Lanes y = part ? right : left;
-                    if (which < 2) {
-                        const float *turn = model.rope + size_t(pass.positions[m]) * half * 2 + d;
-                        Lanes turned;
-                        for (int i = 0; i < WIDTH; i += 2) {
-                            turned[i] = y[i] * turn[i] - y[i + 1] * turn[i + 1];
-                            turned[i + 1] = y[i + 1] * turn[i] + y[i] * turn[i + 1];
-                        }
-                        y = turned;
-                    }
+                    if (which < 2) y = rotate(y, load(model.rope + size_t(pass.positions[m]) * half * 2 + d));
                     if (which == 0) {
                         store(q + size_t(m) * dim + inner, y * scale);
                         continue;
@@ -337,37 +337,59 @@ template <class Kind> struct Worker {
             const int begin = chunk * NODES_A_TASK, end = std::min(begin + NODES_A_TASK, int(pass.nodes));
             const int length = seen[row].length;
             scores.resize(size_t(NODES_A_TASK) * length);
-            for (int i = begin; i < end; i++) {
-                float *weights = &scores[size_t(i - begin) * length];
-                head_dim == 4 * WIDTH ? weigh<4>(row, head, i, keys, weights) : weigh<0>(row, head, i, keys, weights);
-            }
+            for (int i = begin; i < end; i += TOGETHER)
+                weigh(row, head, i, std::min(end - i, TOGETHER), keys, &scores[size_t(i - begin) * length]);
             for (int i = begin; i < end; i += TOGETHER)
                 gather(row, head, i, std::min(end - i, TOGETHER), values, &scores[size_t(i - begin) * length]);
         });
     }
 
-    // A node's weights, not yet divided by their sum. PARTS: lanes of a head, where the compiler is to know them.
-    template <int PARTS> void weigh(int row, int head, int node, const float *keys, float *out) {
+    // Weights of some nodes, not yet divided by their sum.
+    void weigh(int row, int head, int node, int nodes, const float *keys, float *out) {
+        switch (head_dim == 4 * WIDTH ? nodes : -nodes) {
+#define CASE(N)                                                                                                        \
+    case N:                                                                                                            \
+        return weigh_some<4, N>(row, head, node, keys, out);                                                           \
+    case -N:                                                                                                           \
+        return weigh_some<0, N>(row, head, node, keys, out);
+            CASE(1) CASE(2) CASE(3) CASE(4)
+#undef CASE
+        }
+    }
+
+    // PARTS: lanes of a head, where the compiler is to know them. Each key is read once for all nodes.
+    template <int PARTS, int NODES> void weigh_some(int row, int head, int node, const float *keys, float *out) {
         const int head_dim = PARTS ? PARTS * WIDTH : this->head_dim;
         const Seen &of = seen[row];
         const float *query = q + (size_t(row) * pass.nodes + node) * model.dim + head * head_dim;
-        Lanes most = all(-INFINITY);
+        Lanes most[NODES];
+        for (int n = 0; n < NODES; n++) most[n] = all(-INFINITY);
         for (int j = 0; j < of.length; j += WIDTH) {
-            Lanes sums[WIDTH];
+            Lanes sums[NODES][WIDTH];
 #pragma GCC unroll 16
             for (int i = 0; i < WIDTH; i++) {
                 const float *key = keys + size_t(of.slots[j + i]) * head_dim;
-                sums[i] = load(query) * load(key);
 #pragma GCC unroll 4
-                for (int d = WIDTH; d < head_dim; d += WIDTH) sums[i] = fma(load(query + d), load(key + d), sums[i]);
+                for (int n = 0; n < NODES; n++) sums[n][i] = load(query + size_t(n) * model.dim) * load(key);
+#pragma GCC unroll 4
+                for (int d = WIDTH; d < head_dim; d += WIDTH) {
+                    const Lanes part = load(key + d);
+#pragma GCC unroll 4
+                    for (int n = 0; n < NODES; n++)
+                        sums[n][i] = fma(load(query + size_t(n) * model.dim + d), part, sums[n][i]);
+                }
             }
-            const Lanes score = fold(sums) + load(&of.added[size_t(node) * of.length + j]);
-            store(out + j, score);
-            most = score > most ? score : most;
+            for (int n = 0; n < NODES; n++) {
+                const Lanes score = fold(sums[n]) + load(&of.added[size_t(node + n) * of.length + j]);
+                store(out + size_t(n) * of.length + j, score);
+                most[n] = score > most[n] ? score : most[n];
+            }
         }
-        float top = -INFINITY;
-        for (int i = 0; i < WIDTH; i++) top = most[i] > top ? most[i] : top;
-        for (int j = 0; j < of.length; j += WIDTH) store(out + j, exp(load(out + j) - top));
+        for (int n = 0; n < NODES; n++) {
+            float top = -INFINITY, *weights = out + size_t(n) * of.length;
+            for (int i = 0; i < WIDTH; i++) top = most[n][i] > top ? most[n][i] : top;
+            for (int j = 0; j < of.length; j += WIDTH) store(weights + j, exp(load(weights + j) - top));
+        }
     }
 
     // Means of values of some nodes by their weights, 64 numbers of a head at a time.
