@@ -206,3 +206,26 @@ extern "C" int64_t lantern_turns(const Model *model, const Pass *pass, Turns *tu
     while (known < turns->codes && omp_get_wtime() - start < patience);
     return known;
 }
+
+// Philox4x32-10 as in lantern/noise.py: the uniforms of `count` codes at each code number of each picture.
+extern "C" void lantern_uniforms(int32_t pictures, int32_t positions, int32_t count, int32_t threads, const int64_t *low,
+                                 const int64_t *high, const int64_t *picture, const int64_t *position, double *out) {
+#pragma omp parallel for num_threads(threads)
+    for (int row = 0; row < pictures * positions; row++) {
+        const int of = row / positions;
+        double *to = out + int64_t(row) * count;
+        for (int block = 0; block * 4 < count; block++) {
+            uint32_t c[4] = {uint32_t(block), uint32_t(position[row % positions]), uint32_t(picture[of]),
+                             uint32_t(picture[of] >> 32)};
+            uint32_t k0 = uint32_t(low[of]), k1 = uint32_t(high[of]);
+            for (int round = 0; round < 10; round++, k0 += 0x9E3779B9, k1 += 0xBB67AE85) {
+                const uint64_t left = uint64_t(c[0]) * 0xD2511F53, right = uint64_t(c[2]) * 0xCD9E8D57;
+                c[0] = uint32_t(right >> 32) ^ c[1] ^ k0;
+                c[2] = uint32_t(left >> 32) ^ c[3] ^ k1;
+                c[1] = uint32_t(right);
+                c[3] = uint32_t(left);
+            }
+            for (int i = 0; i < std::min(4, count - 4 * block); i++) to[4 * block + i] = (c[i] + 0.5) * 0x1p-32;
+        }
+    }
+}

@@ -9,8 +9,9 @@ import torch
 
 from lantern.catalog import METHODS, Engine, Parts, build
 from lantern.kernels import turns
-from lantern.kernels.turns import FusedTurns
+from lantern.kernels.turns import FusedTurns, fused_uniforms
 from lantern.models.llamagen.transformer import Transformer
+from lantern.noise import Purpose, random_uniforms
 from lantern.sampling import Sampling
 from lantern.types import Generation, Step
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
@@ -125,6 +126,14 @@ def test_laws_of_nan_are_noticed_of_the_pictures_that_they_are_of(
     assert found is not None and found.tolist() == [True, True, False]
     expected = by_the_loop(parts, monkeypatch).is_finite
     assert expected is not None and torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_uniforms_are_those_of_every_device(purpose: Purpose) -> None:
+    seeds, images = torch.tensor([0, 7, 2**63 - 1]), torch.tensor([3, 2**40 + 5, 0])
+    for positions, count in ((torch.arange(5), 32), (torch.tensor([255, 3]), 13)):
+        found = fused_uniforms(seeds, images, purpose, positions, count)
+        assert torch.equal(found, random_uniforms(seeds, images, purpose, positions, count))
 
 
 def test_a_picture_of_one_code_takes_no_turn() -> None:
