@@ -45,7 +45,8 @@ class Engine:
     """How passes are run; none of it but `int4` changes the law of the codes.
 
     `compile`: by torch.compile, each size at its first use. `fused`: the target's passes as one C++ program each, built
-    at first use, for CPUs; a code does not depend on what is scored with it, as `reproducible` promises. `graphs`: a
+    at first use, for CPUs, and whole turns where no drafter takes part; a code does not depend on what is scored with
+    it, as `reproducible` promises. `graphs`: a
     step, plain or drafted, as one CUDA graph.
     `reproducible`: a code does not depend on how many others are scored with it, bit for bit in fp32 and bf16, so that
     exact drafted methods give the codes of plain decoding; for CPUs, eager passes and up to TOGETHER codes a pass.
@@ -66,6 +67,7 @@ def layer_by_layer(engine: Engine) -> Engine:
 
 
 EAGER = Engine()
+FUSED_WINDOW = 2  # the one that is never slower than plain decoding; `lantern tune` finds longer ones for larger models
 RELAXATIONS = {
     "lantern": "lantern.relaxations.lantern:Lantern",
     "lantern++": "lantern.relaxations.lantern_pp:LanternPP",
@@ -182,6 +184,16 @@ def build(
             f"{TOGETHER}: choose a smaller tree or window, or leave reproducible out"
         )
     return Parts(method, target, sampling, drafter, verifier, prompts, engine)
+
+
+def suited(method: Method, engine: Engine) -> Method:
+    """A method whose window nobody chose, with one that suits the engine.
+
+    Between passes that are dispatched one by one a long window saves work; fused turns have none to save, and a pass
+    takes as long as its codes.
+    """
+    is_window = method.drafter == "jacobi" and method.verifier == "gumbel"
+    return method.with_options(window=FUSED_WINDOW) if engine.fused and is_window else method
 
 
 def _prepare(engine: Engine, target: "Target") -> None:

@@ -4,11 +4,13 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from lantern.catalog import FUSED_WINDOW, METHODS, Engine
 from lantern.generate import choose_method, generate
 from lantern.io import load_state, save_component
 from lantern.model_folder import load_model, pick_device, write_index
@@ -62,6 +64,17 @@ def test_auto_drafts_with_a_drafter_that_was_trained_for_the_model(folder: Path,
     foreign = forget_what_for(Path(shutil.copytree(folder, tmp_path / "foreign")))
     assert choose_method(load_model(foreign), "auto", tell=told.append).name == "plain"
     assert "does not say for which weights" in told[-1]
+
+
+def test_a_window_that_nobody_chose_suits_the_engine(folder: Path) -> None:
+    eager = replace(load_model(folder), generation={"method": "gumbel-jacobi"})
+    fused = replace(eager, engine=Engine(fused=True))
+    usual = METHODS["gumbel-jacobi"].settings["window"]
+    assert choose_method(eager).settings["window"] == usual != FUSED_WINDOW
+    assert choose_method(fused).settings["window"] == FUSED_WINDOW
+    assert choose_method(fused, settings={"window": 5}).settings["window"] == 5
+    assert choose_method(fused, "gumbel-jacobi").settings["window"] == usual
+    assert choose_method(replace(fused, generation={"method": "eagle1"})) == METHODS["eagle1"]
 
 
 def test_the_shipped_table_is_the_one_that_would_be_made(folder: Path, tmp_path: Path) -> None:
