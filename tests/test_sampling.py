@@ -21,6 +21,14 @@ def test_guidance_combines_the_rows() -> None:
     assert torch.allclose(guided, rows[:, 1] + 4 * (rows[:, 0] - rows[:, 1]))
 
 
+@pytest.mark.parametrize("law_of", [Sampling(guidance=4, temperature=0.7), Sampling(top_k=2), Sampling(top_p=0.6)])
+def test_scores_are_the_law_up_to_a_number_for_each_code_number(law_of: Sampling) -> None:
+    rows, where = torch.randn(2, 2, 3, 5, generator=torch.Generator().manual_seed(1)), torch.zeros(2, 3).long()
+    scores, log_p = law_of.scores(rows, where), law_of.log_probs(rows, where)
+    assert torch.allclose(scores.log_softmax(-1), log_p)
+    assert torch.equal(scores.argsort(-1, stable=True), log_p.argsort(-1, stable=True))
+
+
 @pytest.mark.parametrize("guidance", [0.0, 0.5, 1.0])
 def test_without_guidance_there_is_one_row(guidance: float) -> None:
     assert Sampling(guidance=guidance).rows == 1

@@ -80,9 +80,12 @@ class StepClock:
         self._last = self.setup.now()
 
     def of_tree(self, nodes: int, depth: int, inner: int) -> Laps:
-        """Medians without the warm-up; a run of few steps counts them all."""
+        """Medians without the warm-up; a run of few steps counts them all.
+
+        In turns that are one program a pass is not seen apart, and is nearly all of a step.
+        """
         skipped = WARM_UP if len(self.step) > 2 * WARM_UP else 0
-        passes, drafts = self.verify[-len(self.step) :], self.draft[-len(self.step) :]
+        passes, drafts = (self.verify or self.step)[-len(self.step) :], self.draft[-len(self.step) :]
         kept = [median(values[skipped:]) if values else 0.0 for values in (passes, drafts, self.step)]
         return Laps(nodes, depth, inner, *kept)
 

@@ -1,0 +1,40 @@
+"""Laps of plain decoding, whatever the engine."""
+
+import shutil
+from statistics import median
+
+import pytest
+
+from lantern.catalog import Engine
+from lantern.generate import Decoder
+from lantern.model_folder import Model
+from lantern.requests import Request
+from lantern.sampling import Sampling
+from lantern.tuning import measure
+from lantern.tuning.measure import Setup, StepClock
+from tests.tiny import tiny_condition, tiny_target
+
+SHAPE = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
+
+
+def setup_of(engine: Engine) -> Setup:
+    return Setup(Model("toy", tiny_target(**SHAPE), engine=engine), Sampling(), [Request(prompt="a cat")])
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_pass_of_plain_decoding_takes_most_of_a_step(is_fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_fused and shutil.which("g++") is None:
+        pytest.skip("needs g++, with which fused passes are built")
+    monkeypatch.setattr(Decoder, "condition", lambda *_: tiny_condition((4,)))
+    setup = setup_of(Engine(fused=is_fused))
+    laps = measure.time_plain(setup, steps=16, rounds=2)
+    assert (laps.nodes, laps.depth, laps.draft) == (1, 0, 0.0)
+    assert 0 < laps.verify <= laps.step
+
+
+def test_where_no_pass_is_seen_it_is_the_whole_step() -> None:
+    clock = StepClock(setup_of(Engine()), 16)
+    clock.step = [0.5, 0.1, 0.3]
+    assert clock.of_tree(1, 0, 0).verify == median(clock.step)
+    clock.verify = [0.9, 0.2, 0.05, 0.1]
+    assert clock.of_tree(1, 0, 0).verify == 0.1  # of the steps that were timed
