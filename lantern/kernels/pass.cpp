@@ -11,11 +11,13 @@
 //   phase    what all threads do between two barriers; four a layer
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <omp.h>
 #include <vector>
 #if defined(__AVX512F__)
@@ -497,17 +499,48 @@ template <class Kind> struct Worker {
     }
 };
 
+// How many threads passes of a kind are worth. Threads wait for each other some eighty times a pass: where other programs
+// hold a core one alone is faster, by orders of magnitude. Bits do not depend on it.
+struct Crew {
+    static constexpr int TRIED = 3, SHORTEST = 8, LONGEST = 512;
+    double alone = 0; // seconds by one thread
+    int tried = 0, resting = 0, rest = SHORTEST;
+
+    int threads(int most) const { return tried < TRIED || resting > 0 ? 1 : most; }
+
+    void took(int threads, double seconds) {
+        if (threads == 1) {
+            alone = tried++ ? std::min(seconds, 1.1 * alone) : seconds; // once interrupted is not slow
+            resting = std::max(resting - 1, 0);
+        } else if (seconds > 2 * alone) {
+            resting = rest;
+            rest = std::min(2 * rest, LONGEST);
+        } else {
+            rest = std::max(rest / 2, SHORTEST);
+        }
+    }
+
+    static Crew &of(const Model &model, int inputs) {
+        static thread_local std::map<std::array<int, 4>, Crew> known;
+        return known[{model.dim, model.layers, model.is_half, inputs}];
+    }
+};
+
 template <class Kind> void run(const Model &model, const Pass &pass) {
     const size_t count = size_t(pass.rows) * pass.nodes, dim = model.dim;
     std::vector<float> x(pass.inputs, pass.inputs + count * dim), q(count * dim);
     std::vector<typename Kind::Number> attended(count * dim), gated(count * model.hidden);
     std::vector<Seen> seen(pass.rows);
     for (int row = 0; row < pass.rows; row++) seen[row].look(pass, row);
-#pragma omp parallel num_threads(pass.threads)
+    Crew &crew = Crew::of(model, int(count));
+    const int threads = pass.threads > 1 ? crew.threads(pass.threads) : 1;
+    const double start = omp_get_wtime();
+#pragma omp parallel num_threads(threads)
     {
         Worker<Kind> worker(model, pass, x.data(), q.data(), attended.data(), gated.data(), seen.data());
         worker.run();
     }
+    if (pass.threads > 1) crew.took(threads, omp_get_wtime() - start);
 }
 
 template <class Kind> void run(const Linear &linear) {

@@ -27,6 +27,8 @@ struct Turns {
 
 namespace {
 
+constexpr int ALONE = 1 << 16; // numbers of laws for which one thread is enough
+
 inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 
 struct Turner {
@@ -119,7 +121,8 @@ struct Turner {
 
     void draw_all() const {
         const int tasks = turns.images * turns.nodes;
-#pragma omp parallel num_threads(std::min(tasks, pass.threads))
+        const int threads = tasks * model.vocab < ALONE ? 1 : std::min(tasks, pass.threads);
+#pragma omp parallel num_threads(threads)
         {
             std::vector<float> law(model.vocab), sorted;
 #pragma omp for

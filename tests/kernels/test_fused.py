@@ -136,8 +136,9 @@ def test_no_number_of_nodes_and_threads_changes_a_bit(nodes: int, dtype: torch.d
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            found = Passes(target).score(codes, chain).logits
-            assert all(torch.equal(found[:, i], alone[i]) for i in range(nodes))
+            for _ in range(6):  # of which the first go by one thread, to see what it takes
+                found = Passes(target).score(codes, chain).logits
+                assert all(torch.equal(found[:, i], alone[i]) for i in range(nodes))
     finally:
         torch.set_num_threads(threads)
 
