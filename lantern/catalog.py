@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EAGER",
+    "FUSED_WINDOW",
     "METHODS",
     "TOGETHER",
     "Engine",
@@ -35,6 +36,7 @@ __all__ = [
     "find",
     "layer_by_layer",
     "neighbour_columns",
+    "suited",
 ]
 
 TOGETHER = 16  # codes of a pass of reproducible decoding at most: linears were found to round alike up to there
@@ -45,9 +47,8 @@ class Engine:
     """How passes are run; none of it but `int4` changes the law of the codes.
 
     `compile`: by torch.compile, each size at its first use. `fused`: the target's passes as one C++ program each, built
-    at first use, for CPUs, and whole turns where no drafter takes part; a code does not depend on what is scored with
-    it, as `reproducible` promises. `graphs`: a
-    step, plain or drafted, as one CUDA graph.
+    at first use, for CPUs, and whole turns of plain decoding and of windows by Gumbel match; a code does not depend on
+    what is scored with it, as `reproducible` promises. `graphs`: a step, plain or drafted, as one CUDA graph.
     `reproducible`: a code does not depend on how many others are scored with it, bit for bit in fp32 and bf16, so that
     exact drafted methods give the codes of plain decoding; for CPUs, eager passes and up to TOGETHER codes a pass.
     `int4`: the target's layers hold 4-bit weights, so that it is another target: what is exact is exact with respect to
@@ -67,7 +68,7 @@ def layer_by_layer(engine: Engine) -> Engine:
 
 
 EAGER = Engine()
-FUSED_WINDOW = 2  # the one that is never slower than plain decoding; `lantern tune` finds longer ones for larger models
+FUSED_WINDOW = 2  # the best for one picture in eval/results/speed_windows.json; `lantern tune` measures others
 RELAXATIONS = {
     "lantern": "lantern.relaxations.lantern:Lantern",
     "lantern++": "lantern.relaxations.lantern_pp:LanternPP",

@@ -499,8 +499,8 @@ template <class Kind> struct Worker {
     }
 };
 
-// How many threads passes of a kind are worth. Threads wait for each other some eighty times a pass: where other programs
-// hold a core one alone is faster, by orders of magnitude. Bits do not depend on it.
+// How many threads passes of a kind are worth. Threads wait for each other five times a layer: where other programs
+// hold a core, one alone is faster. Bits do not depend on it.
 struct Crew {
     static constexpr int TRIED = 3, SHORTEST = 8, LONGEST = 512;
     double alone = 0; // seconds by one thread

@@ -22,7 +22,9 @@ def setup_of(engine: Engine) -> Setup:
 
 
 @pytest.mark.parametrize("is_fused", [False, True])
-def test_a_pass_of_plain_decoding_takes_most_of_a_step(is_fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_of_plain_decoding_is_seen_and_is_no_longer_than_its_step(
+    is_fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if is_fused and shutil.which("g++") is None:
         pytest.skip("needs g++, with which fused passes are built")
     monkeypatch.setattr(Decoder, "condition", lambda *_: tiny_condition((4,)))
