@@ -1,4 +1,4 @@
-"""Builds `turns.cpp`, with `pass.cpp` in it, for the processor at hand, once; the library stays in the user's cache."""
+"""Builds `turns.cpp`, with what it includes, for the processor at hand, once; the library stays in the user's cache."""
 
 import ctypes
 import hashlib
@@ -11,7 +11,8 @@ from pathlib import Path
 
 from lantern.io import user_cache
 
-SOURCES = [Path(__file__).with_name(name) for name in ("turns.cpp", "pass.cpp")]  # the first has the others in it
+# the first has the others in it
+SOURCES = [Path(__file__).with_name(name) for name in ("turns.cpp", "pass.cpp", "crew.h")]
 # no contraction: which products are fused with a sum is written out, or results would hang on the size of a tile
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-fopenmp")
 
@@ -27,7 +28,17 @@ def library() -> ctypes.CDLL:
     path = user_cache() / f"pass-{name}.so"
     if not path.is_file():
         _build(compiler, path)
-    return ctypes.CDLL(str(path))
+    found = ctypes.CDLL(str(path))
+    for call in (found.lantern_pass, found.lantern_linear, found.lantern_turns):
+        call.restype, call.errcheck = ctypes.c_int64, _check
+    return found
+
+
+def _check(result: int, call: object, given: object) -> int:
+    """What a call gave; MemoryError where it found no memory."""
+    if result < 0:
+        raise MemoryError("a fused pass found no memory for what it computes")
+    return result
 
 
 def find_compiler() -> str:

@@ -10,14 +10,15 @@
 //   tile     up to 12 rows by one panel: kept in registers while the inputs go by
 //   phase    what all threads do between two barriers; four a layer
 
+#include "crew.h"
+
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <map>
+#include <new>
 #include <omp.h>
 #include <vector>
 #if defined(__AVX512F__)
@@ -273,7 +274,11 @@ template <class Kind> struct Worker {
 
     Worker(const Model &model, const Pass &pass, float *x, float *q, Number *attended, Number *gated, const Seen *seen)
         : model(model), pass(pass), count(pass.rows * pass.nodes), head_dim(model.dim / model.heads), x(x), q(q),
-          attended(attended), gated(gated), seen(seen), normed(size_t(count) * model.dim) {}
+          attended(attended), gated(gated), seen(seen), normed(size_t(count) * model.dim) {
+        int longest = 0;
+        for (int row = 0; row < pass.rows; row++) longest = std::max(longest, seen[row].length);
+        scores.resize(size_t(NODES_A_TASK) * longest);
+    }
 
     // Calls work(i) for this thread's share of 0..tasks-1.
     template <class Work> void share(int tasks, Work work) {
@@ -338,7 +343,6 @@ template <class Kind> struct Worker {
             const float *keys = pass.cache + plane * (2 * number) + first, *values = keys + plane;
             const int begin = chunk * NODES_A_TASK, end = std::min(begin + NODES_A_TASK, int(pass.nodes));
             const int length = seen[row].length;
-            scores.resize(size_t(NODES_A_TASK) * length);
             for (int i = begin; i < end; i += TOGETHER)
                 weigh(row, head, i, std::min(end - i, TOGETHER), keys, &scores[size_t(i - begin) * length]);
             for (int i = begin; i < end; i += TOGETHER)
@@ -499,32 +503,15 @@ template <class Kind> struct Worker {
     }
 };
 
-// How many threads passes of a kind are worth. Threads wait for each other five times a layer: where other programs
-// hold a core, one alone is faster. Bits do not depend on it.
-struct Crew {
-    static constexpr int TRIED = 3, SHORTEST = 8, LONGEST = 512;
-    double alone = 0; // seconds by one thread
-    int tried = 0, resting = 0, rest = SHORTEST;
-
-    int threads(int most) const { return tried < TRIED || resting > 0 ? 1 : most; }
-
-    void took(int threads, double seconds) {
-        if (threads == 1) {
-            alone = tried++ ? std::min(seconds, 1.1 * alone) : seconds; // once interrupted is not slow
-            resting = std::max(resting - 1, 0);
-        } else if (seconds > 2 * alone) {
-            resting = rest;
-            rest = std::min(2 * rest, LONGEST);
-        } else {
-            rest = std::max(rest / 2, SHORTEST);
-        }
-    }
-
-    static Crew &of(const Model &model, int inputs) {
-        static thread_local std::map<std::array<int, 4>, Crew> known;
-        return known[{model.dim, model.layers, model.is_half, inputs}];
-    }
-};
+// Has a crew do some work, and takes the time.
+template <class Work> void by_crew(const Crew::Kind &kind, int most, Work work) {
+    if (most < 2) return work(1);
+    Crew &crew = Crew::of(kind);
+    const int threads = crew.threads(most);
+    const double start = omp_get_wtime();
+    work(threads);
+    crew.took(threads, omp_get_wtime() - start);
+}
 
 template <class Kind> void run(const Model &model, const Pass &pass) {
     const size_t count = size_t(pass.rows) * pass.nodes, dim = model.dim;
@@ -532,37 +519,54 @@ template <class Kind> void run(const Model &model, const Pass &pass) {
     std::vector<typename Kind::Number> attended(count * dim), gated(count * model.hidden);
     std::vector<Seen> seen(pass.rows);
     for (int row = 0; row < pass.rows; row++) seen[row].look(pass, row);
-    Crew &crew = Crew::of(model, int(count));
-    const int threads = pass.threads > 1 ? crew.threads(pass.threads) : 1;
-    const double start = omp_get_wtime();
+    by_crew({model.dim, model.layers, model.is_half, int32_t(count)}, pass.threads, [&](int threads) {
+        // what they need is made here: nothing thrown leaves a parallel region
+        std::vector<Worker<Kind>> workers(
+            threads, {model, pass, x.data(), q.data(), attended.data(), gated.data(), seen.data()});
 #pragma omp parallel num_threads(threads)
-    {
-        Worker<Kind> worker(model, pass, x.data(), q.data(), attended.data(), gated.data(), seen.data());
-        worker.run();
-    }
-    if (pass.threads > 1) crew.took(threads, omp_get_wtime() - start);
+        workers[omp_get_thread_num()].run();
+    });
 }
 
 template <class Kind> void run(const Linear &linear) {
     typedef typename Kind::Number Number;
     std::vector<Number> a(size_t(linear.rows) * linear.inputs);
     narrow_all<Kind>(linear.a, a.size(), a.data());
-#pragma omp parallel for num_threads(linear.threads)
-    for (int p = 0; p < linear.outputs / PANEL; p++) {
-        const Number *panel = (const Number *)linear.panels + size_t(p) * PANEL * linear.inputs;
-        const float *bias = linear.bias ? linear.bias + p * PANEL : nullptr;
-        multiply<Kind>(a.data(), linear.rows, linear.inputs, panel, [&](int m, Lanes left, Lanes right) {
-            float *at = linear.out + size_t(m) * linear.outputs + p * PANEL;
-            store(at, bias ? left + load(bias) : left);
-            store(at + WIDTH, bias ? right + load(bias + WIDTH) : right);
-        });
+    by_crew({-linear.inputs, linear.outputs, linear.is_half, linear.rows}, linear.threads, [&](int threads) {
+#pragma omp parallel for num_threads(threads)
+        for (int p = 0; p < linear.outputs / PANEL; p++) {
+            const Number *panel = (const Number *)linear.panels + size_t(p) * PANEL * linear.inputs;
+            const float *bias = linear.bias ? linear.bias + p * PANEL : nullptr;
+            multiply<Kind>(a.data(), linear.rows, linear.inputs, panel, [&](int m, Lanes left, Lanes right) {
+                float *at = linear.out + size_t(m) * linear.outputs + p * PANEL;
+                store(at, bias ? left + load(bias) : left);
+                store(at + WIDTH, bias ? right + load(bias + WIDTH) : right);
+            });
+        }
+    });
+}
+
+void run(const Model &model, const Pass &pass) {
+    model.is_half ? run<Half>(model, pass) : run<Full>(model, pass);
+}
+
+constexpr int64_t NO_MEMORY = -1;
+
+// What a function gives, or that memory ran out, which must not end the process.
+template <class Work> int64_t guarded(Work work) {
+    try {
+        return work();
+    } catch (const std::bad_alloc &) {
+        return NO_MEMORY;
     }
 }
 
 } // namespace
 
-extern "C" void lantern_linear(const Linear *linear) { linear->is_half ? run<Half>(*linear) : run<Full>(*linear); }
+extern "C" int64_t lantern_linear(const Linear *linear) {
+    return guarded([&] { return linear->is_half ? run<Half>(*linear) : run<Full>(*linear), 0; });
+}
 
-extern "C" void lantern_pass(const Model *model, const Pass *pass) {
-    model->is_half ? run<Half>(*model, *pass) : run<Full>(*model, *pass);
+extern "C" int64_t lantern_pass(const Model *model, const Pass *pass) {
+    return guarded([&] { return run(*model, *pass), 0; });
 }

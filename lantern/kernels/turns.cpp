@@ -36,6 +36,10 @@ struct Turner {
     const Pass &pass;
     Turns &turns;
     const int rows = pass.rows / turns.images; // of an image
+    std::vector<std::vector<float>> laws, sorted; // one a thread
+
+    Turner(const Model &model, const Pass &pass, Turns &turns)
+        : model(model), pass(pass), turns(turns), laws(pass.threads, std::vector<float>(model.vocab)), sorted(laws) {}
 
     int64_t place(int image, int node) const {
         return std::min<int64_t>(turns.known[image] + node, turns.codes - 1);
@@ -119,15 +123,13 @@ struct Turner {
         return true;
     }
 
-    void draw_all() const {
+    void draw_all() {
         const int tasks = turns.images * turns.nodes;
         const int threads = tasks * model.vocab < ALONE ? 1 : std::min(tasks, pass.threads);
-#pragma omp parallel num_threads(threads)
-        {
-            std::vector<float> law(model.vocab), sorted;
-#pragma omp for
-            for (int task = 0; task < tasks; task++)
-                turns.drawn[task] = draw(task / turns.nodes, task % turns.nodes, law, sorted);
+#pragma omp parallel for num_threads(threads)
+        for (int task = 0; task < tasks; task++) {
+            const int me = omp_get_thread_num();
+            turns.drawn[task] = draw(task / turns.nodes, task % turns.nodes, laws[me], sorted[me]);
         }
     }
 
@@ -186,10 +188,10 @@ struct Turner {
         }
     }
 
-    int64_t turn() const {
+    int64_t turn() {
         fill();
         const double start = omp_get_wtime();
-        lantern_pass(&model, &pass);
+        run(model, pass);
         turns.seconds += omp_get_wtime() - start;
         draw_all();
         for (int image = 0; image < turns.images; image++) settle(image);
@@ -202,12 +204,14 @@ struct Turner {
 // Takes turns until all pictures are done or `patience` seconds have passed, one at least; the codes that the slowest
 // picture has.
 extern "C" int64_t lantern_turns(const Model *model, const Pass *pass, Turns *turns, double patience) {
-    const Turner turner{*model, *pass, *turns};
-    const double start = omp_get_wtime();
-    int64_t known;
-    do known = turner.turn();
-    while (known < turns->codes && omp_get_wtime() - start < patience);
-    return known;
+    return guarded([&] {
+        Turner turner(*model, *pass, *turns);
+        const double start = omp_get_wtime();
+        int64_t known;
+        do known = turner.turn();
+        while (known < turns->codes && omp_get_wtime() - start < patience);
+        return known;
+    });
 }
 
 // Philox4x32-10 as in lantern/noise.py: the uniforms of `count` codes at each code number of each picture.

@@ -132,9 +132,7 @@ class FusedTurns:
         self._index += 1
         self._scored = self.window if patience else self.window.clone()
         told = (self.target.fused_pass.model, self._pass, self._turns)
-        call = library().lantern_turns
-        call.restype = ctypes.c_int64
-        return call(*map(ctypes.byref, told), ctypes.c_double(patience)) >= self.count
+        return library().lantern_turns(*map(ctypes.byref, told), ctypes.c_double(patience)) >= self.count
 
     def step(self) -> Step:
         """The last turn; its scores are good until the next."""
