@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from lantern.io import user_cache
 
@@ -34,7 +35,7 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def _check(result: int, call: object, given: object) -> int:
+def _check(result: Any, call: object, given: object) -> Any:
     """What a call gave; MemoryError where it found no memory."""
     if result < 0:
         raise MemoryError("a fused pass found no memory for what it computes")
