@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     engine = Engine(reproducible=args.reproducible, compile=args.compile, fused=args.fused)
     model = load_model(args.model, device=args.device, dtype=args.dtype, parts=("text", "drafter"), engine=engine)
-    methods = [method_of(model, spec) for spec in args.methods or promising()]
+    methods = [method_of(model, spec) for spec in args.methods or promising(model)]
     plan = Plan(
         asked=[Request(prompt=p, seed=s) for s in range(args.seeds) for p in PROMPTS[: args.prompts]],
         what={"prompts": list(PROMPTS[: args.prompts]), "seeds": args.seeds, "dtype": args.dtype}
@@ -89,10 +89,10 @@ def run(args: argparse.Namespace) -> int:
     return FAILED if is_promise and any(cell["differing_codes"] for cell in cells) else DONE
 
 
-def promising() -> list[str]:
-    """The methods that promise plain decoding's pictures with no trained part; "auto" is another name of one."""
+def promising(model: "Model") -> list[str]:
+    """The methods that promise plain decoding's pictures and that a model has the parts of; "auto" is one of them."""
     exact = [m for m in METHODS.values() if m.exact and m.verifier == "gumbel" and m.drafter and m.name != "auto"]
-    return [m.name for m in exact if m.part is None]
+    return [m.name for m in exact if all(part in model.trained for part in m.parts)]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ class Plan:
                 return cell
         fresh = {"what": what, "pictures": 0, "of": len(self.asked), "codes": 0, "seconds": 0.0}
         fresh |= {"differing_pictures": 0, "differing_codes": 0, "smallest_gap": None, "largest_gap_change": 0.0}
-        fresh |= {"ties": [], "ties_beyond_rounding": 0, "largest_share_of_bound": None, "surroundings": {}}
+        fresh |= {"ties": [], "ties_beyond_rounding": 0, "largest_share_of_bound": None}
+        fresh |= {"surroundings": {}, "commits": []}
         report["cells"].append(fresh)
         return fresh
 
@@ -131,6 +132,7 @@ def compare(model: "Model", plan: Plan, guidance: float, cells: Sequence[Cell], 
     from lantern.generate import Decoder
 
     sampling = model.sampling(guidance=guidance, temperature=1.0, top_k=0, top_p=1.0)
+    here = surroundings(model.device)  # of the code that runs, whatever is committed meanwhile
     for first in range(0, len(plan.asked), plan.block):
         block = plan.asked[first : first + plan.block]
         pending = [cell for cell in cells if cell.results["pictures"] < first + len(block)]
@@ -143,7 +145,9 @@ def compare(model: "Model", plan: Plan, guidance: float, cells: Sequence[Cell], 
             for start in range(found["pictures"] - first, len(block), batch):
                 enter(found, draw(decoder, block[start : start + batch]), plain, start, first)
             found["seconds"] = round(found["seconds"] + time.perf_counter() - begun, 1)
-            found["surroundings"] = surroundings(model.device)
+            found["surroundings"] = here
+            if here["commit"] not in found["commits"]:
+                found["commits"].append(here["commit"])
             write()
             print(line(found), file=sys.stderr)
 

@@ -13,7 +13,9 @@ from lantern.catalog import METHODS, Engine, build
 from lantern.decoding import loop, plain
 from lantern.eval import equality
 from lantern.eval.margins import ULPS, Margins, Place, first_difference, tie
+from lantern.eval.surroundings import HERE, commit
 from lantern.generate import Decoder
+from lantern.model_folder import load_model
 from lantern.models.llamagen.transformer import Scores, Transformer
 from lantern.noise import Noise
 from lantern.sampling import Sampling
@@ -37,12 +39,16 @@ def compare(folder: Path, out: Path, *more: str) -> tuple[int, dict[str, Any]]:
 def test_every_exact_gumbel_method_is_compared_and_keeps_its_word(folder: Path, tmp_path: Path) -> None:
     code, report = compare(folder, tmp_path / "equality.json")
     assert code == 0
-    assert [cell["what"]["method"]["name"] for cell in report["cells"]] == equality.promising()
-    assert {"eagle1", "gumbel-jacobi"} <= set(equality.promising())
+    model = load_model(str(folder), parts=("drafter",))
+    assert [cell["what"]["method"]["name"] for cell in report["cells"]] == equality.promising(model)
+    assert {"eagle1", "gumbel-jacobi"} <= set(equality.promising(model))
+    shipped = equality.promising(load_model(parts=("drafter",)))
+    assert {"sam", "sam-eagle1", "fr-spec", "c2t", "radar"} <= set(shipped) < set(equality.promising(model))
     for cell in report["cells"]:
         assert (cell["pictures"], cell["of"], cell["codes"]) == (4, 4, 64)
         assert cell["differing_codes"] == cell["differing_pictures"] == 0 and cell["ties"] == []
         assert cell["surroundings"]["torch"] == torch.__version__ and cell["smallest_gap"] > 0
+        assert cell["commits"] == [cell["surroundings"]["commit"]]
         assert cell["largest_gap_change"] < 1e-4
 
 
@@ -61,8 +67,11 @@ def test_a_run_goes_on_where_one_left_off(
     assert equality.main(["--model", str(folder), *SMALL, "--out", str(out), "--methods", "eagle1"]) == 130
     assert json.loads(out.read_text(encoding="utf-8"))["cells"][0]["pictures"] == 3
     drawn[:] = [""] * 4
+    first = commit(HERE)
+    monkeypatch.setattr("lantern.eval.surroundings.commit", lambda folder: "a later one")
     code, report = compare(folder, out, "--methods", "eagle1")
     assert code == 0 and report["cells"][0]["pictures"] == 4
+    assert report["cells"][0]["commits"] == [first, "a later one"]
     assert drawn[4:] == ["plain", "eagle1"]  # the block that was not finished, of one picture
     assert compare(folder, out, "--methods", "eagle1")[1] == report and len(drawn) == 6
     out.write_text(json.dumps(report | {"fingerprint": "another"}), encoding="utf-8")

@@ -61,7 +61,7 @@ def first_codes(
 @pytest.mark.parametrize("guidance", [1.0, 3.0, 7.5])
 def test_exact_gumbel_methods_give_plain_decodings_codes_alone_and_in_batches(model: Model, guidance: float) -> None:
     expected = first_codes(model, METHODS["plain"], guidance, len(ASKED))
-    for name in promising():
+    for name in promising(model):
         made = first_codes(model, METHODS[name], guidance, 3)
         assert torch.equal(made, expected), f"{name} in batches of 3 and 1"
         made = first_codes(model, METHODS[name], guidance, 1, ASKED[:2])
