@@ -85,8 +85,8 @@ def layer_seconds(plain: Timed) -> float | None:
 def describe(timed: Timed, *, layer: float | None, copy_gbps: float, rows: int) -> dict[str, Any]:
     """The figures of one method as JSON has them.
 
-    `gbps` is the bytes that a pass must read over the time it takes; `draft_step_layers` the time of one depth of
-    drafting, law and ranking included, over `layer`.
+    `gbps` is the bytes that a pass must read over the time it takes; `draft_step_layers` the time of one pass of the
+    drafter, law and ranking included, over `layer`: one for each depth, or one for all.
     """
     parts, host = timed.contender.parts, timed.host_share
     found: dict[str, Any] = {
@@ -106,7 +106,8 @@ def describe(timed: Timed, *, layer: float | None, copy_gbps: float, rows: int) 
         found |= {"pass_ms": rounded(1e3 * spent), "gbps": rounded(speed), "share_of_copy": rounded(speed / copy_gbps)}
     # a window is proposed without a network: it has no draft steps
     if hasattr(parts.drafter, "module") and DRAFTING in timed.phases and parts.drafter is not None:
-        step = timed.phases[DRAFTING] / timed.steps / max(parts.drafter.depth, 1)
+        passes = getattr(parts.drafter, "draft_passes", max(parts.drafter.depth, 1))
+        step = timed.phases[DRAFTING] / timed.steps / passes
         found["draft_step_ms"] = rounded(1e3 * step)
         found["draft_step_layers"] = None if layer is None else rounded(step / layer)
     return found

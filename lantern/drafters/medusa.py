@@ -91,6 +91,7 @@ class MedusaDrafter:
     """Drafts trees of the heads' independent guesses."""
 
     needs_whole_prefix = False
+    draft_passes = 1  # for all depths of a tree
 
     def __init__(
         self,

@@ -78,6 +78,7 @@ class ParallelDrafter:
     """Drafts trees of a `ParallelSpec` module's independent guesses, by one pass of it a step."""
 
     needs_whole_prefix = False
+    draft_passes = 1  # for all depths of a tree
 
     def __init__(
         self,

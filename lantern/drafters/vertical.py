@@ -105,6 +105,7 @@ class VerticalDrafter:
     """
 
     needs_whole_prefix = False
+    draft_passes = 1  # for all depths of a tree
 
     def __init__(
         self,

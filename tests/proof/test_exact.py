@@ -14,6 +14,7 @@ from tests.proof.worlds import KINDS, TREES, world
 
 MOST_DISTANCE, LEAST_P_VALUE = 1e-9, 1e-4
 REJECTED: list[DraftMode] = ["point", "sampled", "iid"]
+CODES_OF = {"disjoint": 4}  # of which p has half, so that there is something to draw
 
 
 @pytest.mark.parametrize("mode", REJECTED)
@@ -64,23 +65,27 @@ def test_rejection_has_the_targets_law_over_several_steps(mode: DraftMode) -> No
 @pytest.mark.parametrize("mode", ["gumbel", "point", "sampled", "iid"])
 @pytest.mark.parametrize("tree", TREES)
 def test_gumbel_match_is_plain_decoding_and_has_the_targets_law(mode: DraftMode, tree: str) -> None:
-    toy = world("zeros")
-    drawn = draws.draw(toy, GumbelVerifier(), mode, TREES[tree])
-    assert drawn.unlike_plain == 0
-    assert drawn.p_value(toy.law()) > LEAST_P_VALUE
+    for kind in KINDS:
+        toy = world(kind)
+        drawn = draws.draw(toy, GumbelVerifier(), mode, TREES[tree])
+        assert drawn.unlike_plain == 0, kind
+        assert drawn.p_value(toy.law()) > LEAST_P_VALUE, kind
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("init", ["random", "repeat-left"])
 @pytest.mark.parametrize("redraw", ["coupled", "independent"])
-def test_coupling_has_the_targets_law(redraw: str, init: str) -> None:
-    toy = world("zeros", 1, codes=3, count=4)
+def test_coupling_has_the_targets_law(redraw: str, init: str, kind: str) -> None:
+    toy = world(kind, 1, codes=CODES_OF.get(kind, 3), count=4)
     drawn = draws.draw_windows(toy, CouplingVerifier(redraw), 3, init)  # type: ignore[arg-type]
     assert drawn.unlike_plain > 0
     assert drawn.p_value(toy.law()) > LEAST_P_VALUE
 
 
-def test_gumbel_windows_are_plain_decoding() -> None:
-    toy = world("zeros", 1, codes=3, count=4)
-    drawn = draws.draw_windows(toy, GumbelVerifier(), 3, "random")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("init", ["random", "repeat-left"])
+def test_gumbel_windows_are_plain_decoding(init: str, kind: str) -> None:
+    toy = world(kind, 1, codes=CODES_OF.get(kind, 3), count=4)
+    drawn = draws.draw_windows(toy, GumbelVerifier(), 3, init)
     assert drawn.unlike_plain == 0
     assert drawn.p_value(toy.law()) > LEAST_P_VALUE

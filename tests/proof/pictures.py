@@ -1,0 +1,49 @@
+"""A target so small that the law of its whole pictures is enumerated: four codes out of five."""
+
+import itertools
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from lantern.models.llamagen.transformer import Transformer
+from lantern.sampling import Sampling
+from lantern.types import Condition
+from tests.tiny import select, tiny_condition, tiny_target
+
+SMALL = tiny_target(block_size=4, vocab_size=5)
+LAW = Sampling(guidance=2)
+
+
+def teacher_forced(target: Transformer, condition: Condition, codes: Tensor, sampling: Sampling) -> Tensor:
+    """log p of every code of whole pictures given those before it, without a cache."""
+    assert condition.embeddings is not None and condition.mask is not None
+    words, rows = condition.embeddings, []
+    length = words.shape[1] + codes.shape[1] - 1
+    for prompt in (target.cls_embedding(words), target.cls_embedding.unconditional(words))[: sampling.rows]:
+        inputs = torch.cat([prompt, target.tok_embeddings(codes[:, :-1])], 1)
+        valid = torch.cat([condition.mask, torch.ones_like(codes[:, 1:], dtype=torch.bool)], 1)
+        mask = torch.tril(valid[:, None] | ~valid[:, :, None])
+        rows.append(target(inputs, torch.arange(length).expand(len(codes), -1), mask).logits[:, words.shape[1] - 1 :])
+    return sampling.log_probs(torch.stack(rows, 1), torch.arange(codes.shape[1]).expand(len(codes), -1))
+
+
+@lru_cache(maxsize=1)
+@torch.no_grad()
+def enumerated() -> Tensor:
+    """The probabilities of all 625 pictures."""
+    codes = torch.tensor(list(itertools.product(range(5), repeat=4)))
+    laws = teacher_forced(SMALL, select(tiny_condition((3,)), [0] * len(codes)), codes, LAW)
+    return laws.gather(-1, codes[..., None]).sum((1, 2)).double().exp()
+
+
+def p_value(codes: Tensor) -> float:
+    """Chi-square of pictures against the enumerated law; pictures expected less than eight times are pooled."""
+    law = enumerated()
+    number = (codes * torch.tensor([125, 25, 5, 1])).sum(1)
+    wanted, got = law * len(codes), torch.bincount(number, minlength=625).double()
+    is_rare = wanted < 8
+    wanted = torch.cat([wanted[~is_rare], wanted[is_rare].sum()[None]])
+    got = torch.cat([got[~is_rare], got[is_rare].sum()[None]])
+    statistic = ((got - wanted).square() / wanted).sum()
+    return float(torch.special.gammaincc(torch.tensor((len(wanted) - 1) / 2.0).double(), statistic / 2))
