@@ -201,7 +201,7 @@ class LanternPipeline(DiffusionPipeline):
         )
 
     def warmup(self, prompt: str = "a red apple", *, batch_size: int = 1, **call: Any) -> None:
-        """Makes a batch and throws it away, so that later calls of this size find everything allocated and compiled.
+        """Makes a batch and throws it away, so that later calls of this size compile nothing and do not read `prompt`.
 
         `call` are arguments of a call that change what is run: method, settings, guidance_scale and the like.
         """

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from lantern import LanternPipeline
+from lantern.catalog import Engine
 from lantern.cli.generate import main
+from lantern.decoding import prefill
 from lantern.pipeline import LanternDrafter, LanternOutput, LanternTransformer, LanternVQ
 from lantern.relaxations.neighbours import proximity_table
 from tests.tiny_folder import save_tiny_model
@@ -61,6 +63,37 @@ def test_pipeline_and_command_draw_the_same(
     arguments = ["--model", str(folder), "--seed", "5", "--method", method, "--tokens", str(tmp_path / "t.json")]
     assert main([*arguments, "--prompt", "a red apple", *extra]) == 0
     assert json.loads((tmp_path / "t.json").read_text()) == tokens
+
+
+def test_a_relaxed_picture_tells_its_price(pipe: LanternPipeline) -> None:
+    [figures] = call(pipe, method="bounded", settings={"k": 4, "delta": 0.3, "cap": 100.0}).stats
+    assert not figures["exact"] and 0 < figures["total_variation"] <= figures["total_variation_max"] <= 0.3
+    assert 0 < figures["relaxed_share"] <= 1 and figures["latent_distance"] > 0
+
+
+def test_warming_up_reads_the_prompt_for_later_calls(pipe: LanternPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, passes = prefill.read_prompts, list[int]()
+
+    def counted(target: Any, condition: Any, **how: Any) -> Any:
+        passes.append(condition.batch)
+        return read(target, condition, **how)
+
+    monkeypatch.setattr(prefill, "read_prompts", counted)
+    pipe.warmup("a red apple")
+    assert passes == [1]
+    call(pipe, "a red apple", generator=6)
+    call(pipe, ["a red apple", "a red apple"], generator=[1, 2])
+    assert passes == [1]
+    call(pipe, ["a cat", "a red apple"], generator=[1, 2])
+    assert passes == [1, 1]
+
+
+def test_the_engine_is_that_of_the_next_call(pipe: LanternPipeline) -> None:
+    pipe.engine = Engine(graphs=True)
+    with pytest.raises(ValueError, match="CUDA graphs were asked for and the model is not on a GPU"):
+        pipe.warmup()
+    pipe.engine = Engine()
+    pipe.warmup()
 
 
 def test_a_saved_pipeline_reloads_to_the_same_picture(pipe: LanternPipeline, tmp_path: Path) -> None:
