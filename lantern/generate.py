@@ -270,7 +270,8 @@ def _behind_auto(model: Model, auto: Method, sampling: Sampling, tell: Callable[
     from lantern.tuning.profile import chosen_method
 
     chosen = chosen_method(model, sampling, tell)
-    if chosen is not None and (model.drafter is not None or not needs_drafter(chosen)):
+    has_parts = chosen is not None and all(part in model.trained for part in chosen.parts)
+    if chosen is not None and has_parts and (model.drafter is not None or not needs_drafter(chosen)):
         return chosen
     if model.drafter is None:
         return METHODS["plain"]

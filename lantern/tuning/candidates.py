@@ -1,6 +1,6 @@
 """Which methods may be chosen, and at which settings of their knobs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,11 +100,20 @@ def needs_drafter(method: Method) -> bool:
 
 
 def variants(
-    bounds: Bounds, *, has_drafter: bool, codes: int, vocabulary: int, has_table: bool, names: Sequence[str] = ()
+    bounds: Bounds,
+    *,
+    has_drafter: bool,
+    codes: int,
+    vocabulary: int,
+    has_table: bool,
+    names: Sequence[str] = (),
+    parts: Container[str] = (),
 ) -> list[Variant]:
     """What may be chosen, the exact ones first; `names` limits it to some methods, plain decoding is always measured.
 
-    ValueError for a name that is none, or that the bounds do not admit.
+    Methods with a policy, or without a tree or a window, have nothing to solve for: they are the leaderboard's affair.
+    Those that read trained parts need the model's `parts`. ValueError for a name that is none, or that the bounds do
+    not admit.
     """
     for name in names:
         if name not in METHODS or name == "auto":
@@ -116,9 +125,9 @@ def variants(
     for method in METHODS.values():
         if method.name in ("plain", "auto") or (names and method.name not in names):
             continue
-        # Methods of trained parts have trees of their own, and models need not have the parts: the leaderboard's
-        # affair.
-        if method.part is not None or method.policy is not None:
+        if method.policy is not None or not {"tree", "window"} & set(method.options):
+            continue
+        if any(part not in parts for part in method.parts):
             continue
         if method.exact:
             found += _exact(method, has_drafter=has_drafter, codes=codes)

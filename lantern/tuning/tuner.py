@@ -121,6 +121,7 @@ class Tuner:
             vocabulary=model.target.config.vocab_size,
             has_table=self.bounds.admits_relaxed and (model.neighbours is not None or model.codebook is not None),
             names=self.names,
+            parts=model.trained,
         )
         self.setup = with_table(self.setup, chosen)
         self.tell("plain decoding")
@@ -150,9 +151,15 @@ class Tuner:
         laps = {}
         for name, method in methods.items():
             self.tell(f"seconds of a step: {name}")
-            some = trees if not laps else trees[:: max(len(trees) // 6, 1)]
+            able = [tree for tree in trees if tree.depth <= self.most_depth(method)]
+            some = able if not laps else able[:: max(len(able) // 6, 1)]
             laps[name] = measure.time_trees(self.setup, method, some, steps=effort.steps, rounds=effort.rounds)
         return laps
+
+    def most_depth(self, method: Method) -> int:
+        """The deepest tree that a method is tried with: a trained part may guess no more than so many codes."""
+        part = self.setup.model.trained.get(method.part) if method.part else None
+        return min(self.effort.max_depth, getattr(getattr(part, "config", None), "depths", self.effort.max_depth))
 
     def costs_of(self, name: str, laps: Mapping[str, Sequence[Laps]]) -> Costs:
         """The fits of a method."""
@@ -166,18 +173,18 @@ class Tuner:
 
     def plans(self, variant: Variant, costs: Costs) -> list[Candidate]:
         """The two best trees of a variant whose total variation is within bounds."""
-        effort, exact = self.effort, variant.method.exact
+        effort, exact, depth = self.effort, variant.method.exact, self.most_depth(variant.method)
         found = measure.measure_acceptance(
             self.setup,
             variant.method,
             nodes=min(2 * effort.max_nodes, 64),
-            depth=effort.max_depth,
+            depth=depth,
             batches=effort.batches if exact else effort.fewer,
         )
         self.acceptance[variant.label] = found
         if not self.bounds.admits_variation(found.total_variation):
             return []
-        plans = solve(found.rates, costs, max_nodes=effort.max_nodes, max_depth=effort.max_depth)
+        plans = solve(found.rates, costs, max_nodes=effort.max_nodes, max_depth=depth)
         return [
             Candidate(
                 variant.method.name,
