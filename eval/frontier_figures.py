@@ -59,12 +59,14 @@ def point_figures(rounds: Sequence[Round], baseline: str, contender: str, codes:
     """What was measured of a contender; its quality is "total-variation" alone until others are asked."""
     records = records_of(rounds, contender)
     sides = [Spread.of(seconds_of(rounds, name)) for name in (baseline, contender)]
+    gain = speedup(rounds, baseline, contender)
+    assert gain.low is not None and gain.high is not None
     moved = torch.tensor([record["total_variation"] / codes for record in records], dtype=torch.float64)
     return {
         "images": len(records),
         "seconds": sides[1].as_dict(),
-        "speedup": as_dict(speedup(rounds, baseline, contender)),
-        "refusal": None if contender == baseline else refusal(sides[0], sides[1], len(records)),
+        "speedup": as_dict(gain),
+        "refusal": None if contender == baseline else refusal(sides[0], sides[1], (gain.low, gain.high), len(records)),
         "step_compression": as_dict(step_compression(records, codes)),
         "relaxed_share": rounded(sum(record["relaxed"] for record in records) / (codes * len(records))),
         "quality": {"total-variation": as_dict(mean_estimate(moved, seed=0))},

@@ -65,22 +65,25 @@ class Ratio:
 def compare(baseline: Sequence[float], other: Sequence[float], *, images: int | None = None) -> Ratio:
     """Compares seconds of the same rounds; `images` is how many were made on each side, one a round by default."""
     ratios = [before / max(after, 1e-12) for before, after in zip(baseline, other, strict=True)]
-    sides = Spread.of(baseline), Spread.of(other)
+    sides, interval = (Spread.of(baseline), Spread.of(other)), bootstrap(ratios)
     return Ratio(
         of_medians=sides[0].median / max(sides[1].median, 1e-12),
         of_rounds=median(ratios),
-        interval=bootstrap(ratios),
-        refusal=refusal(sides[0], sides[1], len(ratios) if images is None else images),
+        interval=interval,
+        refusal=refusal(*sides, interval, len(ratios) if images is None else images),
     )
 
 
-def refusal(baseline: Spread, other: Spread, images: int) -> str | None:
+def refusal(baseline: Spread, other: Spread, interval: tuple[float, float], images: int) -> str | None:
     """Why a ratio of these may not be claimed, or None."""
     if images < ENOUGH_IMAGES:
         return f"no claim: {images} images each, wanted at least {ENOUGH_IMAGES}"
     worst, name = max((baseline.width, "the baseline"), (other.width, "the method"))
     if worst > STEADY:
         return f"no claim: p90/p10 is {worst:.1f} for {name}, wanted at most {STEADY}"
+    low, high = interval
+    if low <= 1 <= high:
+        return f"no claim: {low:.2f} to {high:.2f} times by rounds (95 %), which may be either side of 1"
     return None
 
 

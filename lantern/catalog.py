@@ -64,7 +64,9 @@ class Engine:
 
 def layer_by_layer(engine: Engine) -> Engine:
     """The engine without what runs several layers at once, in which nobody can look at one."""
-    return dataclasses.replace(engine, compile=False, graphs=False, fused=False)
+    # of what is fused nobody need say that it is to be reproducible, nor be held to what that allows elsewhere
+    is_slow = engine.reproducible and not engine.fused
+    return dataclasses.replace(engine, compile=False, graphs=False, fused=False, reproducible=is_slow)
 
 
 EAGER = Engine()
@@ -81,9 +83,9 @@ RELAXATIONS = {
 
 @dataclass(frozen=True)
 class Parts:
-    """A method put together for a target: `generate` decodes with it. Plain decoding has no drafter and verifier.
+    """A method put together for a target: `generate` decodes with it, one batch at a time, not from several threads.
 
-    `prompts` keeps what the target made of earlier prompts.
+    Plain decoding has no drafter and verifier. `prompts` keeps what the target made of earlier prompts.
     """
 
     method: Method
@@ -98,6 +100,10 @@ class Parts:
         """Decodes a batch; `watching` is callback, keep_steps, is_timed, cache of `decoding.loop.generate`."""
         from lantern.decoding import loop, plain
 
+        if self.engine.fused:
+            from lantern.kernels.fused import fuse_target
+
+            fuse_target(self.target)  # type: ignore[arg-type]  # anew, if weights were changed or moved
         # fused passes keep the promise as they are
         is_slow = self.engine.reproducible and not self.engine.fused
         engine = {"reproducible": is_slow, "graphs": self.engine.graphs}
@@ -174,7 +180,7 @@ def build(
         from lantern.kernels.drafter import fused_drafter
 
         drafter_module = None if drafter_module is None else fused_drafter(drafter_module)
-        trained = {name: fused_drafter(part) for name, part in trained.items()}
+        trained = {name: fused_drafter(trained[name]) for name in method.parts if name in trained}
     drafter = Kit(target, sampling, drafter_module, trained, neighbours, codebook, costs).drafter(method)
     check_modes(drafter, verifier)
     if engine.graphs:
@@ -198,7 +204,7 @@ def suited(method: Method, engine: Engine) -> Method:
 
 
 def _prepare(engine: Engine, target: "Target") -> None:
-    """Fuses or compiles the target if that is asked for; ValueError for what its device cannot do."""
+    """Fuses or compiles the target, or makes it eager again; ValueError for what its device cannot do."""
     is_on_gpu = target.tok_embeddings.weight.device.type == "cuda"
     if engine.graphs and not is_on_gpu:
         raise ValueError("CUDA graphs were asked for and the model is not on a GPU: leave them out, or move the model")
@@ -212,6 +218,10 @@ def _prepare(engine: Engine, target: "Target") -> None:
         from lantern.decoding.compiled import compile_target
 
         compile_target(target)  # type: ignore[arg-type]
+    else:
+        from lantern.decoding.runners import make_eager
+
+        make_eager(target)
 
 
 def _verifier(

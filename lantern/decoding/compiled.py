@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lantern.decoding.run import Programs, draft, settle
+from lantern.decoding.runners import is_run_by, make_eager, mark
 
 
 def _of_inputs(checks: Any) -> list[bool]:
@@ -30,15 +31,14 @@ OPTIONS: dict[str, Any] = {
 def compile_target(target: nn.Module) -> None:
     """Compiles a target's passes in place; each new size of tree or batch is compiled at first use. Twice is once.
 
-    On a CPU a pass is one program, with kernels chosen by measurement and the weights packed into them: weights that
-    change afterwards are not seen. Elsewhere each layer is compiled for itself (regional compilation), of which the
+    On a CPU a pass is one program, with kernels chosen by measurement and the weights packed into them: to be called
+    again when weights have changed. Elsewhere each layer is compiled for itself (regional compilation), of which the
     first serves all others.
     """
-    if getattr(target, "_is_compiled", False):
+    if is_run_by(target, "compiled"):
         return
-    target.is_fused, target._is_compiled = False, True  # type: ignore[assignment]
-    for name in ("draft_head", "fused_pass"):
-        target.__dict__.pop(name, None)
+    make_eager(target)
+    mark(target, "compiled")
     if not _is_on_cpu(target):
         for layer in target.get_submodule("layers").children():
             layer.compile(dynamic=False)

@@ -14,24 +14,27 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
+from lantern.decoding.runners import weights_of
+
 GROUP = 32
 
 
 def quantized(target: nn.Module) -> nn.Module:
-    """A copy of the target with 4-bit weights, made once for each target.
+    """A copy of the target with 4-bit weights, made once for each target, and anew when its weights have changed.
 
     The copy shares nothing with the original, which stays as it was. ValueError for widths that are no whole groups,
     and where torchao is not installed.
     """
-    made = target.__dict__.get("_int4")
-    if made is None:
+    weights = weights_of(target)
+    made_of, made = target.__dict__.get("_int4", (None, None))
+    if made_of != weights:
         if find_spec("torchao") is None:
             raise ValueError("4-bit weights need torchao, which is not installed: pip install torchao")
         check_widths(target)
         made = copy.deepcopy(target).requires_grad_(False)
         _quantize(made.get_submodule("layers"))
         # Past nn.Module's own bookkeeping, which would make it a part of the target.
-        target.__dict__["_int4"] = made
+        target.__dict__["_int4"] = weights, made
     return made
 
 

@@ -29,7 +29,11 @@ def library() -> ctypes.CDLL:
     path = user_cache() / f"pass-{name}.so"
     if not path.is_file():
         _build(compiler, path)
-    found = ctypes.CDLL(str(path))
+    try:
+        found = ctypes.CDLL(str(path))
+    except OSError as error:
+        path.unlink(missing_ok=True)  # it is built anew the next time
+        raise ValueError(f"fused passes cannot be loaded ({error}): try again, or leave fused out") from error
     for call in (found.lantern_pass, found.lantern_linear, found.lantern_turns):
         call.restype, call.errcheck = ctypes.c_int64, _check
     return found

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lantern.decoding.runners import weights_of
 from lantern.drafters.eagle import Eagle, EagleLayer
 from lantern.kernels.linear import layer, linear
 from lantern.kernels.packed import LANES, PANEL, Arena, PackedLayer, check_weights
@@ -57,21 +58,24 @@ class FusedLayer(EagleLayer):
 
 
 Module = TypeVar("Module", bound=nn.Module)
-_FUSED: "WeakKeyDictionary[nn.Module, nn.Module]" = WeakKeyDictionary()
+_FUSED: "WeakKeyDictionary[nn.Module, tuple[Any, nn.Module]]" = WeakKeyDictionary()  # of which weights, and what
 
 
 def fused_drafter(module: Module) -> Module:
     """A drafter's module in which what `pass.cpp` is written for is fused; all else is shared with the one given.
 
-    Made once for each module: weights that change afterwards are not seen. Modules of other kinds are given back.
+    Made once for each module, and anew when its weights have changed. Modules of other kinds are given back.
     ValueError for weights that are not on a CPU, and for other dtypes than fp32 and bf16.
     """
     if not isinstance(module, Eagle) or not _fits(module):
         return module
-    if module not in _FUSED:
+    weights = weights_of(module)
+    made_of, twin = _FUSED.get(module, (None, None))
+    if made_of != weights:
         check_weights(module)
-        _FUSED[module] = _fused(module)
-    return cast(Module, _FUSED[module])
+        twin = _fused(module)
+        _FUSED[module] = weights, twin
+    return cast(Module, twin)
 
 
 def _fused(module: Eagle) -> nn.Module:

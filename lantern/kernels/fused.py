@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lantern.decoding.runners import is_run_by, make_eager, mark
 from lantern.kernels.build import library
 from lantern.kernels.linear import linear
 from lantern.kernels.packed import (
@@ -33,24 +34,27 @@ from lantern.models.llamagen.transformer import Scores
 def fuse_target(target: nn.Module) -> None:
     """Fuses a target's passes over an fp32 cache in place; other passes are eager. Twice is once.
 
-    Weights that change afterwards are not seen. ValueError for a target that is not on a CPU, for other dtypes than
-    fp32 and bf16, for widths that are no multiples of 32 (heads and gates: 16), and where there is no C++ compiler.
+    To be called again when weights have changed, as `Parts.generate` does. ValueError for a target that is not on a
+    CPU, for other dtypes than fp32 and bf16, for widths that are no multiples of 32 (heads and gates: 16), and where
+    there is no C++ compiler.
     """
-    if getattr(target, "is_fused", False):
+    if is_run_by(target, "fused"):
         return
+    make_eager(target)
     fused, eager = FusedPass(target), MethodType(type(target).forward, target)
 
-    def forward(inputs: Tensor, positions: Tensor, mask: Tensor | None = None, **told: Any) -> Any:
-        cache = told.get("cache")
+    def forward(inputs: Tensor, positions: Tensor, mask: Tensor | None = None, **how: Any) -> Any:
+        cache = how.get("cache")
         if mask is None or cache is None or cache.buffer.dtype != torch.float32:
-            return eager(inputs, positions, mask, **told)
-        return fused(inputs, positions, mask, **told)
+            return eager(inputs, positions, mask, **how)
+        return fused(inputs, positions, mask, **how)
 
     def fused_head(features: Tensor) -> Tensor:
         return fused.head(features)
 
     target.forward, target.draft_head = forward, fused_head  # type: ignore[assignment]
-    target.is_fused, target._is_compiled, target.fused_pass = True, False, fused  # type: ignore[assignment]
+    target.is_fused, target.fused_pass = True, fused  # type: ignore[assignment]
+    mark(target, "fused")
 
 
 class FusedPass:

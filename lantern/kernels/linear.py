@@ -38,6 +38,7 @@ def layer(
 
 
 def _linear(x: Tensor, panels: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    assert panels.numel() == outputs * x.shape[-1], "inputs are not as wide as the weight"
     out, a = x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32), x.float().contiguous()
     sizes = (a[..., 0].numel(), a.shape[-1], outputs, torch.get_num_threads(), panels.dtype == torch.bfloat16)
     places = (a.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr())

@@ -55,7 +55,8 @@ class Arena:
     """Memory for copies of tensors, in huge pages where there are any: reading then waits less for addresses."""
 
     def __init__(self, size: int) -> None:
-        pages = mmap.mmap(-1, size)
+        private = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)  # shared ones have no huge pages
+        pages = mmap.mmap(-1, size, flags=private) if private else mmap.mmap(-1, size)
         if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
             with contextlib.suppress(OSError):  # a kernel without huge pages: slower, nothing more
                 pages.madvise(mmap.MADV_HUGEPAGE)

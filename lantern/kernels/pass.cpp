@@ -8,7 +8,7 @@
 //
 //   panel    32 outputs of a linear, all inputs: what a thread works on at a time, stored one behind the other
 //   tile     up to 12 rows by one panel: kept in registers while the inputs go by
-//   phase    what all threads do between two barriers; four a layer
+//   phase    what all threads do between two barriers; five a layer
 
 #include "crew.h"
 

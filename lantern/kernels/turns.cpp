@@ -90,7 +90,7 @@ struct Turner {
         }
         float least = -INFINITY;
         if (turns.top_k > 0 && turns.top_k < model.vocab) {
-            sorted = law;
+            for (int v = 0; v < model.vocab; v++) sorted[v] = law[v] == law[v] ? law[v] : -INFINITY; // NaN has no order
             std::nth_element(sorted.begin(), sorted.begin() + turns.top_k - 1, sorted.end(), std::greater<float>());
             least = sorted[turns.top_k - 1];
         }

@@ -98,33 +98,33 @@ def generate(
 class FusedTurns:
     """The state of a generation, in memory that `lantern_turns` writes to; tensors are as in `turns.cpp`."""
 
-    def __init__(self, target: Any, begun: Start, drafter: JacobiDrafter | None) -> None:
-        images, self.count = len(begun.mask), target.config.block_size
-        self.target, self.begun, self.drafter = target, begun, drafter
+    def __init__(self, target: Any, prompt: Start, drafter: JacobiDrafter | None) -> None:
+        images, self.count = len(prompt.mask), target.config.block_size
+        self.target, self.prompt, self.drafter = target, prompt, drafter
         self.nodes, self._index = 1 if drafter is None else drafter.max_nodes, 0
         self.known, self.start, self.counts, self.passes = torch.ones(4, images, dtype=torch.long).unbind()
         self.grid = torch.zeros(images, self.count, dtype=torch.long)
         self.window, self.drawn = torch.zeros(2, images, self.nodes, dtype=torch.long).unbind()
         self.accepted, self.reached = torch.zeros(2, images, self.nodes - 1, dtype=torch.long).unbind()
-        self.finite = torch.isfinite(begun.logits.sum((1, 2, 3)))
+        self.finite = torch.isfinite(prompt.logits.sum((1, 2, 3)))
         self._scored = self.window
-        begun.noise.make_uniforms = fused_uniforms
-        self._noise, self._random = begun.noise.gumbel_table(), None
+        prompt.noise.make_uniforms = fused_uniforms
+        self._noise, self._random = prompt.noise.gumbel_table(), None
         if drafter is not None and drafter.init == "random":
             where = torch.arange(self.count).expand(images, -1)
-            self._random = random_codes(begun.noise, where, target.config.vocab_size)
+            self._random = random_codes(prompt.noise, where, target.config.vocab_size)
         self._shape = None if drafter is None else chain(drafter.depth).shape("cpu")
 
     def draw_first(self, sampling: Sampling) -> Step:
         """Draws code 0 from what the prompt says, and fills the window behind it."""
-        begun, place = self.begun, torch.zeros_like(self.known)[:, None]
-        first = (sampling.scores(begun.logits, place) + begun.noise.gumbel(place)).argmax(-1)
+        prompt, place = self.prompt, torch.zeros_like(self.known)[:, None]
+        first = (sampling.scores(prompt.logits, place) + prompt.noise.gumbel(place)).argmax(-1)
         self.grid[:, :1] = self.window[:] = first
         if self._random is not None:
             self.window[:, 1:] = self._random[:, torch.arange(1, self.nodes).clamp(max=self.count - 1)]
         self._lay_out(sampling)
-        features = begun.features[:, :, -1:].flatten(0, 1)
-        scores = FirstScores(begun.logits.flatten(0, 1), features)
+        features = prompt.features[:, :, -1:].flatten(0, 1)
+        scores = FirstScores(prompt.logits.flatten(0, 1), features)
         return Step(0, place[:, 0], torch.ones_like(self.known), first, scores)
 
     def advance(self, patience: float) -> bool:
@@ -168,13 +168,13 @@ class FusedTurns:
 
     def _lay_out(self, sampling: Sampling) -> None:
         """Makes room for what a pass reads and gives, and says where all is."""
-        cache, config, nodes = self.begun.cache, self.target.config, self.nodes
+        cache, config, nodes = self.prompt.cache, self.target.config, self.nodes
         rows, first = cache.images * cache.rows, cache.first_stage_slot
         self.inputs, self.features = torch.empty(2, rows, nodes, config.dim).unbind()
         self.logits = torch.empty(rows, nodes, config.vocab_size)
         self._positions, self._places = torch.empty(rows, nodes, dtype=torch.long), torch.arange(nodes) + first
         self._mask = torch.full((rows, nodes, cache.slots), -torch.inf)
-        self._mask[..., : cache.prefix] = self.begun.prefix.repeat_interleave(cache.rows, 0)[:, None]
+        self._mask[..., : cache.prefix] = self.prompt.prefix.repeat_interleave(cache.rows, 0)[:, None]
         if nodes > 1:
             self._mask[..., first:] = torch.full((nodes, nodes), -torch.inf).triu(1)
         taken = (self.inputs, self._positions, self._places, self._mask)
@@ -188,7 +188,8 @@ class FusedTurns:
         account = (self.passes, self.accepted, self.reached, self.finite)
         self._turns = TurnsTold(
             *(cache.images, nodes, self.count, cache.prefix, config.cls_token_num),
-            *(sampling.top_k, sampling.guidance_interval, self._random is not None),
+            *(min(sampling.top_k, config.vocab_size), min(sampling.guidance_interval, self.count)),
+            self._random is not None,
             *(float(sampling.guidance), float(sampling.temperature)),
             self.target.tok_embeddings.weight.data_ptr(),
             *(None if tensor is None else tensor.data_ptr() for tensor in (self._noise, self._random)),

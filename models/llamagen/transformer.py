@@ -25,6 +25,10 @@ class Scores:
     fused: Float[Tensor, "rows n k"] | None = None
 
 
+# What code that runs passes in another way puts on a target; copies of it are run layer by layer.
+RUNNER = ("forward", "draft_head", "fused_pass", "is_fused", "_run_by")
+
+
 class Transformer(nn.Module):
     """LlamaGen's transformer. One forward serves prefill, plain and tree passes: positions and mask are arguments."""
 
@@ -42,6 +46,10 @@ class Transformer(nn.Module):
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
         table = rope_table(config.grid, config.cls_token_num, config.head_dim, config.rope_base)
         self.register_buffer("rope", table, persistent=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but how passes are run, which speaks of this module's memory."""
+        return {name: value for name, value in self.__dict__.items() if name not in (*RUNNER, "_int4")}
 
     def init_weights(self, generator: torch.Generator) -> None:
         """Normal(0, initializer_range) for linears and embeddings, zero for the output head, as the reference does."""

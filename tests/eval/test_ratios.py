@@ -47,6 +47,12 @@ def test_unsteady_seconds_are_not_claimed() -> None:
         assert ratio.refusal is not None and "no claim: p90/p10 is 1.7" in ratio.refusal and name in ratio.refusal
 
 
+def test_a_ratio_that_may_be_either_side_of_one_is_not_claimed() -> None:
+    ratio = compare([1.0, 1.1, 0.95, 1.05] * 3, [1.0] * 12)
+    assert ratio.interval[0] <= 1 <= ratio.interval[1] and ratio.of_medians > 1
+    assert ratio.claim is None and "either side of 1" in str(ratio.refusal)
+
+
 def test_a_width_at_the_bound_is_claimed() -> None:
     assert Spread.of([1.0, 1.5]).width < 1.5
     assert compare([1.0] * 2 + [1.5] * 8, [1.0] * 10).claim is not None

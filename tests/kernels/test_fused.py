@@ -2,6 +2,8 @@
 
 import copy
 import os
+import pickle
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from lantern.catalog import METHODS, Engine, build, layer_by_layer
 from lantern.decoding.cache import StaticCache
 from lantern.kernels import build as building
 from lantern.kernels.fused import fuse_target
+from lantern.kernels.packed import Arena
 from lantern.models.llamagen.transformer import Scores, Transformer
 from lantern.sampling import Sampling
 from lantern.soundness import NotFiniteError, watched_layers
@@ -184,7 +187,65 @@ def test_a_target_can_be_compiled_and_fused_in_turn() -> None:
     expected = build("plain", target, sampling=sampling).generate(CONDITION, keys=KEYS).codes
     for engine, is_fused in ((Engine(fused=True), True), (Engine(compile=True), False), (Engine(fused=True), True)):
         made = build("plain", target, sampling=sampling, engine=engine).generate(CONDITION, keys=KEYS)
-        assert torch.equal(made.codes, expected) and target.is_fused == is_fused
+        assert torch.equal(made.codes, expected) and getattr(target, "is_fused", False) == is_fused
+
+
+def test_an_eager_engine_makes_a_fused_target_eager_again() -> None:
+    target = target_in(torch.float32)
+    build("plain", target, sampling=Sampling(), engine=Engine(fused=True))
+    assert "forward" in vars(target)
+    build("plain", target, sampling=Sampling(), engine=Engine())
+    assert not {"forward", "draft_head", "fused_pass", "is_fused"} & set(vars(target))
+
+
+@pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1"])
+def test_weights_that_change_after_fusing_are_those_that_decode(name: str) -> None:
+    target, other = target_in(torch.float32), target_in(torch.float32, seed=1)
+    how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "engine": Engine(fused=True)}
+    module = tiny_eagle(target)
+    parts = build(name, target, drafter_module=module, **how)
+    parts.generate(CONDITION, keys=KEYS)
+    expected = build("plain", other, **how).generate(CONDITION, keys=KEYS).codes
+    target.load_state_dict(other.state_dict())
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
+    # as a pipeline is moved to another dtype between two calls
+    expected = build("plain", copy.deepcopy(other).bfloat16(), **how).generate(CONDITION, keys=KEYS).codes
+    target.bfloat16()
+    module.bfloat16()
+    made = build(name, target, drafter_module=module, **how).generate(CONDITION, keys=KEYS).codes
+    assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize("engine", [Engine(fused=True), Engine(compile=True)], ids=["fused", "compiled"])
+@pytest.mark.filterwarnings("default")  # of what the compiler itself imports
+def test_a_copy_of_a_target_is_run_layer_by_layer(engine: Engine) -> None:
+    target = target_in(torch.float32)
+    build("plain", target, sampling=Sampling(), engine=engine)
+    assert "forward" in vars(target)
+    for twin in (copy.deepcopy(target), pickle.loads(pickle.dumps(target))):
+        assert "forward" not in vars(twin) and not getattr(twin, "is_fused", False)
+        assert torch.equal(twin.output.weight, target.output.weight)
+
+
+def test_filters_larger_than_what_they_filter_change_nothing() -> None:
+    target, engine = target_in(torch.float32), Engine(fused=True)
+    most = 2**32 + 1  # more than C++ holds in these numbers
+    for wide, usual in ((Sampling(top_k=most), Sampling()), (Sampling(guidance_interval=most), Sampling())):
+        made, expected = (
+            build("plain", target, sampling=law, engine=engine).generate(CONDITION, keys=KEYS).codes
+            for law in (wide, usual)
+        )
+        assert torch.equal(made, expected)
+
+
+def test_parts_that_a_method_does_not_read_are_left_alone() -> None:
+    class Unread(dict[str, Any]):
+        def __getitem__(self, name: str) -> Any:
+            raise AssertionError(f"part {name} is read")
+
+    parts = Unread(dict.fromkeys(("eagle3", "sam", "c2t")))
+    target = target_in(torch.float32)
+    build("gumbel-jacobi", target, sampling=Sampling(), trained=parts, engine=Engine(fused=True))
 
 
 def test_laws_of_nan_are_noticed() -> None:
@@ -198,10 +259,9 @@ def test_debug_mode_looks_at_the_layers_of_a_fused_target() -> None:
     target, sampling = target_in(torch.float32), Sampling()
     target.layers[1].feed_forward.w2.weight.data[3, 5] = torch.nan
     fuse_target(target)
-    fused, engine = target.forward, layer_by_layer(Engine(fused=True))
+    engine = layer_by_layer(Engine(fused=True))
     with pytest.raises(NotFiniteError, match="layer 1 feed-forward gave NaN"), watched_layers(target):
         build("plain", target, sampling=sampling, engine=engine).generate(CONDITION, keys=KEYS)
-    assert target.forward is fused
 
 
 @pytest.mark.parametrize(
@@ -223,6 +283,30 @@ def test_fused_passes_and_four_bit_weights_are_refused_together() -> None:
     with pytest.raises(ValueError, match="these are quantized: leave one of the two out"):
         target = target_in(torch.float32, multiple_of=32)
         build("plain", target, sampling=Sampling(), engine=Engine(fused=True, int4=True))
+
+
+def test_a_target_that_was_fused_is_quantised_as_one_that_was_not() -> None:
+    pytest.importorskip("torchao", reason="torchao is not installed: extra eval")
+    target, engine = target_in(torch.float32, multiple_of=32), Engine(int4=True)
+    expected = build("plain", copy.deepcopy(target), sampling=Sampling(), engine=engine)
+    fuse_target(target)
+    made = build("plain", target, sampling=Sampling(), engine=engine)
+    assert "forward" not in vars(made.target)
+    assert torch.equal(made.generate(CONDITION, keys=KEYS).codes, expected.generate(CONDITION, keys=KEYS).codes)
+
+
+PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not PAGES.is_file() or "[never]" in PAGES.read_text(), reason="huge pages are not to be had on this machine"
+)
+def test_weights_stand_in_huge_pages() -> None:
+    memory = Arena(16 << 20).memory.fill_(1)
+    regions = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]
+    spans = [tuple(int(end, 16) for end in region.split(" ", 1)[0].split("-")) for region in regions]
+    (found,) = (region for region, (low, high) in zip(regions, spans, strict=True) if low <= memory.data_ptr() < high)
+    assert int(re.findall(r"^AnonHugePages: +(\d+) kB$", found, re.MULTILINE)[0]) > 0
 
 
 @pytest.fixture
@@ -258,6 +342,19 @@ def test_processors_without_wide_vectors_score_the_same(fresh: Path, monkeypatch
         alone = by_single_passes(fused, [codes[node] for node in PATH])
         assert all(torch.equal(found[:, node], alone[step]) for step, node in enumerate(PATH))
     assert len(list(fresh.iterdir())) == 2  # one for this processor, one for the others
+
+
+def test_a_damaged_library_is_told_and_built_anew(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(compiler: str, path: Path) -> None:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "_build", damaged)
+        with pytest.raises(ValueError, match="fused passes cannot be loaded .*too short.*: try again"):
+            building.library()
+    building.library()
+    assert all(made.stat().st_size > 0 for made in fresh.iterdir())
 
 
 def test_without_a_compiler_one_line_says_so(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

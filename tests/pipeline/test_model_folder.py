@@ -73,7 +73,8 @@ def test_a_window_that_nobody_chose_suits_the_engine(folder: Path) -> None:
     assert choose_method(eager).settings["window"] == usual != FUSED_WINDOW
     assert choose_method(fused).settings["window"] == FUSED_WINDOW
     assert choose_method(fused, settings={"window": 5}).settings["window"] == 5
-    assert choose_method(fused, "gumbel-jacobi").settings["window"] == usual
+    assert choose_method(fused, "gumbel-jacobi").settings["window"] == FUSED_WINDOW
+    assert choose_method(fused, METHODS["gumbel-jacobi"]).settings["window"] == usual
     assert choose_method(replace(fused, generation={"method": "eagle1"})) == METHODS["eagle1"]
 
 
