@@ -145,9 +145,9 @@ def compare(model: "Model", plan: Plan, guidance: float, cells: Sequence[Cell], 
             for start in range(found["pictures"] - first, len(block), batch):
                 enter(found, draw(decoder, block[start : start + batch]), plain, start, first)
             found["seconds"] = round(found["seconds"] + time.perf_counter() - begun, 1)
-            found["surroundings"] = here
-            if here["commit"] not in found["commits"]:
-                found["commits"].append(here["commit"])
+            # files from before commits were listed name the last one
+            commits = found.setdefault("commits", [found["surroundings"].get("commit")])
+            found |= {"surroundings": here, "commits": list(dict.fromkeys([*commits, here["commit"]]))}
             write()
             print(line(found), file=sys.stderr)
 
