@@ -4,8 +4,6 @@ from typing import Any
 
 from torch import nn
 
-from lantern.models.llamagen.transformer import RUNNER
-
 
 def weights_of(module: nn.Module) -> tuple[Any, ...]:
     """What changes whenever a weight does, or its dtype or device."""
@@ -24,7 +22,7 @@ def mark(target: Any, runner: str) -> None:
 
 def make_eager(target: Any) -> None:
     """Takes off what was put on a target: layers are dispatched one by one again."""
-    for name in RUNNER:
+    for name in target.runner:
         target.__dict__.pop(name, None)
     for layer in target.get_submodule("layers").children():
         layer._compiled_call_impl = None

@@ -1,7 +1,7 @@
 """The LlamaGen transformer: caption or class in, logits over VQ codes out (arXiv:2406.06525, section 3.2)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -25,15 +25,13 @@ class Scores:
     fused: Float[Tensor, "rows n k"] | None = None
 
 
-# What code that runs passes in another way puts on a target; copies of it are run layer by layer.
-RUNNER = ("forward", "draft_head", "fused_pass", "is_fused", "_run_by")
-
-
 class Transformer(nn.Module):
     """LlamaGen's transformer. One forward serves prefill, plain and tree passes: positions and mask are arguments."""
 
     rope: Tensor
     layers: Any  # a ModuleList of Block, which the type checker takes for modules of any kind
+    # what code that runs passes in another way puts on a target; copies of it are run layer by layer
+    runner: ClassVar = ("forward", "draft_head", "fused_pass", "is_fused", "_run_by")
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -49,7 +47,7 @@ class Transformer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """All but how passes are run, which speaks of this module's memory."""
-        return {name: value for name, value in self.__dict__.items() if name not in (*RUNNER, "_int4")}
+        return {name: value for name, value in self.__dict__.items() if name not in (*self.runner, "_int4")}
 
     def init_weights(self, generator: torch.Generator) -> None:
         """Normal(0, initializer_range) for linears and embeddings, zero for the output head, as the reference does."""
