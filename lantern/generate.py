@@ -76,9 +76,8 @@ def choose_method(
 
     None is the model's own method; a window that nobody chose is as the engine wants it. "auto" becomes the one that a
     profile of `lantern tune` recommends for this machine and `sampling`; without one the exact method that the model
-    has a drafter for, if the drafter says that it was trained for these weights, else plain decoding. Why a profile or
-    the drafter is not used is told to `tell`, by default the log. ValueError for a setting that the method does not
-    take.
+    has a drafter for, if that says that it was trained for these weights, else plain decoding. Why a profile or the
+    drafter is not used is told to `tell`, by default the log. ValueError for a setting that the method does not take.
     """
     own = str(model.generation.get("method", "auto"))
     method = name if isinstance(name, Method) else suited(find(name or own), model.engine)
