@@ -1,12 +1,8 @@
 """Fused passes: the same numbers as eager ones, and the same bits whatever is scored with a code."""
 
 import copy
-import os
 import pickle
-import re
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +11,7 @@ from torch import Tensor
 
 from lantern.catalog import METHODS, Engine, build, layer_by_layer
 from lantern.decoding.cache import StaticCache
-from lantern.kernels import build as building
 from lantern.kernels.fused import fuse_target
-from lantern.kernels.packed import Arena
 from lantern.models.llamagen.transformer import Scores, Transformer
 from lantern.sampling import Sampling
 from lantern.soundness import NotFiniteError, watched_layers
@@ -293,79 +287,3 @@ def test_a_target_that_was_fused_is_quantised_as_one_that_was_not() -> None:
     made = build("plain", target, sampling=Sampling(), engine=engine)
     assert "forward" not in vars(made.target)
     assert torch.equal(made.generate(CONDITION, keys=KEYS).codes, expected.generate(CONDITION, keys=KEYS).codes)
-
-
-PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-@pytest.mark.skipif(
-    not PAGES.is_file() or "[never]" in PAGES.read_text(), reason="huge pages are not to be had on this machine"
-)
-def test_weights_stand_in_huge_pages() -> None:
-    memory = Arena(16 << 20).memory.fill_(1)
-    regions = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]
-    spans = [tuple(int(end, 16) for end in region.split(" ", 1)[0].split("-")) for region in regions]
-    (found,) = (region for region, (low, high) in zip(regions, spans, strict=True) if low <= memory.data_ptr() < high)
-    assert int(re.findall(r"^AnonHugePages: +(\d+) kB$", found, re.MULTILINE)[0]) > 0
-
-
-@pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Nothing was built yet."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    building.library.cache_clear()
-    yield tmp_path / "lantern"
-    building.library.cache_clear()
-
-
-def test_a_library_is_built_once(fresh: Path) -> None:
-    building.library()
-    (made,) = fresh.iterdir()
-    when = made.stat().st_mtime_ns
-    building.library.cache_clear()
-    building.library()
-    assert [made] == list(fresh.iterdir()) and made.stat().st_mtime_ns == when
-
-
-def test_processors_without_wide_vectors_score_the_same(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "x86_64" not in os.uname().machine:
-        pytest.skip("builds for other x86-64 processors")
-    targets, codes = [target_in(torch.float32), target_in(torch.bfloat16)], [3, 1, 4, 15, 9, 2, 6]
-    here = [Passes(twin_of(target)).score(codes, TREE).logits for target in targets]
-    flags = tuple("-march=x86-64-v2" if flag == "-march=native" else flag for flag in building.FLAGS)
-    monkeypatch.setattr(building, "FLAGS", flags)
-    building.library.cache_clear()
-    for target, expected, tolerance in zip(targets, here, (1e-4, 0.1), strict=True):
-        fused = twin_of(target)
-        found = Passes(fused).score(codes, TREE).logits
-        assert torch.allclose(found, expected, atol=tolerance)
-        alone = by_single_passes(fused, [codes[node] for node in PATH])
-        assert all(torch.equal(found[:, node], alone[step]) for step, node in enumerate(PATH))
-    assert len(list(fresh.iterdir())) == 2  # one for this processor, one for the others
-
-
-def test_a_damaged_library_is_told_and_built_anew(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def damaged(compiler: str, path: Path) -> None:
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(building, "_build", damaged)
-        with pytest.raises(ValueError, match="fused passes cannot be loaded .*too short.*: try again"):
-            building.library()
-    building.library()
-    assert all(made.stat().st_size > 0 for made in fresh.iterdir())
-
-
-def test_without_a_compiler_one_line_says_so(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(fresh))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(ValueError, match="which was not found: install it"):
-        building.library()
-
-
-def test_a_compiler_that_fails_is_told(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "false")
-    with pytest.raises(ValueError, match="could not build fused passes .*leave fused out"):
-        building.library()
-    assert not fresh.exists() or not list(fresh.iterdir())

@@ -57,6 +57,13 @@ def test_without_a_drafter_there_are_windows_only() -> None:
     assert labels and all("window" in label for label in labels)
 
 
+def test_methods_of_trained_parts_are_candidates_where_the_model_has_them() -> None:
+    names = {label.split()[0] for label in found(Bounds())}
+    assert not {"parallelspec", "jacobi-parallel", "fr-spec", "c2t"} & names
+    names = {label.split()[0] for label in found(Bounds(), parts={"parallelspec", "c2t"})}
+    assert {"parallelspec", "jacobi-parallel"} <= names and not {"fr-spec", "c2t"} & names
+
+
 def test_windows_are_no_longer_than_the_picture() -> None:
     windows = [label for label in found(Bounds(), codes=9) if "window" in label]
     assert windows and not [label for label in windows if int(label.rsplit(" ", 1)[1]) > 9]

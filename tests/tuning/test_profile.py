@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from lantern.catalog import METHODS
+from lantern.catalog import METHODS, Engine
 from lantern.generate import choose_method
 from lantern.model_folder import Model, load_model
 from lantern.sampling import Sampling
-from lantern.tuning.machine import describe_machine
+from lantern.tuning.machine import describe_machine, passes
 from lantern.tuning.profile import NAME, VERSION, cache_folder, too_far, write_profile
 from tests.tiny_folder import save_tiny_model
 
@@ -176,3 +176,10 @@ def test_the_api_logs_why_a_profile_is_not_used(model: Model, caplog: pytest.Log
     with caplog.at_level(logging.INFO, logger="lantern"):
         choose_method(model, "auto")
     assert "other weights" in caplog.text
+
+
+def test_no_two_engines_that_decode_at_another_speed_are_called_alike() -> None:
+    engines = [Engine(**{name: True}) for name in ("compile", "graphs", "reproducible", "int4", "fused")]
+    words = [passes(engine) for engine in [Engine(), *engines, Engine(compile=True, fused=True)]]
+    assert len(set(words)) == len(words)
+    assert passes(Engine(fused=True, reproducible=True)) == passes(Engine(fused=True))
