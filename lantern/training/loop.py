@@ -1,5 +1,6 @@
 """The one training loop: resumable, logged, the same on a CPU, a GPU or several processes."""
 
+import atexit
 import dataclasses
 import hashlib
 import math
@@ -182,6 +183,8 @@ def start_accelerator(config: LoopConfig) -> Any:
 
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
     accelerator.gradient_accumulation_steps = config.accumulate
+    if accelerator.num_processes > 1:  # a process that ends with its group's threads running may abort
+        atexit.register(accelerator.state.destroy_process_group)
     return accelerator
 
 
