@@ -32,7 +32,9 @@ typedef float LooseLanes __attribute__((vector_size(64), aligned(4)));
 typedef int32_t Whole __attribute__((vector_size(64)));
 
 constexpr int WIDTH = 16, PANEL = 32, TILE = 12, TOGETHER = 4, NODES_A_TASK = 16;
-constexpr int AHEAD = 2048; // bytes: weights are fetched so far ahead, while many rows are multiplied with those at hand
+// A tile of so many rows computes about as long as memory takes: it asks for weights so many bytes ahead, of the first
+// cache and of the second. With fewer rows all waits for memory anyway.
+constexpr int MANY = 8, AHEAD = 2048, FAR_AHEAD = 16384;
 
 inline Lanes load(const float *at) { return *reinterpret_cast<const LooseLanes *>(at); }
 inline void store(float *at, Lanes x) { *reinterpret_cast<LooseLanes *>(at) = x; }
@@ -96,10 +98,14 @@ inline float wide(uint16_t x) {
     return y;
 }
 
-// 128 bytes of weights, which a step of a tile takes in, into the cache before their turn.
-inline void fetch(const void *weights) {
-    __builtin_prefetch((const char *)weights + AHEAD);
-    __builtin_prefetch((const char *)weights + AHEAD + 64);
+// Asks for 128 bytes of weights, which is what a step of a tile takes in, before their turn.
+template <int ROWS> inline void fetch(const void *weights) {
+    if (ROWS < MANY) return;
+    const char *at = (const char *)weights;
+    for (int line = 0; line < 128; line += 64) {
+        __builtin_prefetch(at + AHEAD + line, 0, 3);
+        __builtin_prefetch(at + FAR_AHEAD + line, 0, 2);
+    }
 }
 
 // Inputs and weights in fp32.
@@ -110,7 +116,7 @@ struct Full {
     template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
         Lanes sums[ROWS][2] = {}; // apart from `out`, so that they stay in registers
         for (int k = 0; k < inputs; k++, panel += PANEL) {
-            fetch(panel);
+            fetch<ROWS>(panel);
             const Lanes left = load(panel), right = load(panel + WIDTH);
 #pragma GCC unroll 12
             for (int m = 0; m < ROWS; m++) {
@@ -134,7 +140,7 @@ struct Half {
     template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
         Lanes sums[ROWS][2] = {}; // apart from `out`, so that they stay in registers
         for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL) {
-            fetch(panel);
+            fetch<ROWS>(panel);
             const __m512bh left = (__m512bh)_mm512_loadu_si512(panel);
             const __m512bh right = (__m512bh)_mm512_loadu_si512(panel + PANEL);
 #pragma GCC unroll 12
