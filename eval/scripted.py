@@ -6,6 +6,7 @@ tau = 2.5, a tree of depth 3: codes kept of each step, its bonus code included
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -66,6 +67,11 @@ class ScriptedVerifier:
         """Those of the verifier within."""
         return self.inner.modes
 
+    @property
+    def reads_draws(self) -> bool:
+        """As the verifier within."""
+        return getattr(self.inner, "reads_draws", False)
+
     def draw(
         self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
     ) -> Int[Tensor, "b n"]:
@@ -76,7 +82,14 @@ class ScriptedVerifier:
         self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
     ) -> Verdict:
         """The scripted path, with the bonus code that the verifier within drew."""
-        verdict = self.inner.walk(tree, log_p, positions, noise)
+        return self._cut(self.inner.walk(tree, log_p, positions, noise), positions)
+
+    def match(self, tree: DraftTree, drawn: Int[Tensor, "b n"], positions: Int[Tensor, "b n"]) -> Verdict:
+        """As `walk`, of draws, where the verifier within needs no more."""
+        inner: Any = self.inner
+        return self._cut(inner.match(tree, drawn, positions), positions)
+
+    def _cut(self, verdict: Verdict, positions: Int[Tensor, "b n"]) -> Verdict:
         lengths = self._table(positions.device)[positions[:, 0]]
         steps = torch.arange(len(self.path), device=positions.device)
         nodes = torch.where(steps < lengths[:, None], self._path(positions.device), 0)

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.decoding.draws import quick_draws
 from lantern.decoding.finite import FiniteSoFar
 from lantern.decoding.ledger import Ledger
 from lantern.decoding.prefill import FirstScores, Start
@@ -53,7 +54,7 @@ def settle(run: "Run", verifier: Verifier, tree: DraftTree, scores: Scores) -> S
     tree = tree.walkable
     places = (run.known[:, None] + tree.shape.depths).clamp(max=run.count - 1)
     logits = scores.logits.unflatten(0, (len(run.known), run.cache.rows))[:, :, : tree.shape.num_nodes]
-    verdict = verifier.walk(tree, law_of(run.law, verifier)(logits, places), places, run.noise)
+    verdict = judge(run, verifier, tree, logits, places)
     walked = torch.nn.functional.pad(verdict.path, (1, 0))
     run.cache.commit(walked, run.known - 1)
     drafted = torch.nn.functional.pad(tree.tokens.gather(1, verdict.path), (0, 1))
@@ -68,9 +69,16 @@ def settle(run: "Run", verifier: Verifier, tree: DraftTree, scores: Scores) -> S
     return Settled(verdict, fresh, counts)
 
 
-def law_of(law: Sampling, verifier: Verifier) -> Callable[[Tensor, Tensor], Tensor]:
-    """What turns logits into what a verifier reads."""
-    return law.scores if getattr(verifier, "reads_scores", False) else law.log_probs
+def judge(run: "Run", verifier: Any, tree: DraftTree, logits: Tensor, places: Int[Tensor, "b n"]) -> Verdict:
+    """Lets a verifier walk, by the laws or, where they are enough for it, by the target's own draws."""
+    if reads_draws(verifier):
+        return verifier.match(tree, run.draw(logits, places), places)
+    return verifier.walk(tree, run.law.log_probs(logits, places), places, run.noise)
+
+
+def reads_draws(verifier: Any) -> bool:
+    """Whether a verifier needs no law."""
+    return getattr(verifier, "reads_draws", False)
 
 
 @dataclass(frozen=True)
@@ -118,12 +126,21 @@ class Run:
     def draw_first(self, verifier: Verifier) -> Step:
         """Draws code 0 from what the prompt says."""
         place = torch.zeros_like(self.known)[:, None]
-        log_p = law_of(self.law, verifier)(self.begun.logits, place)
-        self.codes[:, :1] = verifier.draw(log_p, place, self.noise)
+        if reads_draws(verifier):
+            self.codes[:, :1] = self.draw(self.begun.logits, place)
+        else:
+            self.codes[:, :1] = verifier.draw(self.law.log_probs(self.begun.logits, place), place, self.noise)
         self.finite.look(self.begun.logits)
         features = self.begun.features[:, :, -1:].flatten(0, 1)
         scores = FirstScores(self.begun.logits.flatten(0, 1), features)
         return Step(0, place[:, 0], torch.ones_like(self.known), self.codes[:, :1].clone(), scores)
+
+    def draw(self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
+        """The target's own draws, which are plain decoding's: argmax(log p + g)."""
+        quick = quick_draws(self.target, self.law, self.noise)
+        if quick is not None:
+            return quick(logits, places)[..., 0]
+        return (self.law.scores(logits, places) + self.noise.gumbel(places)).argmax(-1)
 
     def prefill(self, condition: Condition) -> Prefill:
         """What the prompt left behind, for a drafter."""

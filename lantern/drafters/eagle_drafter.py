@@ -1,10 +1,13 @@
 """How an EAGLE-1 module, or one derived from it, drafts: it reads what was committed and grows a static tree."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.decoding.cache import StaticCache
+from lantern.decoding.draws import quick_draws
 from lantern.decoding.tree_mask import TreeMask
 from lantern.drafters.chooser import Chooser
 from lantern.drafters.eagle import Eagle
@@ -143,11 +146,26 @@ class EagleDrafter:
         for depth, level in enumerate(self.levels):
             if depth > 0:
                 features = self._extend(features[:, :, level.parents], tokens[-1][:, level.pairs], level, depth)
-            log_q = self._law(features, depth)
-            laws.append(log_q)
-            best = self._rank(log_q, level, depth)
+            draws = self._draws()
+            if draws is not None:
+                places = self._followed(depth).expand(-1, features.shape[2])
+                purpose = PURPOSE_OF_MODE[self.mode]
+                best = draws(self._logits(features), places, width=level.width, purpose=purpose)
+            else:
+                laws.append(self._law(features, depth))
+                best = self._rank(laws[-1], level, depth)
             tokens.append(best.flatten(1)[:, level.picks])
         return tokens, laws
+
+    def _draws(self) -> Callable[..., Tensor] | None:
+        """What draws children straight from logits, where nobody asks for laws."""
+        if self.records_log_q or self.mode == "point" or self.chooser is not None:
+            return None
+        return quick_draws(self.target, self.law, self.noise)
+
+    def _followed(self, depth: int) -> Int[Tensor, "b 1"]:
+        """The number of the code that follows nodes of a depth."""
+        return (self.known[:, None] + depth).clamp(max=self.count - 1)
 
     def _given(self, said: Prefill | Scores) -> Float[Tensor, "*rows n k"]:
         """What the module reads of a pass of the target."""
@@ -210,19 +228,20 @@ class EagleDrafter:
 
     def _law(self, features: Float[Tensor, "b r f c"], depth: int) -> Float[Tensor, "b f v"]:
         """log q of what follows nodes of a depth."""
-        logits = self.module.logits(features.flatten(0, 1), self.target).unflatten(0, features.shape[:2])
+        logits = self._logits(features)
         if self.module.config.form == "guided":
             return self.law.filtered(logits[:, 0])
-        places = (self.known[:, None] + depth).clamp(max=self.count - 1).expand(-1, features.shape[2])
-        return self.law.log_probs(logits, places)
+        return self.law.log_probs(logits, self._followed(depth).expand(-1, features.shape[2]))
+
+    def _logits(self, features: Float[Tensor, "b r f c"]) -> Float[Tensor, "b r f v"]:
+        return self.module.logits(features.flatten(0, 1), self.target).unflatten(0, features.shape[:2])
 
     def _rank(self, log_q: Float[Tensor, "b f v"], level: Level, depth: int) -> Int[Tensor, "b f k"]:
         """The children of each node in draw order."""
         if self.chooser is not None:
             return self.chooser.children(log_q, depth, level.width)
         if self.mode != "point":
-            places = (self.known[:, None] + depth).clamp(max=self.count - 1)
-            log_q = log_q + self.noise.gumbel(places, PURPOSE_OF_MODE[self.mode])
+            log_q = log_q + self.noise.gumbel(self._followed(depth), PURPOSE_OF_MODE[self.mode])
         return log_q.topk(level.width, dim=-1).indices
 
     def _read_prefix(self, prefill: Prefill, sees: Bool[Tensor, "b t"]) -> None:

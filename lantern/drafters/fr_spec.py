@@ -113,6 +113,10 @@ class FrSpecDrafter(EagleDrafter):
         self._left = tokens
         return super()._extend(features, tokens, level, depth)
 
+    def _draws(self) -> None:
+        """Laws are of the codes of S alone."""
+        return None
+
     def _law(self, features: Float[Tensor, "b r f c"], depth: int) -> Float[Tensor, "b f s"]:
         """log q over the codes of S, which `_drafted` names."""
         features = features.to(self._head.dtype)

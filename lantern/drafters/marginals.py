@@ -1,9 +1,12 @@
 """Trees of drafters that guess several codes at once: all nodes of one depth share a law (arXiv:2401.10774)."""
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.decoding.draws import quick_draws
 from lantern.drafters.chooser import Chooser
 from lantern.drafters.target_head import target_logits
 from lantern.noise import Purpose
@@ -53,11 +56,25 @@ class Marginals:
         """The laws that guided features stand for, by the target's own head."""
         return self.law.filtered(target_logits(self.target, features))
 
+    def draft(self, root: Int[Tensor, "b 1"], features: Float[Tensor, "b d c"], known: Int[Tensor, " b"]) -> DraftTree:
+        """The tree below the last of `known` codes, of guided features that predict those to come."""
+        draws = None if self.records_log_q or self.mode == "point" or self.chooser is not None else self._draws()
+        if draws is None:
+            return self.grow(root, self.log_q(features), known)
+        logits, purpose = target_logits(self.target, features)[:, None], PURPOSE_OF_MODE[self.mode]
+        return self._tree(root, draws(logits, self.places(known), width=self.width, purpose=purpose))
+
     def grow(self, root: Int[Tensor, "b 1"], log_q: Float[Tensor, "b d v"], known: Int[Tensor, " b"]) -> DraftTree:
         """The tree below the last of `known` codes of each image."""
-        best = self._best(log_q, known).flatten(1)
         laws = log_q[:, self._law_rows] if self.records_log_q else None
-        return DraftTree(torch.cat([root, best[:, self._picks]], 1), self.shape, self.mode, laws, self.inner)
+        return self._tree(root, self._best(log_q, known), laws)
+
+    def _tree(self, root: Int[Tensor, "b 1"], best: Int[Tensor, "b d k"], laws: Tensor | None = None) -> DraftTree:
+        tokens = torch.cat([root, best.flatten(1)[:, self._picks]], 1)
+        return DraftTree(tokens, self.shape, self.mode, laws, self.inner)
+
+    def _draws(self) -> Callable[..., Tensor] | None:
+        return quick_draws(self.target, self.law, self.noise)
 
     def _best(self, log_q: Float[Tensor, "b d v"], known: Int[Tensor, " b"]) -> Int[Tensor, "b d k"]:
         """The children of the nodes of each depth, in draw order."""

@@ -128,7 +128,7 @@ class MedusaDrafter:
         last = self._pairs
         scales = self.sampling.scales(last.places.gather(1, last.last))
         said = self.module(last.last_features(), last.root, scales)[:, 0, : self.depth]
-        return self.marginals.grow(last.root, self.marginals.log_q(said), last.known)
+        return self.marginals.draft(last.root, said, last.known)
 
 
 def build(method: Method, kit: Kit) -> MedusaDrafter:

@@ -116,7 +116,7 @@ class ParallelDrafter:
     def propose(self) -> DraftTree:
         """One pass of the drafter, the target's head over `depth` features, and the tree."""
         guesses = self.context.guess(self._pairs, self._pairs.last)
-        return self.marginals.grow(self._pairs.root, self.marginals.log_q(guesses), self._pairs.known)
+        return self.marginals.draft(self._pairs.root, guesses, self._pairs.known)
 
 
 def build(method: Method, kit: Kit) -> ParallelDrafter:

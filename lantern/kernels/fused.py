@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lantern.decoding.runners import is_run_by, make_eager, mark
 from lantern.kernels.build import library
+from lantern.kernels.draws import draws
 from lantern.kernels.linear import linear
 from lantern.kernels.packed import (
     LANES,
@@ -53,7 +54,7 @@ def fuse_target(target: nn.Module) -> None:
         return fused.head(features)
 
     target.forward, target.draft_head = forward, fused_head  # type: ignore[assignment]
-    target.is_fused, target.fused_pass = True, fused  # type: ignore[assignment]
+    target.is_fused, target.fused_pass, target.draws = True, fused, draws  # type: ignore[assignment]
     mark(target, "fused")
 
 

@@ -51,6 +51,17 @@ class LinearTold(ctypes.Structure):
     ]
 
 
+class DrawsTold(ctypes.Structure):
+    """`Draws` of draws.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("images", "rows", "nodes", "vocab", "codes")),
+        *((name, ctypes.c_int32) for name in ("top_k", "interval", "width", "threads")),
+        *((name, ctypes.c_float) for name in ("guidance", "temperature")),
+        *((name, ctypes.c_void_p) for name in ("logits", "places", "noise", "drawn")),
+    ]
+
+
 class Arena:
     """Memory for copies of tensors, in huge pages where there are any: reading then waits less for addresses."""
 

@@ -1,9 +1,9 @@
 // Whole turns of plain decoding, or of a Jacobi window under fixed noise, in one call: what a pass takes in, the pass,
 // the draws, the match, and what is kept of it. Plain decoding is a window of one code.
 //
-// Draws are those of `Sampling.scores` and `GumbelVerifier.draw`, operation by operation, so that their bits are too.
+// Draws are those of `draws.h`.
 
-#include "pass.cpp"
+#include "draws.h"
 
 extern "C" {
 
@@ -26,10 +26,6 @@ struct Turns {
 }
 
 namespace {
-
-constexpr int ALONE = 1 << 16; // numbers of laws for which one thread is enough
-
-inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 
 struct Turner {
     const Model &model;
@@ -75,40 +71,14 @@ struct Turner {
         return pass.logits + ((size_t(image) * rows + row) * turns.nodes + node) * model.vocab;
     }
 
-    // The code that follows a node: the largest of law and noise, the lowest among equals.
-    int64_t draw(int image, int node, std::vector<float> &law, std::vector<float> &sorted) const {
+    // The code that follows a node.
+    int64_t draw(int image, int node, std::vector<float> &numbers, std::vector<float> &room) const {
+        const Law law = {model.vocab, turns.top_k, turns.interval, turns.guidance, turns.temperature};
         const int64_t where = place(image, node);
-        const float *c = logits(image, 0, node), *u = rows == 2 ? logits(image, 1, node) : c;
-        const bool is_guided = rows == 2 && (turns.interval < 0 || where <= turns.interval + 1);
-        const bool is_cooled = turns.temperature != 0 && turns.temperature != 1;
-        const Lanes scale = all(turns.guidance), temperature = all(turns.temperature);
-        for (int v = 0; v < model.vocab; v += WIDTH) {
-            Lanes x = load(c + v);
-            if (is_guided) x = load(u + v) + (x - load(u + v)) * scale;
-            if (is_cooled) x = x / temperature;
-            store(&law[v], x);
-        }
-        float least = -INFINITY;
-        if (turns.top_k > 0 && turns.top_k < model.vocab) {
-            for (int v = 0; v < model.vocab; v++) sorted[v] = law[v] == law[v] ? law[v] : -INFINITY; // NaN has no order
-            std::nth_element(sorted.begin(), sorted.begin() + turns.top_k - 1, sorted.end(), std::greater<float>());
-            least = sorted[turns.top_k - 1];
-        }
         const float *noise = turns.noise ? turns.noise + (size_t(image) * turns.codes + where) * model.vocab : nullptr;
-        const Lanes none = all(-INFINITY);
-        Lanes best = none;
-        for (int v = 0; v < model.vocab; v += WIDTH) {
-            Lanes x = load(&law[v]);
-            x = x < least ? none : x;
-            if (noise) x = x + load(noise + v);
-            store(&law[v], x);
-            best = larger(x, best);
-        }
-        float most = -INFINITY;
-        for (int i = 0; i < WIDTH; i++) most = best[i] > most ? best[i] : most;
-        for (int v = 0; v < model.vocab; v++)
-            if (law[v] == most) return v;
-        return 0; // of a law of NaN, which is told by `finite`
+        const float *u = rows == 2 ? logits(image, 1, node) : nullptr;
+        law.score(logits(image, 0, node), u, where, noise, numbers.data(), room.data());
+        return law.largest(numbers.data());
     }
 
     bool is_finite(int image, int node) const {

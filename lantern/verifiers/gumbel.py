@@ -19,7 +19,7 @@ class GumbelVerifier:
 
     modes: frozenset[str] = frozenset({"gumbel", "point", "sampled", "iid", "jacobi"})
     reads_soft_law: bool = False
-    reads_scores: bool = True  # log p up to a number for each node is enough
+    reads_draws: bool = True  # the target's own draws are enough: `match` is the walk
     is_exact: bool = True
 
     def draw(
@@ -32,7 +32,10 @@ class GumbelVerifier:
         self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
     ) -> Verdict:
         """Keeps the path of children that are the target's own draws."""
-        drawn = self.draw(log_p, positions, noise)
+        return self.match(tree, self.draw(log_p, positions, noise), positions)
+
+    def match(self, tree: DraftTree, drawn: Int[Tensor, "b n"], positions: Int[Tensor, "b n"]) -> Verdict:
+        """As `walk`, once the code that follows each node is drawn; where codes stand makes no difference."""
         matches = tree.tokens == parent_values(drawn, tree.shape)
         matches[:, 0] = True
         path = deepest_path(matches, tree.shape)

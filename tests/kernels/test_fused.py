@@ -189,7 +189,7 @@ def test_an_eager_engine_makes_a_fused_target_eager_again() -> None:
     build("plain", target, sampling=Sampling(), engine=Engine(fused=True))
     assert "forward" in vars(target)
     build("plain", target, sampling=Sampling(), engine=Engine())
-    assert not {"forward", "draft_head", "fused_pass", "is_fused"} & set(vars(target))
+    assert not {"forward", "draft_head", "draws", "fused_pass", "is_fused"} & set(vars(target))
 
 
 @pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1"])

@@ -44,6 +44,7 @@ def parts_of(target: Transformer, sampling: Sampling, options: dict[str, Any] | 
 def by_the_loop(parts: Parts, monkeypatch: pytest.MonkeyPatch, **watching: Any) -> Generation:
     with monkeypatch.context() as patch:
         patch.setattr(turns, "fits", lambda *_: False)
+        patch.setattr(parts.target, "draws", lambda *_: None, raising=False)  # the loop's own, by torch
         return parts.generate(CONDITION, keys=KEYS, **watching)
 
 

@@ -1,0 +1,116 @@
+// How codes are drawn: `Sampling.scores` and the largest of law and noise, operation by operation, so that bits are
+// theirs.
+
+#pragma once
+#include "pass.cpp"
+
+namespace {
+
+constexpr int ALONE = 1 << 15; // numbers of laws for which one thread is enough
+
+inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
+
+// Rows of logits as laws, up to a number for each law.
+struct Law {
+    int vocab, top_k, interval;
+    float guidance, temperature; // temperature 0: the most likely code
+
+    // Law and noise of every code; u is null without guidance, noise where there is none, `room` for as many numbers.
+    void score(const float *c, const float *u, int64_t where, const float *noise, float *out, float *room) const {
+        const bool is_guided = u && (interval < 0 || where <= interval + 1);
+        const bool is_cooled = temperature != 0 && temperature != 1;
+        const Lanes scale = all(guidance), warmth = all(temperature), none = all(-INFINITY);
+        for (int v = 0; v < vocab; v += WIDTH) {
+            Lanes x = load(c + v);
+            if (is_guided) x = load(u + v) + (x - load(u + v)) * scale;
+            if (is_cooled) x = x / warmth;
+            store(out + v, x);
+        }
+        float least = -INFINITY;
+        if (top_k > 0 && top_k < vocab) {
+            least = largest(out, top_k, room);
+        }
+        for (int v = 0; v < vocab; v += WIDTH) {
+            Lanes x = load(out + v);
+            x = x < least ? none : x;
+            store(out + v, noise ? x + load(noise + v) : x);
+        }
+    }
+
+    // The k-th largest number: looked for among those whose first bits are its own.
+    float largest(const float *numbers, int k, float *room) const {
+        constexpr int SHIFT = 20;
+        int32_t counts[1 << (32 - SHIFT)] = {};
+        for (int v = 0; v < vocab; v++) counts[order(numbers[v]) >> SHIFT]++;
+        uint32_t bits = uint32_t(-1) >> SHIFT;
+        while (counts[bits] < k) k -= counts[bits--];
+        int found = 0;
+        for (int v = 0; v < vocab; v++) { // without branches, which nobody could foresee
+            room[found] = numbers[v] == numbers[v] ? numbers[v] : -INFINITY;
+            found += order(numbers[v]) >> SHIFT == bits;
+        }
+        std::nth_element(room, room + k - 1, room + found, std::greater<float>());
+        return room[k - 1];
+    }
+
+    // Whole numbers in the order of numbers; NaN, which has none, is with -inf.
+    static uint32_t order(float x) {
+        const float y = x == x ? x : -INFINITY;
+        uint32_t bits;
+        std::memcpy(&bits, &y, 4);
+        return bits ^ (uint32_t(int32_t(bits) >> 31) | 0x80000000u);
+    }
+
+    // The largest numbers, one after the other, the lowest index among equals; numbers are spent.
+    void take(float *numbers, int count, int64_t *to) const {
+        for (int i = 0; i < count; i++) {
+            to[i] = largest(numbers);
+            numbers[to[i]] = NAN; // larger than none and equal to none
+        }
+    }
+
+    int64_t largest(const float *numbers) const {
+        Lanes best = all(-INFINITY);
+        for (int v = 0; v < vocab; v += WIDTH) best = larger(load(numbers + v), best);
+        float most = -INFINITY;
+        for (int i = 0; i < WIDTH; i++) most = best[i] > most ? best[i] : most;
+        for (int v = 0; v < vocab; v++)
+            if (numbers[v] == most) return v;
+        return 0; // of a law of NaN, which is told by `finite`
+    }
+};
+
+} // namespace
+
+extern "C" {
+
+struct Draws {
+    int32_t images, rows, nodes, vocab, codes, top_k, interval, width, threads;
+    float guidance, temperature;
+    const float *logits;   // (images, rows, nodes, vocab)
+    const int64_t *places; // (images, nodes): the numbers of the codes
+    const float *noise;    // (images, codes, vocab); null: none
+    int64_t *drawn;        // (images, nodes, width): the best first
+};
+}
+
+extern "C" int64_t lantern_draw(const Draws *draws) {
+    return guarded([&] {
+        const Draws &of = *draws;
+        const int tasks = of.images * of.nodes;
+        const int threads = tasks * of.vocab < ALONE ? 1 : std::min<int>(tasks, of.threads);
+        const Law law = {of.vocab, of.top_k, of.interval, of.guidance, of.temperature};
+        std::vector<float> numbers(size_t(threads) * of.vocab), room(numbers);
+#pragma omp parallel for num_threads(threads)
+        for (int task = 0; task < tasks; task++) {
+            const int image = task / of.nodes, node = task % of.nodes;
+            const size_t mine = size_t(omp_get_thread_num()) * of.vocab, row = size_t(of.nodes) * of.vocab;
+            const float *c = of.logits + image * of.rows * row + size_t(node) * of.vocab;
+            const float *noise =
+                of.noise ? of.noise + (size_t(image) * of.codes + of.places[task]) * of.vocab : nullptr;
+            law.score(c, of.rows == 2 ? c + row : nullptr, of.places[task], noise, &numbers[mine], &room[mine]);
+            law.take(&numbers[mine], of.width, of.drawn + size_t(task) * of.width);
+        }
+        return 0;
+    });
+}

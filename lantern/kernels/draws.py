@@ -1,0 +1,67 @@
+"""Draws by Gumbel noise as an operation of torch, which its compiler leaves as it is (`draws.h`)."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.kernels.build import library
+from lantern.kernels.packed import DrawsTold
+from lantern.noise import Purpose
+from lantern.sampling import Sampling
+
+_OPERATIONS = torch.library.Library("lantern", "FRAGMENT")
+_OPERATIONS.define(
+    "draw(Tensor logits, Tensor places, Tensor? noise, float guidance, float temperature, int top_k, int interval,"
+    " int width) -> Tensor"
+)
+
+
+def draws(sampling: Sampling, noise: Any) -> Callable[..., Tensor] | None:
+    """As `decoding.draws.quick_draws`; None for a law with top-p, and for noise of which there are no tables."""
+    if sampling.top_p < 1 or not hasattr(noise, "gumbel_table"):
+        return None
+    last = 1 << 30  # interval and top-k are numbers of 32 bits
+    settings = (float(sampling.guidance), float(sampling.temperature))
+    counts = (min(sampling.top_k, last), min(sampling.guidance_interval, last))
+
+    def best(
+        logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"], *, width: int = 1, purpose: int = Purpose.TARGET
+    ) -> Int[Tensor, "b n k"]:
+        return torch.ops.lantern.draw(logits, places, noise.gumbel_table(purpose), *settings, *counts, width)
+
+    return best
+
+
+def _draw(
+    logits: Tensor,
+    places: Tensor,
+    noise: Tensor | None,
+    guidance: float,
+    temperature: float,
+    top_k: int,
+    interval: int,
+    width: int,
+) -> Tensor:
+    images, rows, nodes, vocab = logits.shape
+    logits, places = logits.float().contiguous(), places.contiguous()
+    codes = 0 if noise is None else noise.shape[1]
+    if noise is not None:
+        places = places.clamp(0, codes - 1)
+    drawn = places.new_empty(images, nodes, width)
+    sizes = (images, rows, nodes, vocab, codes, top_k, interval, width, torch.get_num_threads())
+    tensors = (logits, places, noise, drawn)
+    told = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+    library().lantern_draw(ctypes.byref(DrawsTold(*sizes, guidance, temperature, *told)))
+    return drawn
+
+
+_OPERATIONS.impl("draw", _draw, "CPU")
+
+
+@torch.library.register_fake("lantern::draw")
+def _(logits: Tensor, places: Tensor, noise: Any, guidance: Any, temperature: Any, *settings: Any) -> Tensor:
+    return places.new_empty(*places.shape, settings[-1])

@@ -1,0 +1,102 @@
+"""Draws in C++: the codes that torch draws by the same law and noise, in the same order."""
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.catalog import METHODS, Engine, build
+from lantern.kernels.draws import draws
+from lantern.noise import Noise, Purpose
+from lantern.sampling import Sampling
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which draws are built")
+
+NOISE = Noise([(3, 0), (3, 1)], positions=9, vocab_size=2048)
+PLACES = torch.tensor([[0, 4, 8, 4, 8], [1, 5, 8, 8, 2]])
+LAWS = [
+    Sampling(guidance=7.5),
+    Sampling(guidance=1.0, temperature=0.3),
+    Sampling(guidance=3.0, top_k=1),
+    Sampling(guidance=3.0, top_k=100, temperature=1.7),
+    Sampling(guidance=3.0, top_k=2047),
+    Sampling(guidance=3.0, top_k=2**40),
+    Sampling(guidance=3.0, guidance_interval=3),
+    Sampling(guidance=3.0, guidance_interval=2**40, top_k=7),
+]
+
+
+def logits(sampling: Sampling) -> Tensor:
+    torch.manual_seed(1)
+    found = 4 * torch.randn(2, sampling.rows, 5, 2048)
+    found[0, :, 1] = found[0, :, 1].round()  # many are equal, also to the k-th
+    found[1, :, 2, ::2] = -0.0
+    found[1, :, 2, 1::2] = 0.0
+    return found
+
+
+def by_torch(sampling: Sampling, noise: Any, given: Tensor, purpose: int = Purpose.TARGET) -> Tensor:
+    return sampling.scores(given, PLACES) + noise.gumbel(PLACES, purpose)
+
+
+@pytest.mark.parametrize("sampling", LAWS, ids=str)
+@pytest.mark.parametrize("purpose", [Purpose.TARGET, Purpose.DRAFT])
+def test_the_best_codes_are_those_of_torch(sampling: Sampling, purpose: int) -> None:
+    given, best = logits(sampling), draws(sampling, NOISE)
+    assert best is not None
+    expected = by_torch(sampling, NOISE, given, purpose)
+    assert torch.equal(best(given, PLACES, purpose=purpose)[..., 0], expected.argmax(-1))
+    found = best(given, PLACES, width=6, purpose=purpose)
+    assert all(len(set(row)) == 6 for row in found.flatten(0, 1).tolist())
+    assert torch.equal(expected.gather(-1, found), expected.topk(6, dim=-1).values)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_of_equals_the_lowest_is_best_without_noise(temperature: float) -> None:
+    sampling = Sampling(guidance=1.0, temperature=temperature)
+    best = draws(sampling, Noise([(0, 0), (0, 1)], positions=9, vocab_size=2048, is_silent=True))
+    given = torch.zeros(2, 1, 5, 2048)
+    given[..., [70, 900, 2000]] = 2.0
+    assert best is not None and best(given, PLACES, width=4).unique(dim=1).tolist() == [[[70, 900, 2000, 0]]] * 2
+
+
+def test_a_part_of_a_wider_tensor_is_drawn_from() -> None:
+    wide, best = logits(LAWS[0]), draws(LAWS[0], NOISE)
+    expected = by_torch(LAWS[0], NOISE, wide).argmax(-1)
+    assert best is not None and torch.equal(best(wide[:, :, :3], PLACES[:, :3])[..., 0], expected[:, :3])
+
+
+def test_infinite_logits_are_never_drawn_and_nan_harms_no_other_row() -> None:
+    given, best = logits(LAWS[3]), draws(LAWS[3], NOISE)
+    given[0, 0, 0, 5:] = -torch.inf
+    given[1, 0, 1, 7] = torch.nan
+    expected = by_torch(LAWS[3], NOISE, given).argmax(-1)
+    assert best is not None
+    found = best(given, PLACES)[..., 0]
+    assert found[0, 0] < 5
+    expected[1, 1] = found[1, 1]  # which is told as not finite
+    assert torch.equal(found, expected)
+
+
+def test_what_was_not_written_is_left_to_torch() -> None:
+    assert draws(Sampling(top_p=0.9), NOISE) is None
+    assert draws(Sampling(), object()) is None
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle2", "woven", "optimal"])
+@pytest.mark.parametrize("sampling", [Sampling(guidance=3.0), Sampling(guidance=3.0, top_k=5)], ids=str)
+def test_trees_are_the_same_with_them_and_without(
+    name: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape: dict[str, Any] = {"block_size": 16, "dim": 64, "n_head": 2, "vocab_size": 32}
+    target = tiny_target(**shape)
+    how: dict[str, Any] = {"drafter_module": tiny_eagle(target), "engine": Engine(fused=True)}
+    parts = build(METHODS[name], target, sampling=sampling, **how)
+    condition, keys = tiny_condition((4, 1)), [(9, 0), (9, 1)]
+    found = parts.generate(condition, keys=keys)
+    monkeypatch.setattr(parts.target, "draws", lambda *_: None)
+    expected = parts.generate(condition, keys=keys)
+    assert torch.equal(found.codes, expected.codes) and torch.equal(found.passes, expected.passes)
