@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.kernels.build import library
-from lantern.kernels.packed import DrawsTold
+from lantern.kernels.packed import LANES, DrawsTold
 from lantern.noise import Purpose
 from lantern.sampling import Sampling
 
@@ -48,8 +48,11 @@ def _draw(
 ) -> Tensor:
     images, rows, nodes, vocab = logits.shape
     logits, places = logits.float().contiguous(), places.contiguous()
-    codes = 0 if noise is None else noise.shape[1]
+    assert vocab % LANES == 0, "draws take codes sixteen at a time, as fused passes do"
+    codes = 0
     if noise is not None:
+        assert noise.is_contiguous() and noise.shape[::2] == (images, vocab), "noise of other pictures or codes"
+        codes = noise.shape[1]
         places = places.clamp(0, codes - 1)
     drawn = places.new_empty(images, nodes, width)
     sizes = (images, rows, nodes, vocab, codes, top_k, interval, width, torch.get_num_threads())
