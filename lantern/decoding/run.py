@@ -72,7 +72,7 @@ def settle(run: "Run", verifier: Verifier, tree: DraftTree, scores: Scores) -> S
 def judge(run: "Run", verifier: Any, tree: DraftTree, logits: Tensor, places: Int[Tensor, "b n"]) -> Verdict:
     """Lets a verifier walk, by the laws or, where they are enough for it, by the target's own draws."""
     if reads_draws(verifier):
-        return verifier.match(tree, run.draw(logits, places), places)
+        return verifier.match(tree, run.draw(verifier, logits, places), places)
     return verifier.walk(tree, run.law.log_probs(logits, places), places, run.noise)
 
 
@@ -127,7 +127,7 @@ class Run:
         """Draws code 0 from what the prompt says."""
         place = torch.zeros_like(self.known)[:, None]
         if reads_draws(verifier):
-            self.codes[:, :1] = self.draw(self.begun.logits, place)
+            self.codes[:, :1] = self.draw(verifier, self.begun.logits, place)
         else:
             self.codes[:, :1] = verifier.draw(self.law.log_probs(self.begun.logits, place), place, self.noise)
         self.finite.look(self.begun.logits)
@@ -135,12 +135,14 @@ class Run:
         scores = FirstScores(self.begun.logits.flatten(0, 1), features)
         return Step(0, place[:, 0], torch.ones_like(self.known), self.codes[:, :1].clone(), scores)
 
-    def draw(self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
-        """The target's own draws, which are plain decoding's: argmax(log p + g)."""
+    def draw(
+        self, verifier: Verifier, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]
+    ) -> Int[Tensor, "b n"]:
+        """The target's own draws, for a verifier that reads no more: in one call where there is one, else by itself."""
         quick = quick_draws(self.target, self.law, self.noise)
         if quick is not None:
             return quick(logits, places)[..., 0]
-        return (self.law.scores(logits, places) + self.noise.gumbel(places)).argmax(-1)
+        return verifier.draw(self.law.scores(logits, places), places, self.noise)
 
     def prefill(self, condition: Condition) -> Prefill:
         """What the prompt left behind, for a drafter."""

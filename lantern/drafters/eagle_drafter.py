@@ -142,11 +142,10 @@ class EagleDrafter:
         """Codes of every depth, and laws below the inner nodes of each: a pass of the drafter for a depth."""
         features = self._read_pending()
         tokens = [self._pending_tokens.gather(1, self._last_pending)]
-        laws: list[Tensor] = []
+        laws, draws = list[Tensor](), self._draws()
         for depth, level in enumerate(self.levels):
             if depth > 0:
                 features = self._extend(features[:, :, level.parents], tokens[-1][:, level.pairs], level, depth)
-            draws = self._draws()
             if draws is not None:
                 places = self._followed(depth).expand(-1, features.shape[2])
                 purpose = PURPOSE_OF_MODE[self.mode]

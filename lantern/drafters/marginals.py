@@ -58,7 +58,7 @@ class Marginals:
 
     def draft(self, root: Int[Tensor, "b 1"], features: Float[Tensor, "b d c"], known: Int[Tensor, " b"]) -> DraftTree:
         """The tree below the last of `known` codes, of guided features that predict those to come."""
-        draws = None if self.records_log_q or self.mode == "point" or self.chooser is not None else self._draws()
+        draws = self._draws()
         if draws is None:
             return self.grow(root, self.log_q(features), known)
         logits, purpose = target_logits(self.target, features)[:, None], PURPOSE_OF_MODE[self.mode]
@@ -74,6 +74,9 @@ class Marginals:
         return DraftTree(tokens, self.shape, self.mode, laws, self.inner)
 
     def _draws(self) -> Callable[..., Tensor] | None:
+        """What draws children straight from logits, where nobody asks for laws."""
+        if self.records_log_q or self.mode == "point" or self.chooser is not None:
+            return None
         return quick_draws(self.target, self.law, self.noise)
 
     def _best(self, log_q: Float[Tensor, "b d v"], known: Int[Tensor, " b"]) -> Int[Tensor, "b d k"]:

@@ -28,7 +28,7 @@ struct Law {
         }
         float least = -INFINITY;
         if (top_k > 0 && top_k < vocab) {
-            least = largest(out, top_k, room);
+            least = kth_largest(out, top_k, room);
         }
         for (int v = 0; v < vocab; v += WIDTH) {
             Lanes x = load(out + v);
@@ -38,7 +38,7 @@ struct Law {
     }
 
     // The k-th largest number: looked for among those whose first bits are its own.
-    float largest(const float *numbers, int k, float *room) const {
+    float kth_largest(const float *numbers, int k, float *room) const {
         constexpr int SHIFT = 20;
         int32_t counts[1 << (32 - SHIFT)] = {};
         for (int v = 0; v < vocab; v++) counts[order(numbers[v]) >> SHIFT]++;
@@ -69,6 +69,7 @@ struct Law {
         }
     }
 
+    // The code of the largest number, the lowest among equals.
     int64_t largest(const float *numbers) const {
         Lanes best = all(-INFINITY);
         for (int v = 0; v < vocab; v += WIDTH) best = larger(load(numbers + v), best);

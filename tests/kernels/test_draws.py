@@ -95,8 +95,17 @@ def test_trees_are_the_same_with_them_and_without(
     target = tiny_target(**shape)
     how: dict[str, Any] = {"drafter_module": tiny_eagle(target), "engine": Engine(fused=True)}
     parts = build(METHODS[name], target, sampling=sampling, **how)
-    condition, keys = tiny_condition((4, 1)), [(9, 0), (9, 1)]
+    condition, keys, widths = tiny_condition((4, 1)), [(9, 0), (9, 1)], list[int]()
+
+    def counted(*of: Any) -> Any:
+        best = draws(*of)
+        assert best is not None
+        return lambda *given, **how: widths.append(how.get("width", 0)) or best(*given, **how)
+
+    monkeypatch.setattr(parts.target, "draws", counted)
     found = parts.generate(condition, keys=keys)
+    assert 0 in widths  # of the walk
+    assert (name == "eagle1") == any(widths)  # of children: the others' trees read laws
     monkeypatch.setattr(parts.target, "draws", lambda *_: None)
     expected = parts.generate(condition, keys=keys)
     assert torch.equal(found.codes, expected.codes) and torch.equal(found.passes, expected.passes)
