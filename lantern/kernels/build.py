@@ -13,7 +13,7 @@ from typing import Any
 from lantern.io import user_cache
 
 # the first has the others in it
-SOURCES = [Path(__file__).with_name(name) for name in ("turns.cpp", "draws.h", "pass.cpp", "crew.h")]
+SOURCES = [Path(__file__).with_name(name) for name in ("turns.cpp", "draws.h", "pass.cpp", "tiles.h", "crew.h")]
 # no contraction: which products are fused with a sum is written out, or results would hang on the size of a tile
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-fopenmp")
 

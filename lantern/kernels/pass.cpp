@@ -11,6 +11,7 @@
 //   phase    what all threads do between two barriers; five a layer
 
 #include "crew.h"
+#include "tiles.h"
 
 #include <algorithm>
 #include <cmath>
@@ -35,6 +36,8 @@ constexpr int WIDTH = 16, PANEL = 32, TILE = 12, TOGETHER = 4, NODES_A_TASK = 16
 // A tile of so many rows computes about as long as memory takes: it asks for weights so many bytes ahead, of the first
 // cache and of the second. With fewer rows all waits for memory anyway.
 constexpr int MANY = 8, AHEAD = 2048, FAR_AHEAD = 16384;
+// Keys and values are asked for so many slots ahead where matrix units leave nothing to wait for but memory.
+constexpr int SLOTS_AHEAD = Tiles::BUILT ? 16 : 0;
 
 inline Lanes load(const float *at) { return *reinterpret_cast<const LooseLanes *>(at); }
 inline void store(float *at, Lanes x) { *reinterpret_cast<LooseLanes *>(at) = x; }
@@ -108,10 +111,22 @@ template <int ROWS> inline void fetch(const void *weights) {
     }
 }
 
+// Asks for some numbers of a slot that follows, and for as many `also` elsewhere in the second cache.
+inline void fetch_ahead(const float *slot, int head_dim, int numbers, ptrdiff_t also = 0) {
+    if (!SLOTS_AHEAD) return;
+    for (int d = 0; d < numbers; d += WIDTH) {
+        __builtin_prefetch(slot + SLOTS_AHEAD * head_dim + d, 0, 3);
+        if (also) __builtin_prefetch(slot + also + d, 0, 2);
+    }
+}
+
 // Inputs and weights in fp32.
 struct Full {
     typedef float Number;
-    static constexpr int STEP = 1; // inputs that one instruction takes in
+    struct Units { // none
+        explicit Units(int) {}
+        static constexpr bool BUILT = false;
+    };
     static void narrow(Number *at, Lanes x) { store(at, x); }
     template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
         Lanes sums[ROWS][2] = {}; // apart from `out`, so that they stay in registers
@@ -132,7 +147,7 @@ struct Full {
 // Inputs and weights in bf16, two inputs an instruction, sums in fp32; weights stand in pairs.
 struct Half {
     typedef uint16_t Number;
-    static constexpr int STEP = 2;
+    typedef Tiles Units;
 #if defined(__AVX512BF16__)
     static void narrow(Number *at, Lanes x) {
         _mm256_storeu_si256((__m256i *)at, (__m256i)_mm512_cvtneps_pbh((__m512)x));
@@ -194,6 +209,11 @@ void one_tile(const typename Kind::Number *a, int inputs, const typename Kind::N
 
 template <class Kind, class Finish>
 void multiply(const typename Kind::Number *a, int rows, int inputs, const typename Kind::Number *panel, Finish finish) {
+    if constexpr (Kind::Units::BUILT)
+        if (Kind::Units::lent() && inputs % Kind::Units::INPUTS == 0)
+            return Kind::Units::multiply(a, rows, inputs, panel, [&](int m, const float *left, const float *right) {
+                finish(m, load(left), load(right));
+            });
     const int tiles = (rows + TILE - 1) / TILE;
     for (int t = 0, m = 0; t < tiles; t++) {
         const int count = rows / tiles + (t < rows % tiles);
@@ -383,21 +403,26 @@ template <class Kind> struct Worker {
         const int head_dim = PARTS ? PARTS * WIDTH : this->head_dim;
         const Seen &of = seen[row];
         const float *query = q + (size_t(row) * pass.nodes + node) * model.dim + head * head_dim;
-        Lanes most[NODES];
-        for (int n = 0; n < NODES; n++) most[n] = all(-INFINITY);
+        const ptrdiff_t values = ptrdiff_t(pass.rows) * model.heads * pass.slots * head_dim; // from the keys
+        Lanes most[NODES], own[NODES][PARTS ? PARTS : 1];
+        for (int n = 0; n < NODES; n++) {
+            most[n] = all(-INFINITY);
+            for (int part = 0; part < PARTS; part++) own[n][part] = load(query + size_t(n) * model.dim + part * WIDTH);
+        }
+        const auto asked = [&](int n, int d) { return PARTS ? own[n][d / WIDTH] : load(query + size_t(n) * model.dim + d); };
         for (int j = 0; j < of.length; j += WIDTH) {
             Lanes sums[NODES][WIDTH];
 #pragma GCC unroll 16
             for (int i = 0; i < WIDTH; i++) {
                 const float *key = keys + size_t(of.slots[j + i]) * head_dim;
+                fetch_ahead(key, head_dim, head_dim, values);
 #pragma GCC unroll 4
-                for (int n = 0; n < NODES; n++) sums[n][i] = load(query + size_t(n) * model.dim) * load(key);
+                for (int n = 0; n < NODES; n++) sums[n][i] = asked(n, 0) * load(key);
 #pragma GCC unroll 4
                 for (int d = WIDTH; d < head_dim; d += WIDTH) {
                     const Lanes part = load(key + d);
 #pragma GCC unroll 4
-                    for (int n = 0; n < NODES; n++)
-                        sums[n][i] = fma(load(query + size_t(n) * model.dim + d), part, sums[n][i]);
+                    for (int n = 0; n < NODES; n++) sums[n][i] = fma(asked(n, d), part, sums[n][i]);
                 }
             }
             for (int n = 0; n < NODES; n++) {
@@ -441,6 +466,7 @@ template <class Kind> struct Worker {
         Lanes sums[NODES][PARTS] = {}, totals[NODES] = {};
         for (int j = 0; j < of.length; j++) {
             const float *value = values + size_t(of.slots[j]) * head_dim + d;
+            fetch_ahead(value, head_dim, PARTS * WIDTH);
 #pragma GCC unroll 4
             for (int i = 0; i < NODES; i++) {
                 const Lanes weight = all(weights[size_t(i) * of.length + j]);
@@ -497,6 +523,7 @@ template <class Kind> struct Worker {
     }
 
     void run() {
+        const typename Kind::Units units(count);
         for (int number = 0; number < model.layers; number++) {
             const Layer &layer = model.layer[number];
             if (omp_get_thread_num() == 0) tap(number);
@@ -548,15 +575,19 @@ template <class Kind> void run(const Linear &linear) {
     std::vector<Number> a(size_t(linear.rows) * linear.inputs);
     narrow_all<Kind>(linear.a, a.size(), a.data());
     by_crew({-linear.inputs, linear.outputs, linear.is_half, linear.rows}, linear.threads, [&](int threads) {
-#pragma omp parallel for num_threads(threads)
-        for (int p = 0; p < linear.outputs / PANEL; p++) {
-            const Number *panel = (const Number *)linear.panels + size_t(p) * PANEL * linear.inputs;
-            const float *bias = linear.bias ? linear.bias + p * PANEL : nullptr;
-            multiply<Kind>(a.data(), linear.rows, linear.inputs, panel, [&](int m, Lanes left, Lanes right) {
-                float *at = linear.out + size_t(m) * linear.outputs + p * PANEL;
-                store(at, bias ? left + load(bias) : left);
-                store(at + WIDTH, bias ? right + load(bias + WIDTH) : right);
-            });
+#pragma omp parallel num_threads(threads)
+        {
+            const typename Kind::Units units(linear.rows);
+#pragma omp for
+            for (int p = 0; p < linear.outputs / PANEL; p++) {
+                const Number *panel = (const Number *)linear.panels + size_t(p) * PANEL * linear.inputs;
+                const float *bias = linear.bias ? linear.bias + p * PANEL : nullptr;
+                multiply<Kind>(a.data(), linear.rows, linear.inputs, panel, [&](int m, Lanes left, Lanes right) {
+                    float *at = linear.out + size_t(m) * linear.outputs + p * PANEL;
+                    store(at, bias ? left + load(bias) : left);
+                    store(at + WIDTH, bias ? right + load(bias + WIDTH) : right);
+                });
+            }
         }
     });
 }
