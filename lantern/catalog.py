@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EAGER",
-    "FUSED_WINDOW",
+    "FUSED_WINDOWS",
     "METHODS",
     "TOGETHER",
     "Engine",
@@ -70,7 +70,8 @@ def layer_by_layer(engine: Engine) -> Engine:
 
 
 EAGER = Engine()
-FUSED_WINDOW = 2  # the best for one picture in eval/results/speed_windows.json; `lantern tune` measures others
+# windows of fused turns without and with matrix units; `lantern tune` measures others
+FUSED_WINDOWS = (2, 4)
 RELAXATIONS = {
     "lantern": "lantern.relaxations.lantern:Lantern",
     "lantern++": "lantern.relaxations.lantern_pp:LanternPP",
@@ -197,10 +198,13 @@ def suited(method: Method, engine: Engine) -> Method:
     """A method whose window nobody chose, with one that suits the engine.
 
     Between passes that are dispatched one by one a long window saves work; fused turns have none to save, and a pass
-    takes as long as its codes.
+    takes as long as its codes, unless a processor computes faster than it reads weights.
     """
-    is_window = method.drafter == "jacobi" and method.verifier == "gumbel"
-    return method.with_options(window=FUSED_WINDOW) if engine.fused and is_window else method
+    if not engine.fused or method.drafter != "jacobi" or method.verifier != "gumbel":
+        return method
+    from lantern.kernels.build import has_matrix_units
+
+    return method.with_options(window=FUSED_WINDOWS[has_matrix_units()])
 
 
 def _prepare(engine: Engine, target: "Target") -> None:

@@ -39,6 +39,11 @@ def library() -> ctypes.CDLL:
     return found
 
 
+def has_matrix_units() -> bool:
+    """Whether products in bf16 go by matrix units (AMX), which Linux lends; ValueError as for `library`."""
+    return bool(library().lantern_has_tiles())
+
+
 def _check(result: Any, call: object, given: object) -> Any:
     """What a call gave; MemoryError where it found no memory."""
     if result < 0:

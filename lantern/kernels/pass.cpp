@@ -305,11 +305,16 @@ template <class Kind> struct Worker {
     Number *attended, *gated;  // shared: (count, dim), (count, hidden)
     const Seen *seen;
     std::vector<Number> normed;
+    std::vector<size_t> kept; // where the cache takes keys and values of an input, from slot 0 of row 0 on
     std::vector<float> scores;
 
     Worker(const Model &model, const Pass &pass, float *x, float *q, Number *attended, Number *gated, const Seen *seen)
         : model(model), pass(pass), count(pass.rows * pass.nodes), head_dim(model.dim / model.heads), x(x), q(q),
-          attended(attended), gated(gated), seen(seen), normed(size_t(count) * model.dim) {
+          attended(attended), gated(gated), seen(seen), normed(size_t(count) * model.dim), kept(count) {
+        for (int m = 0; m < count; m++) {
+            const size_t row = size_t(m / pass.nodes) * model.heads * pass.slots;
+            kept[m] = (row + pass.places[m % pass.nodes]) * head_dim;
+        }
         int longest = 0;
         for (int row = 0; row < pass.rows; row++) longest = std::max(longest, seen[row].length);
         scores.resize(size_t(NODES_A_TASK) * longest);
@@ -351,19 +356,23 @@ template <class Kind> struct Worker {
         const size_t plane = size_t(pass.rows) * model.heads * pass.slots * head_dim;
         share(3 * dim / PANEL, [&](int p) {
             const Number *panel = (const Number *)layer.wqkv + size_t(p) * PANEL * dim;
+            struct {
+                int which, inner, d; // query, key or value; the number of its lanes' first among all heads and in its head
+                float *cache;        // where slot 0 of row 0 takes them
+            } parts[2];
+            for (int i = 0; i < 2; i++) {
+                const int column = p * PANEL + i * WIDTH, which = column / dim, inner = column % dim;
+                const int head = inner / head_dim, d = inner % head_dim;
+                float *at = which ? pass.cache + plane * (2 * number + which - 1) : nullptr;
+                parts[i] = {which, inner, d, which ? at + size_t(head) * pass.slots * head_dim + d : nullptr};
+            }
             multiply<Kind>(normed.data(), count, dim, panel, [&](int m, Lanes left, Lanes right) {
-                const int row = m / pass.nodes, node = m % pass.nodes;
-                for (int part = 0; part < 2; part++) {
-                    const int column = p * PANEL + part * WIDTH, which = column / dim, inner = column % dim;
-                    const int head = inner / head_dim, d = inner % head_dim;
-                    Lanes y = part ? right : left;
-                    if (which < 2) y = rotate(y, load(model.rope + size_t(pass.positions[m]) * half * 2 + d));
-                    if (which == 0) {
-                        store(q + size_t(m) * dim + inner, y * scale);
-                        continue;
-                    }
-                    const size_t slot = (size_t(row) * model.heads + head) * pass.slots + pass.places[node];
-                    store(pass.cache + plane * (2 * number + which - 1) + slot * head_dim + d, y);
+                for (int i = 0; i < 2; i++) {
+                    const auto &part = parts[i];
+                    Lanes y = i ? right : left;
+                    if (part.which < 2) y = rotate(y, load(model.rope + size_t(pass.positions[m]) * half * 2 + part.d));
+                    if (part.which == 0) store(q + size_t(m) * dim + part.inner, y * scale);
+                    else store(part.cache + kept[m], y);
                 }
             });
         });
@@ -616,3 +625,5 @@ extern "C" int64_t lantern_linear(const Linear *linear) {
 extern "C" int64_t lantern_pass(const Model *model, const Pass *pass) {
     return guarded([&] { return run(*model, *pass), 0; });
 }
+
+extern "C" int32_t lantern_has_tiles() { return Tiles::lent(); }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lantern.catalog import FUSED_WINDOW, METHODS, Engine
+from lantern.catalog import FUSED_WINDOWS, METHODS, Engine
 from lantern.generate import choose_method, generate
 from lantern.io import load_state, save_component
 from lantern.model_folder import load_model, pick_device, write_index
@@ -66,14 +66,20 @@ def test_auto_drafts_with_a_drafter_that_was_trained_for_the_model(folder: Path,
     assert "does not say for which weights" in told[-1]
 
 
-def test_a_window_that_nobody_chose_suits_the_engine(folder: Path) -> None:
+@pytest.mark.parametrize("has_units", [False, True])
+def test_a_window_that_nobody_chose_suits_the_engine(
+    folder: Path, has_units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lantern.kernels.build.has_matrix_units", lambda: has_units)
+    suits = FUSED_WINDOWS[has_units]
     eager = replace(load_model(folder), generation={"method": "gumbel-jacobi"})
     fused = replace(eager, engine=Engine(fused=True))
     usual = METHODS["gumbel-jacobi"].settings["window"]
-    assert choose_method(eager).settings["window"] == usual != FUSED_WINDOW
-    assert choose_method(fused).settings["window"] == FUSED_WINDOW
+    assert choose_method(eager).settings["window"] == usual
+    assert usual not in FUSED_WINDOWS
+    assert choose_method(fused).settings["window"] == suits
     assert choose_method(fused, settings={"window": 5}).settings["window"] == 5
-    assert choose_method(fused, "gumbel-jacobi").settings["window"] == FUSED_WINDOW
+    assert choose_method(fused, "gumbel-jacobi").settings["window"] == suits
     assert choose_method(fused, METHODS["gumbel-jacobi"]).settings["window"] == usual
     assert choose_method(replace(fused, generation={"method": "eagle1"})) == METHODS["eagle1"]
 

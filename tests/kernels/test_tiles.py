@@ -1,0 +1,63 @@
+"""Products by matrix units: right, the same bits whatever is multiplied with them, and torch's own left alone."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.kernels.build import find_compiler, has_matrix_units
+from lantern.kernels.linear import linear
+from lantern.kernels.packed import Arena
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
+
+PROCESSOR = Path("/proc/cpuinfo")
+HAS_UNITS = PROCESSOR.is_file() and "amx_bf16" in PROCESSOR.read_text()
+
+
+def weights(outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
+    """A weight in bf16, and the same packed."""
+    weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
+    return weight, Arena(weight.numel() * 2 + 64).panels(weight)
+
+
+def rows(count: int, inputs: int) -> Tensor:
+    return torch.randn(count, inputs, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.skipif(not HAS_UNITS, reason="this processor has no matrix units for bf16 (AMX)")
+def test_units_that_the_processor_has_are_used() -> None:
+    known = subprocess.run(
+        [find_compiler(), "-march=native", "-dM", "-E", "-x", "c++", "/dev/null"], capture_output=True, text=True
+    ).stdout
+    assert has_matrix_units() == ("__AMX_BF16__" in known)
+
+
+@pytest.mark.skipif(HAS_UNITS or not PROCESSOR.is_file(), reason="this processor has matrix units, or does not say")
+def test_units_that_the_processor_lacks_are_not_used() -> None:
+    assert not has_matrix_units()
+
+
+# widths of 48 are no multiple of what an instruction takes in
+@pytest.mark.parametrize("inputs", [32, 48, 192])
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 50, 97])
+def test_a_row_is_the_same_bits_among_any_number_of_rows(count: int, inputs: int) -> None:
+    weight, packed = weights(96, inputs)
+    x = rows(count, inputs)
+    found = linear(x, packed, None, 96)
+    assert torch.equal(found, torch.cat([linear(row, packed, None, 96) for row in x.split(1)]))
+    wanted = x.bfloat16().double() @ weight.double().T
+    bound = x.bfloat16().double().abs() @ weight.double().abs().T * inputs * 2**-23
+    assert (found - wanted).abs().le(bound).all()
+
+
+def test_the_units_of_torch_are_as_they_were() -> None:
+    weight, packed = weights(96, 192)
+    x = rows(40, 192).bfloat16()
+    before = x @ weight.T
+    for count in (1, 7, 16, 33):
+        linear(rows(count, 192), packed, None, 96)
+        assert torch.equal(x @ weight.T, before)
