@@ -52,7 +52,8 @@ def test_processors_without_wide_vectors_score_the_same(fresh: Path, monkeypatch
         pytest.skip("builds for other x86-64 processors")
     targets, codes = [target_in(torch.float32), target_in(torch.bfloat16)], [3, 1, 4, 15, 9, 2, 6]
     here = [Passes(twin_of(target)).score(codes, TREE).logits for target in targets]
-    flags = tuple("-march=x86-64-v2" if flag == "-march=native" else flag for flag in building.FLAGS)
+    other = {"-march=native": "-march=x86-64-v2", "-O3": "-O1"}  # the compiler takes minutes for all it can do there
+    flags = tuple(other.get(flag, flag) for flag in building.FLAGS)
     monkeypatch.setattr(building, "FLAGS", flags)
     building.library.cache_clear()
     for target, expected, tolerance in zip(targets, here, (1e-4, 0.1), strict=True):
