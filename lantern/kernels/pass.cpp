@@ -1,10 +1,10 @@
 // A whole pass of a LlamaGen transformer over staged nodes, in one call: every layer, the final norm and the head; for
 // drafters one layer, or one linear.
 //
-// What decides the bits of a row's result is the row alone. Products add up along k one after the other, whatever the
-// number of rows; a node's attention adds up over the slots that it sees in their order, and a slot that it does not see
-// adds exactly nothing. The logits of a code are therefore the same bits in plain decoding, in any window or tree and
-// in any batch.
+// What decides the bits of a row's result is the row alone. Products add up along k one after the other, by matrix units
+// in an order of theirs, whatever the number of rows; a node's attention adds up over the slots that it sees in their
+// order, and a slot that it does not see adds exactly nothing. The logits of a code are therefore the same bits in plain
+// decoding, in any window or tree and in any batch.
 //
 //   panel    32 outputs of a linear, all inputs: what a thread works on at a time, stored one behind the other
 //   tile     up to 12 rows by one panel: kept in registers while the inputs go by

@@ -23,8 +23,9 @@ struct Tiles {
     static constexpr int AHEAD = 4096; // bytes of weights that are asked for before their turn
     static constexpr bool BUILT = LANTERN_TILES;
 
-    // Rows of a block. All blocks have as many: where they do not go into `rows`, blocks overlap.
+    // Rows of a block, one at least. All blocks have as many: where they do not go into `rows`, blocks overlap.
     static int block(int rows) {
+        rows = std::max(rows, 1);
         const int blocks = (rows + ROWS - 1) / ROWS;
         return (rows + blocks - 1) / blocks;
     }

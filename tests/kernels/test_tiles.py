@@ -43,7 +43,7 @@ def test_units_that_the_processor_lacks_are_not_used() -> None:
 
 # widths of 48 are no multiple of what an instruction takes in
 @pytest.mark.parametrize("inputs", [32, 48, 192])
-@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 50, 97])
+@pytest.mark.parametrize("count", [0, 1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 50, 97])
 def test_a_row_is_the_same_bits_among_any_number_of_rows(count: int, inputs: int) -> None:
     weight, packed = weights(96, inputs)
     x = rows(count, inputs)
