@@ -70,7 +70,8 @@ def layer_by_layer(engine: Engine) -> Engine:
 
 
 EAGER = Engine()
-# windows of fused turns without and with matrix units; `lantern tune` measures others
+# the best for one picture without and with matrix units (eval/results/speed_windows.json,
+# eval/results/speed_matrix_units_windows.json); `lantern tune` measures others
 FUSED_WINDOWS = (2, 4)
 RELAXATIONS = {
     "lantern": "lantern.relaxations.lantern:Lantern",
