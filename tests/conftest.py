@@ -1,4 +1,10 @@
+import os
+
 import pytest
+
+# Processes of several threads each would wait for one another: together they have as many as there are cores.
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 
 # Before any test module: whoever imports torchvision first must find its operators defined.
 import lantern  # noqa: F401

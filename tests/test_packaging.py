@@ -141,5 +141,5 @@ def test_the_readme_gives_both_lines() -> None:
     lines = [part.split("```sh\n", 1)[1].split("\n```", 1)[0] for part in text.split("<!-- run: ")[1:]]
     picture, tests = lines
     assert picture.startswith("python3 -m venv .venv && ") and picture.endswith('--prompt "a red apple"')
-    assert tests.endswith("python -m pytest -q")
+    assert tests.endswith("python -m pytest -q -n 2 --dist worksteal")
     assert "\n" not in picture and "\n" not in tests

@@ -32,6 +32,19 @@ typedef float Lanes __attribute__((vector_size(64)));
 typedef float LooseLanes __attribute__((vector_size(64), aligned(4)));
 typedef int32_t Whole __attribute__((vector_size(64)));
 
+// A vector whose numbers begin at a cache line, of which matrix units read whole ones at once.
+template <class Number> struct LineAllocator {
+    typedef Number value_type;
+    static constexpr std::align_val_t LINE{64};
+    LineAllocator() = default;
+    template <class Other> LineAllocator(const LineAllocator<Other> &) {}
+    Number *allocate(size_t count) { return static_cast<Number *>(::operator new(count * sizeof(Number), LINE)); }
+    void deallocate(Number *at, size_t) { ::operator delete(at, LINE); }
+    bool operator==(const LineAllocator &) const { return true; }
+    bool operator!=(const LineAllocator &) const { return false; }
+};
+template <class Number> using Lined = std::vector<Number, LineAllocator<Number>>;
+
 constexpr int WIDTH = 16, PANEL = 32, TILE = 12, TOGETHER = 4, NODES_A_TASK = 16;
 // A tile of so many rows computes about as long as memory takes: it asks for weights so many bytes ahead, of the first
 // cache and of the second. With fewer rows all waits for memory anyway.
@@ -304,7 +317,7 @@ template <class Kind> struct Worker {
     float *x, *q;              // shared: (count, dim)
     Number *attended, *gated;  // shared: (count, dim), (count, hidden)
     const Seen *seen;
-    std::vector<Number> normed;
+    Lined<Number> normed;
     std::vector<size_t> kept; // where the cache takes keys and values of an input, from slot 0 of row 0 on
     std::vector<float> scores;
 
@@ -567,7 +580,7 @@ template <class Work> void by_crew(const Crew::Kind &kind, int most, Work work) 
 template <class Kind> void run(const Model &model, const Pass &pass) {
     const size_t count = size_t(pass.rows) * pass.nodes, dim = model.dim;
     std::vector<float> x(pass.inputs, pass.inputs + count * dim), q(count * dim);
-    std::vector<typename Kind::Number> attended(count * dim), gated(count * model.hidden);
+    Lined<typename Kind::Number> attended(count * dim), gated(count * model.hidden);
     std::vector<Seen> seen(pass.rows);
     for (int row = 0; row < pass.rows; row++) seen[row].look(pass, row);
     by_crew({model.dim, model.layers, model.is_half, int32_t(count)}, pass.threads, [&](int threads) {
@@ -581,7 +594,7 @@ template <class Kind> void run(const Model &model, const Pass &pass) {
 
 template <class Kind> void run(const Linear &linear) {
     typedef typename Kind::Number Number;
-    std::vector<Number> a(size_t(linear.rows) * linear.inputs);
+    Lined<Number> a(size_t(linear.rows) * linear.inputs);
     narrow_all<Kind>(linear.a, a.size(), a.data());
     by_crew({-linear.inputs, linear.outputs, linear.is_half, linear.rows}, linear.threads, [&](int threads) {
 #pragma omp parallel num_threads(threads)

@@ -71,8 +71,10 @@ struct Tiles {
             const uint16_t *above = a + size_t(first) * inputs, *below = a + size_t(second) * inputs;
             _tile_zero(0);
             _tile_zero(1);
-            _tile_zero(2);
-            _tile_zero(3);
+            if (two) {
+                _tile_zero(2);
+                _tile_zero(3);
+            }
             for (int k = 0; k < inputs; k += INPUTS) {
                 const uint16_t *weights = panel + size_t(k) * 32;
                 for (int byte = 0; byte < 64 * INPUTS; byte += LINE) __builtin_prefetch((const char *)weights + AHEAD + byte);
@@ -88,9 +90,10 @@ struct Tiles {
             }
             _tile_stored(0, sums[0][0], LINE);
             _tile_stored(1, sums[0][1], LINE);
+            for (int i = m; i < std::min(m + high, rows); i++) finish(i, sums[0][0][i - first], sums[0][1][i - first]);
+            if (!two) continue;
             _tile_stored(2, sums[1][0], LINE);
             _tile_stored(3, sums[1][1], LINE);
-            for (int i = m; i < std::min(m + high, rows); i++) finish(i, sums[0][0][i - first], sums[0][1][i - first]);
             for (int i = m + high; i < std::min(m + 2 * high, rows); i++)
                 finish(i, sums[1][0][i - second], sums[1][1][i - second]);
         }

@@ -95,8 +95,9 @@ def test_a_fused_pass_scores_as_an_eager_one_does(changes: dict[str, Any]) -> No
     assert torch.allclose(eager.cache.buffer, fused.cache.buffer, atol=1e-4)
 
 
-def test_fused_bf16_is_as_near_to_fp32_as_eager_bf16() -> None:
-    target = target_in(torch.float32, dim=128)
+@pytest.mark.parametrize("dim", [64, 128, 160, 192, 256])  # heads of 32, 64, 80, 96 and 128
+def test_fused_bf16_is_as_near_to_fp32_as_eager_bf16(dim: int) -> None:
+    target = target_in(torch.float32, dim=dim)
     codes = [3, 1, 4, 15, 9, 2, 6]
     wide = copy.deepcopy(target.bfloat16()).float()
     expected = Passes(wide).score(codes, TREE).logits
@@ -104,9 +105,10 @@ def test_fused_bf16_is_as_near_to_fp32_as_eager_bf16() -> None:
     assert (fused - expected).abs().mean() <= 1.2 * (eager - expected).abs().mean()
 
 
+@pytest.mark.parametrize("dim", [64, 128, 160, 192, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_are_the_same_bits_alone_in_a_tree_and_in_a_batch(dtype: torch.dtype) -> None:
-    target = twin_of(target_in(dtype))
+def test_logits_are_the_same_bits_alone_in_a_tree_and_in_a_batch(dtype: torch.dtype, dim: int) -> None:
+    target = twin_of(target_in(dtype, dim=dim))
     codes = [3, 1, 4, 15, 9, 2, 6]
     alone = by_single_passes(target, [codes[node] for node in PATH])
     for images in (1, 3):
