@@ -113,7 +113,8 @@ class Parts:
         if self.takes_whole_turns:
             from lantern.kernels import turns
 
-            how = {"prompts": self.prompts, "drafter": self.drafter} | watching
+            moved = {"relaxation": getattr(self.verifier, "relaxation", None)}
+            how = {"prompts": self.prompts, "drafter": self.drafter} | moved | watching
             return turns.generate(self.target, condition, sampling=self.sampling, keys=keys, **how)
         if self.drafter is None or self.verifier is None:
             return plain.generate(self.target, condition, sampling=self.sampling, keys=keys, **how)

@@ -13,7 +13,9 @@ from typing import Any
 from lantern.io import user_cache
 
 # the first has the others in it
-SOURCES = [Path(__file__).with_name(name) for name in ("turns.cpp", "draws.h", "pass.cpp", "tiles.h", "crew.h")]
+SOURCES = [
+    Path(__file__).with_name(name) for name in ("turns.cpp", "relax.h", "draws.h", "pass.cpp", "tiles.h", "crew.h")
+]
 # no contraction: which products are fused with a sum is written out, or results would hang on the size of a tile
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-fopenmp")
 
@@ -34,7 +36,8 @@ def library() -> ctypes.CDLL:
     except OSError as error:
         path.unlink(missing_ok=True)  # it is built anew the next time
         raise ValueError(f"fused passes cannot be loaded ({error}): try again, or leave fused out") from error
-    for call in (found.lantern_pass, found.lantern_linear, found.lantern_turns, found.lantern_draw):
+    for name in ("pass", "linear", "turns", "draw", "relax"):
+        call = getattr(found, f"lantern_{name}")
         call.restype, call.errcheck = ctypes.c_int64, _check
     return found
 

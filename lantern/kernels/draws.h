@@ -37,6 +37,21 @@ struct Law {
         }
     }
 
+    // Numbers of codes, up to one for each law, as probabilities.
+    void normalise(float *numbers) const {
+        Lanes best = all(-INFINITY), sums = {};
+        for (int v = 0; v < vocab; v += WIDTH) best = larger(load(numbers + v), best);
+        float most = -INFINITY, sum = 0;
+        for (int i = 0; i < WIDTH; i++) most = best[i] > most ? best[i] : most;
+        for (int v = 0; v < vocab; v += WIDTH) {
+            const Lanes x = exp(load(numbers + v) - most);
+            store(numbers + v, x);
+            sums += x;
+        }
+        for (int i = 0; i < WIDTH; i++) sum += sums[i];
+        for (int v = 0; v < vocab; v += WIDTH) store(numbers + v, load(numbers + v) / sum);
+    }
+
     // The k-th largest number: looked for among those whose first bits are its own.
     float kth_largest(const float *numbers, int k, float *room) const {
         constexpr int SHIFT = 20;

@@ -1,9 +1,10 @@
 // Whole turns of plain decoding, or of a Jacobi window under fixed noise, in one call: what a pass takes in, the pass,
 // the draws, the match, and what is kept of it. Plain decoding is a window of one code.
 //
-// Draws are those of `draws.h`.
+// Draws are those of `draws.h`. In a relaxed window (`relax.h`) every law is moved toward the one that its draft was drawn
+// from, and the next window's drafts are drawn from what comes of it.
 
-#include "draws.h"
+#include "relax.h"
 
 extern "C" {
 
@@ -21,11 +22,19 @@ struct Turns {
     int64_t *passes;             // (images)
     int64_t *accepted, *reached; // (images, nodes - 1)
     uint8_t *finite;             // (images)
+    const Relaxing *relaxing;    // null: nothing is relaxed, and what follows is not there
+    float *laws;                 // (images, nodes - 1, vocab): what the child of each node was drawn from
+    float *moved;                // (images, nodes, vocab): what the code that follows each node is drawn from
+    float *spent, *travelled;    // (images, nodes): total variation and latent distance between that and p
+    float *owed;                 // (images, nodes - 1): the share of the child's probability that p would not give
+    double *price;               // (images, 4): sums of codes' owed, spent, and travelled, and the largest spent
     double seconds;              // in passes
 };
 }
 
 namespace {
+
+constexpr int RELAXED = 16; // so many times the work of a law that is only drawn from
 
 struct Turner {
     const Model &model;
@@ -33,9 +42,12 @@ struct Turner {
     Turns &turns;
     const int rows = pass.rows / turns.images; // of an image
     std::vector<std::vector<float>> laws, sorted; // one a thread
+    std::vector<Flow> flows;
 
     Turner(const Model &model, const Pass &pass, Turns &turns)
-        : model(model), pass(pass), turns(turns), laws(pass.threads, std::vector<float>(model.vocab)), sorted(laws) {}
+        : model(model), pass(pass), turns(turns), laws(pass.threads, std::vector<float>(model.vocab)), sorted(laws) {
+        if (turns.relaxing) flows.assign(pass.threads, Flow(*turns.relaxing, model.vocab));
+    }
 
     int64_t place(int image, int node) const {
         return std::min<int64_t>(turns.known[image] + node, turns.codes - 1);
@@ -72,13 +84,31 @@ struct Turner {
     }
 
     // The code that follows a node.
-    int64_t draw(int image, int node, std::vector<float> &numbers, std::vector<float> &room) const {
+    int64_t draw(int image, int node, int thread) {
         const Law law = {model.vocab, turns.top_k, turns.interval, turns.guidance, turns.temperature};
         const int64_t where = place(image, node);
         const float *noise = turns.noise ? turns.noise + (size_t(image) * turns.codes + where) * model.vocab : nullptr;
         const float *u = rows == 2 ? logits(image, 1, node) : nullptr;
-        law.score(logits(image, 0, node), u, where, noise, numbers.data(), room.data());
-        return law.largest(numbers.data());
+        float *numbers = laws[thread].data();
+        law.score(logits(image, 0, node), u, where, turns.relaxing ? nullptr : noise, numbers, sorted[thread].data());
+        if (turns.relaxing) relax(law, image, node, noise, numbers, flows[thread]);
+        return law.largest(numbers);
+    }
+
+    // Moves the law of what follows a node, and makes of it numbers of which the largest is the draw.
+    void relax(const Law &law, int image, int node, const float *noise, float *numbers, Flow &flow) const {
+        const size_t at = size_t(image) * turns.nodes + node, child = at - image;
+        float *moved = turns.moved + at * model.vocab;
+        law.normalise(numbers);
+        std::memcpy(moved, numbers, sizeof(float) * model.vocab);
+        if (node + 1 < turns.nodes) {
+            const int64_t draft = turns.window[at + 1];
+            flow.relax(moved, turns.laws + child * model.vocab);
+            turns.spent[at] = flow.spent;
+            turns.travelled[at] = flow.travelled;
+            turns.owed[child] = moved[draft] > 0 ? std::max(1 - numbers[draft] / moved[draft], 0.0f) : 0;
+        }
+        for (int v = 0; v < model.vocab; v += WIDTH) store(numbers + v, load(moved + v) * exp(load(noise + v)));
     }
 
     bool is_finite(int image, int node) const {
@@ -95,11 +125,11 @@ struct Turner {
 
     void draw_all() {
         const int tasks = turns.images * turns.nodes;
-        const int threads = tasks * model.vocab < ALONE ? 1 : std::min(tasks, pass.threads);
+        const int work = tasks * model.vocab * (turns.relaxing ? RELAXED : 1);
+        const int threads = work < ALONE ? 1 : std::min(tasks, pass.threads);
 #pragma omp parallel for num_threads(threads)
         for (int task = 0; task < tasks; task++) {
-            const int me = omp_get_thread_num();
-            turns.drawn[task] = draw(task / turns.nodes, task % turns.nodes, laws[me], sorted[me]);
+            turns.drawn[task] = draw(task / turns.nodes, task % turns.nodes, omp_get_thread_num());
         }
     }
 
@@ -117,6 +147,7 @@ struct Turner {
             turns.grid[image * turns.codes + known + i] = drawn[i];
             if (!is_finite(image, int(i))) turns.finite[image] = 0;
         }
+        if (turns.relaxing) charge(image, length, int(count));
         turns.passes[image]++;
         for (int d = 0; d + 1 < turns.nodes && known + d < turns.codes; d++) {
             turns.accepted[image * (turns.nodes - 1) + d] += d < length;
@@ -126,6 +157,20 @@ struct Turner {
         turns.counts[image] = count;
         turns.known[image] = known + count;
         shift(image, int(count));
+    }
+
+    // Books what codes cost: the laws of `count` were moved, and `length` drafts taken. Moved laws are read again.
+    void charge(int image, int length, int count) const {
+        double *price = turns.price + 4 * image;
+        const size_t at = size_t(image) * turns.nodes;
+        for (int i = 0; i < count; i++) {
+            if (i < length) price[0] += turns.owed[at - image + i];
+            price[1] += turns.spent[at + i];
+            price[2] += turns.travelled[at + i];
+            price[3] = std::max(price[3], double(turns.spent[at + i]));
+        }
+        for (int i = count; i < turns.nodes; i++)
+            if (!is_finite(image, i)) turns.finite[image] = 0;
     }
 
     // Copies keys and values of the first nodes from the stage to the places of their codes.
@@ -155,7 +200,18 @@ struct Turner {
             window[j + 1] = from < turns.nodes       ? drawn[from]
                             : turns.is_random        ? turns.random[image * turns.codes + place(image, j)]
                                                      : drawn[turns.nodes - 1];
+            if (turns.relaxing) remember(image, j, from, window[j + 1]);
         }
+    }
+
+    // The law from which draft j of the next window was drawn: that behind node `from`, or what initial codes have.
+    void remember(int image, int j, int from, int64_t code) const {
+        float *law = turns.laws + (size_t(image) * (turns.nodes - 1) + j) * model.vocab;
+        if (from < turns.nodes)
+            std::memcpy(law, turns.moved + (size_t(image) * turns.nodes + from) * model.vocab, sizeof(float) * model.vocab);
+        else
+            std::fill(law, law + model.vocab, turns.is_random ? 1.0f / float(model.vocab) : 0.0f);
+        if (from >= turns.nodes && !turns.is_random) law[code] = 1;
     }
 
     int64_t turn() {

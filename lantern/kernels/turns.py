@@ -1,6 +1,7 @@
 """Plain decoding and Jacobi windows under fixed noise as one C++ program a turn (`turns.cpp`): no host work between.
 
-The codes, and the account of how they came about, are those of `decoding.plain` and `decoding.loop`.
+The codes, and the account of how they came about, are those of `decoding.plain` and `decoding.loop`. In windows with
+the bounded relaxation laws are the same up to rounding, so that a code may seldom be another.
 """
 
 import ctypes
@@ -17,12 +18,15 @@ from lantern.decoding.telling import tell
 from lantern.drafters.jacobi import JacobiDrafter, random_codes
 from lantern.kernels.build import library
 from lantern.kernels.packed import PassTold
+from lantern.kernels.relaxing import Relaxing
 from lantern.models.llamagen.transformer import Scores
 from lantern.noise import Purpose, purpose_key
+from lantern.relaxations.bounded import Bounded
 from lantern.sampling import Sampling
 from lantern.trees.static import chain
 from lantern.types import Callback, Condition, Drafter, DraftTree, Generation, Step, Target, Verdict, Verifier
 from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.relaxed import RelaxedVerifier
 
 PATIENCE = 0.1  # seconds of turns at a time, after which the interpreter may be interrupted
 
@@ -38,6 +42,7 @@ class TurnsTold(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("guidance", "temperature")),
         *((name, ctypes.c_void_p) for name in ("embeddings", "noise", "random", "known", "window", "grid")),
         *((name, ctypes.c_void_p) for name in ("begun", "counts", "drawn", "passes", "accepted", "reached", "finite")),
+        *((name, ctypes.c_void_p) for name in ("relaxing", "laws", "moved", "spent", "travelled", "owed", "price")),
         ("seconds", ctypes.c_double),
     ]
 
@@ -55,13 +60,25 @@ def fused_uniforms(
 
 
 def fits(target: Target, sampling: Sampling, drafter: Drafter | None, verifier: Verifier | None) -> bool:
-    """Whether turns are written for this: plain decoding or windows without a drafter, by Gumbel match, no top-p."""
+    """Whether turns are written for this: plain decoding or windows without a drafter, by Gumbel match, no top-p.
+
+    A window may be relaxed within a bound, if it is to draw at all and not to take the most likely codes.
+    """
     if not getattr(target, "is_fused", False) or sampling.top_p < 1:
         return False
     if drafter is None:
         return True
-    is_window = type(drafter) is JacobiDrafter and drafter.continuation is None and not drafter.keeps_laws
-    return is_window and type(verifier) is GumbelVerifier
+    if type(drafter) is not JacobiDrafter or drafter.continuation is not None:
+        return False
+    if drafter.keeps_laws:
+        return type(verifier) is RelaxedVerifier and is_moved(verifier) and not sampling.is_greedy
+    return type(verifier) is GumbelVerifier
+
+
+def is_moved(verifier: RelaxedVerifier) -> bool:
+    """Whether Gumbel match walks by a law that the bounded relaxation may move."""
+    by = verifier.relaxation
+    return type(verifier.inner) is GumbelVerifier and type(by) is Bounded and by.k > 0 and by.delta > 0 and by.cap > 1
 
 
 @torch.no_grad()
@@ -72,6 +89,7 @@ def generate(
     sampling: Sampling,
     keys: Sequence[tuple[int, int]],
     drafter: JacobiDrafter | None = None,
+    relaxation: Bounded | None = None,
     callback: Callback | None = None,
     keep_steps: bool = False,
     is_timed: bool = False,
@@ -82,7 +100,8 @@ def generate(
     kept = steps if keep_steps else None
     # 1) the prompt gives code 0
     stage = 0 if drafter is None else drafter.max_nodes
-    turns = FusedTurns(target, start(target, condition, sampling=sampling, keys=keys, stage=stage, **how), drafter)
+    prompt = start(target, condition, sampling=sampling, keys=keys, stage=stage, **how)
+    turns = FusedTurns(target, prompt, drafter, relaxation)
     tell(turns.draw_first(sampling), callback, kept)
     watch.lap("prefill")
     is_watched, is_done = callback is not None or keep_steps, target.config.block_size == 1
@@ -98,7 +117,7 @@ def generate(
 class FusedTurns:
     """The state of a generation, in memory that `lantern_turns` writes to; tensors are as in `turns.cpp`."""
 
-    def __init__(self, target: Any, prompt: Start, drafter: JacobiDrafter | None) -> None:
+    def __init__(self, target: Any, prompt: Start, drafter: JacobiDrafter | None, by: Bounded | None = None) -> None:
         images, self.count = len(prompt.mask), target.config.block_size
         self.target, self.prompt, self.drafter = target, prompt, drafter
         self.nodes, self._index = 1 if drafter is None else drafter.max_nodes, 0
@@ -114,6 +133,8 @@ class FusedTurns:
             where = torch.arange(self.count).expand(images, -1)
             self._random = random_codes(prompt.noise, where, target.config.vocab_size)
         self._shape = None if drafter is None else chain(drafter.depth).shape("cpu")
+        self.relaxing = None if by is None else Relaxing(by, images, self.nodes, target.config.vocab_size)
+        self._drafted: Tensor | None = None  # the laws of the drafts that were scored last, where somebody looks
 
     def draw_first(self, sampling: Sampling) -> Step:
         """Draws code 0 from what the prompt says, and fills the window behind it."""
@@ -122,6 +143,8 @@ class FusedTurns:
         self.grid[:, :1] = self.window[:] = first
         if self._random is not None:
             self.window[:, 1:] = self._random[:, torch.arange(1, self.nodes).clamp(max=self.count - 1)]
+        if self.relaxing is not None:
+            self.relaxing.begin(self.window[:, 1:], is_random=self._random is not None)
         self._lay_out(sampling)
         features = prompt.features[:, :, -1:].flatten(0, 1)
         scores = FirstScores(prompt.logits.flatten(0, 1), features)
@@ -131,6 +154,8 @@ class FusedTurns:
         """Takes turns for so many seconds, one at least; whether all codes are known."""
         self._index += 1
         self._scored = self.window if patience else self.window.clone()
+        if self.relaxing is not None and not patience:
+            self._drafted = self.relaxing.log_laws()
         told = (self.target.fused_pass.model, self._pass, self._turns)
         return library().lantern_turns(*map(ctypes.byref, told), ctypes.c_double(patience)) >= self.count
 
@@ -145,11 +170,14 @@ class FusedTurns:
         nodes = torch.arange(1, self.nodes)
         path = torch.where(nodes <= length[:, None], nodes, 0)
         verdict = Verdict(path, length, codes.gather(1, length[:, None])[:, 0])
-        return Step(*told, DraftTree(self._scored, self._shape, "gumbel"), verdict)
+        if self.relaxing is None:
+            return Step(*told, DraftTree(self._scored, self._shape, "gumbel"), verdict)
+        return Step(*told, DraftTree(self._scored, self._shape, "jacobi", self._drafted), self.relaxing.priced(verdict))
 
     def generation(self, steps: list[Step], seconds: dict[str, float]) -> Generation:
         """The finished grids."""
-        free = torch.zeros(len(self.known))
+        price = torch.zeros(len(self.known), 4) if self.relaxing is None else self.relaxing.price.float()
+        relaxed, spent, travelled, most = price.unbind(1)
         if seconds:
             seconds["score"] = self._turns.seconds
             seconds["walk"] -= self._turns.seconds
@@ -158,11 +186,12 @@ class FusedTurns:
             passes=self.passes,
             accepted=self.accepted,
             reached=self.reached,
-            relaxed=free,
-            total_variation=free.clone(),
+            relaxed=relaxed,
+            total_variation=spent,
             steps=steps,
             seconds=seconds,
-            total_variation_max=None if self.drafter is None else free.clone(),
+            total_variation_max=None if self.drafter is None else most,
+            latent_distance=travelled if self.relaxing is not None and self.relaxing.tells_distance else None,
             is_finite=self.finite,
         )
 
@@ -194,5 +223,6 @@ class FusedTurns:
             self.target.tok_embeddings.weight.data_ptr(),
             *(None if tensor is None else tensor.data_ptr() for tensor in (self._noise, self._random)),
             *(tensor.data_ptr() for tensor in (*state, *account)),
+            *(self.relaxing.places if self.relaxing is not None else (None,) * 7),
             0.0,
         )
