@@ -74,10 +74,13 @@ struct Flow {
     void ask() {
         const float least = by.width < law.vocab ? law.kth_largest(wanted.data(), by.width, room.data()) : 0;
         const float *of = wanted.data();
-        int count = 0;
+        int count = 0, equal = by.width; // how many of those that want as much as the last may ask
+        for (int v = 0; v < law.vocab; v++) equal -= of[v] > least;
         for (int v = 0; v < law.vocab; v++) { // without branches, which nobody could foresee
+            const bool is_last = (of[v] == least) & (equal > 0);
             asking[count] = v;
-            count += (of[v] > 0) & (of[v] >= least) & (count < by.width);
+            count += (of[v] > 0) & ((of[v] > least) | is_last);
+            equal -= is_last;
         }
         for (int i = 0; i < count; i++) lacks[i] = of[asking[i]];
         asked = count;

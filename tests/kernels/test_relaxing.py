@@ -78,6 +78,19 @@ def test_laws_and_prices_are_those_of_the_slow_version(p: str, q: str, changes: 
     assert (moved <= by.delta + 1e-6).all() and torch.allclose(moved, found.total_variation, atol=2e-6)
 
 
+def test_who_wants_most_asks_first_whatever_stands_before_it() -> None:
+    """Many codes want the same little: only one of them may ask beside the one that wants much."""
+    target = torch.full((1, VOCAB), 1 / VOCAB)
+    draft = target - 0.002
+    draft[:, :10] = 1 / VOCAB + 0.001
+    draft[:, 40] += 1 - draft.sum()
+    by = bounded(width=2, delta=1.0, k=20)
+    expected = by.relax(target.log(), draft.log(), depths=torch.zeros(1, dtype=torch.long), levels=1).log_r.exp()
+    found = relax(by, target, draft).log_r.exp()
+    assert expected[0, 40] > target[0, 40] + 0.005 and found[0, 40] > target[0, 40] + 0.005
+    assert (found[0, :10] > target[0, :10]).sum() == 1
+
+
 def test_no_law_moves_toward_itself() -> None:
     target = laws("usual")
     found = relax(bounded(), target, target)
