@@ -25,11 +25,19 @@ def teacher_mask(valid: Bool[Tensor, "b t"], codes: int) -> Bool[Tensor, "b n n"
     return causal | torch.eye(count, dtype=torch.bool, device=valid.device)
 
 
-@torch.inference_mode()
 def nats(
     target: Transformer, condition: Condition, codes: Int[Tensor, "b n"], *, has_caption: bool = True
 ) -> Float[Tensor, "b n"]:
     """-log p of each code given the codes before it and the caption; without one, given the unconditional caption."""
+    logits = taught_logits(target, condition, codes, has_caption=has_caption)
+    return F.cross_entropy(logits.transpose(1, 2), codes, reduction="none")
+
+
+@torch.inference_mode()
+def taught_logits(
+    target: Transformer, condition: Condition, codes: Int[Tensor, "b n"], *, has_caption: bool
+) -> Float[Tensor, "b n v"]:
+    """The logits of each code given the codes before it, in one pass without a cache."""
     assert condition.embeddings is not None and condition.mask is not None
     embed = target.cls_embedding if has_caption else target.cls_embedding.unconditional
     prefix = embed(condition.embeddings)
@@ -38,5 +46,4 @@ def nats(
     first = target.config.cls_token_num - slots
     positions = torch.arange(first, first + inputs.shape[1], device=codes.device).expand(len(codes), -1)
     features = target.features(inputs, positions, teacher_mask(condition.mask, codes.shape[1] - 1))
-    logits = target.head(features[:, slots - 1 :])
-    return F.cross_entropy(logits.transpose(1, 2), codes, reduction="none")
+    return target.head(features[:, slots - 1 :])

@@ -218,10 +218,11 @@ class ShapeBench:
             return Parts(METHODS[PLAIN], model.target, self.sampling, None, None, engine=model.engine)
         assert model.drafter is not None
         kind: Any = ParallelDrafter if isinstance(model.drafter, ParallelSpec) else EagleDrafter
-        module = fused_drafter(model.drafter) if model.engine.fused else model.drafter
+        engine = model.engine
+        module = fused_drafter(model.drafter, int8=engine.int8) if engine.fused else model.drafter
         drafter = kind(module, model.target, tree=self.tree, mode="gumbel", sampling=self.sampling)
         verifier = self._scripted(GumbelVerifier(), self._counts(label), deepest(self.tree.shape()))
-        return Parts(METHODS[self.options.drafter], model.target, self.sampling, drafter, verifier, engine=model.engine)
+        return Parts(METHODS[self.options.drafter], model.target, self.sampling, drafter, verifier, engine=engine)
 
     def _scripted(self, inner: Verifier, counts: Sequence[int], path: Sequence[int]) -> ScriptedVerifier:
         return ScriptedVerifier(inner, tuple(counts), tuple(path), self.options.config.block_size)

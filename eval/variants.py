@@ -2,23 +2,25 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
 
 from lantern.catalog import Engine
 from lantern.decoding.compiled import compile_target
+from lantern.decoding.quantized import quantized
 from lantern.kernels.fused import fuse_target
 from lantern.model_folder import DTYPES, Model, place_module
 from lantern.models.llamagen.transformer import Transformer
 from lantern.trained import TrainedParts
 
-PLAIN_KINDS = ("eager", "compile", "fused", "fused+compile", "graph", "graph+compile", "int8", "int8+compile")
+PLAIN_KINDS = (
+    *("eager", "compile", "fused", "fused+compile", "fused+int8", "fused+int8+compile"),
+    *("graph", "graph+compile", "int8", "int8+compile"),
+)
 # eager int8 kernels are for passes over one code: they cost as many times more as there are rows
-METHOD_KINDS = ("eager", "compile", "fused", "fused+compile", "int8+compile", "graph", "graph+compile")
+METHOD_KINDS = tuple(kind for kind in PLAIN_KINDS if kind != "int8")
 
 
 def kinds_of(device: torch.device) -> tuple[str, ...]:
@@ -49,8 +51,9 @@ class Variant:
 
     def engine(self, *, reproducible: bool = False) -> Engine:
         """How steps are run."""
-        is_fused = "fused" in self.kind
-        return Engine(compile=self.is_compiled, graphs=self.is_graphed, reproducible=reproducible, fused=is_fused)
+        is_fused, has_int8 = "fused" in self.kind, "int8" in self.kind
+        how = {"compile": self.is_compiled, "graphs": self.is_graphed, "fused": is_fused, "int8": has_int8}
+        return Engine(**how, reproducible=reproducible)
 
 
 def compiled(target: Transformer) -> Transformer:
@@ -67,30 +70,14 @@ def fused(target: Transformer) -> Transformer:
     return twin
 
 
-def with_int8_weights(target: Transformer) -> Transformer:
-    """A copy whose linears hold int8 weights with one scale a row, and compute in the target's dtype."""
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-    twin = copy.deepcopy(target)
-    quantize_(twin, Int8WeightOnlyConfig(), filter_fn=lambda module, _: isinstance(module, nn.Linear))
-    return twin
-
-
-def compiled_int8(target: Transformer) -> Transformer:
-    """Int8 weights, compiled."""
-    return compiled(with_int8_weights(target))
-
-
-PREPARE: dict[str, Callable[[Any], Any]] = {
-    "eager": lambda target: target,
-    "graph": lambda target: target,
-    "graph+compile": compiled,
-    "compile": compiled,
-    "fused": fused,
-    "fused+compile": fused,
-    "int8": with_int8_weights,
-    "int8+compile": compiled_int8,
-}
+def prepared(target: Transformer, variant: Variant) -> Transformer:
+    """A copy of the target that runs in a variant; where weights are full and passes eager the target itself."""
+    engine = variant.engine()
+    if engine.int8:
+        target = cast(Transformer, quantized(target, 8))
+    if engine.fused:
+        return fused(target)
+    return compiled(target) if engine.compile else target
 
 
 class Stable:
@@ -110,7 +97,7 @@ class Stable:
         if variant.kind != "eager":
             base = self.model(dataclasses.replace(variant, kind="eager"))
             engine = variant.engine(reproducible=self._model.engine.reproducible)
-            return dataclasses.replace(base, target=PREPARE[variant.kind](base.target), engine=engine)
+            return dataclasses.replace(base, target=prepared(base.target, variant), engine=engine)
         dtype = DTYPES[variant.dtype]
         if dtype == self._model.dtype:
             return self._model

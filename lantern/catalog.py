@@ -44,7 +44,7 @@ TOGETHER = 16  # codes of a pass of reproducible decoding at most: linears were 
 
 @dataclass(frozen=True)
 class Engine:
-    """How passes are run; none of it but `int4` changes the law of the codes.
+    """How passes are run; none of it but `int4` and `int8` changes the law of the codes.
 
     `compile`: by torch.compile, each size at its first use. `fused`: the target's passes as one C++ program each, built
     at first use, for CPUs, and whole turns of plain decoding and of windows by Gumbel match; a code does not depend on
@@ -52,14 +52,19 @@ class Engine:
     `reproducible`: a code does not depend on how many others are scored with it, bit for bit in fp32 and bf16, so that
     exact drafted methods give the codes of plain decoding; for CPUs, eager passes and up to TOGETHER codes a pass.
     `int4`: the target's layers hold 4-bit weights, so that it is another target: what is exact is exact with respect to
-    it.
+    it. `int8`: its layers and head hold 8-bit weights, and so do fused drafters; ValueError for both.
     """
 
     compile: bool = False
     graphs: bool = False
     reproducible: bool = False
     int4: bool = False
+    int8: bool = False
     fused: bool = False
+
+    def __post_init__(self) -> None:
+        if self.int4 and self.int8:
+            raise ValueError("weights are to have 4 bits and 8: choose one of int4 and int8")
 
 
 def layer_by_layer(engine: Engine) -> Engine:
@@ -169,10 +174,10 @@ def build(
     method = find(method) if isinstance(method, str) else method
     if method.name == "auto" and drafter_module is None:
         method = METHODS["plain"]
-    if engine.int4:
+    if engine.int4 or engine.int8:
         from lantern.decoding.quantized import quantized
 
-        target = quantized(target)  # type: ignore[assignment,arg-type]
+        target = quantized(target, 4 if engine.int4 else 8)  # type: ignore[assignment,arg-type]
     _prepare(engine, target)
     if method.drafter is None:
         return Parts(method, target, sampling, None, None, prompts, engine)
@@ -182,8 +187,9 @@ def build(
     if engine.fused:
         from lantern.kernels.drafter import fused_drafter
 
-        drafter_module = None if drafter_module is None else fused_drafter(drafter_module)
-        trained = {name: fused_drafter(trained[name]) for name in method.parts if name in trained}
+        how = {"int8": engine.int8}
+        drafter_module = None if drafter_module is None else fused_drafter(drafter_module, **how)
+        trained = {name: fused_drafter(trained[name], **how) for name in method.parts if name in trained}
     drafter = Kit(target, sampling, drafter_module, trained, neighbours, codebook, costs).drafter(method)
     check_modes(drafter, verifier)
     if engine.graphs:

@@ -11,7 +11,10 @@ from lantern.cli.command import DONE, FAILED, Command, complain, run_command
 from lantern.cli.measuring import DTYPES, LAW, add_law, law_of
 from lantern.cli.values import integer, one_of, real
 
-KINDS = ("eager", "compile", "fused", "fused+compile", "graph", "graph+compile", "int8", "int8+compile")
+KINDS = (
+    *("eager", "compile", "fused", "fused+compile", "fused+int8", "fused+int8+compile"),
+    *("graph", "graph+compile", "int8", "int8+compile"),
+)
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 DRAFTERS = ("eagle1", "parallelspec")
 # what only one of the two benches reads

@@ -26,9 +26,14 @@ def add_engine(group: Any) -> None:
     group.add_argument(
         "--int4", action="store_true", help="4-bit weights in the target's layers: exact with respect to that target"
     )
+    group.add_argument(
+        "--int8",
+        action="store_true",
+        help="8-bit weights in the target's layers and head, and in fused drafters: exact with respect to that target",
+    )
 
 
 def engine_of(args: argparse.Namespace) -> Engine:
     """What was chosen."""
     chosen = {"compile": args.compile, "graphs": args.cuda_graphs, "reproducible": args.reproducible}
-    return Engine(**chosen, int4=args.int4, fused=args.fused)
+    return Engine(**chosen, int4=args.int4, int8=args.int8, fused=args.fused)

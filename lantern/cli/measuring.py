@@ -9,7 +9,10 @@ from typing import Any
 from lantern.cli.values import integer, one_of, real
 
 DTYPES = ("fp32", "bf16", "fp16")
-PLAIN_KINDS = ("eager", "compile", "fused", "fused+compile", "graph", "graph+compile", "int8", "int8+compile")
+PLAIN_KINDS = (
+    *("eager", "compile", "fused", "fused+compile", "fused+int8", "fused+int8+compile"),
+    *("graph", "graph+compile", "int8", "int8+compile"),
+)
 LAW: dict[str, Callable[[str], Any]] = {
     "guidance": real(0, 1000),
     "temperature": real(0, 100),

@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--fused", action="store_true", help="passes as one C++ program (CPU): the profile is for --fused commands"
     )
+    what.add_argument("--int8", action="store_true", help="8-bit weights: the profile is for --int8 commands")
     _bounds(parser.add_argument_group("what may be chosen (exact methods unless a bound is given)"))
     law = parser.add_argument_group(f"the law that codes are drawn from ({OWN})")
     law.add_argument("--guidance", type=real(0, 1000), help="classifier-free guidance; 1 or less is none")
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     from lantern.tuning.tuner import Effort, Tuner, profile_of
 
     parts: set[Any] = {"text", "drafter", "neighbours"} | ({"vq"} if bounds.admits_relaxed else set())
-    engine = Engine(fused=args.fused)
+    engine = Engine(fused=args.fused, int8=args.int8)
     model = load_model(args.model, device=args.device, dtype=args.dtype, parts=parts, engine=engine)
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     batches = -(-args.images // args.batch)

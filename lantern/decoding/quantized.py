@@ -1,13 +1,14 @@
-"""A target with 4-bit weights, through torchao: decoding is then exact with respect to that target.
+"""A target with 4-bit or 8-bit weights, through torchao: decoding is then exact with respect to that target.
 
-Weight-only: the linears of the layers hold 4-bit integers in groups of 32 with a scale each; embeddings, norms, the
-caption projection and the head stay as they are. On a GPU (bf16) torchao's packed kernels read a quarter of the bytes;
-on a CPU weights are unpacked in every pass, which saves memory and no time.
+Weight-only. In 4 bits the linears of the layers hold integers in groups of 32 with a scale each; on a GPU (bf16)
+torchao's packed kernels read a quarter of the bytes, on a CPU weights are unpacked in every pass, which saves memory
+and no time. In 8 bits those of the layers and the head hold integers with one scale an output, which fused passes read
+as they are. Embeddings, norms and the caption projection stay as they were, and so does the head in 4 bits.
 """
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
@@ -19,22 +20,27 @@ from lantern.decoding.runners import weights_of
 GROUP = 32
 
 
-def quantized(target: nn.Module) -> nn.Module:
-    """A copy of the target with 4-bit weights, made once for each target, and anew when its weights have changed.
+def quantized(target: nn.Module, bits: int = 4, parts: Collection[str] = ("layers", "output")) -> nn.Module:
+    """A copy of a target, or of a drafter, with weights in so many `bits`, 4 or 8; in 8 those of some `parts`.
 
-    The copy shares nothing with the original, which stays as it was. ValueError for widths that are no whole groups,
-    and where torchao is not installed.
+    What has such weights already is given back. A copy is made once for each original, which stays as it was, and anew
+    when its weights have changed; they share nothing. ValueError for widths that are no whole groups of 4 bits, and
+    where torchao is not installed.
     """
+    if "_bits" in vars(target) and target._bits == bits:
+        return target
     weights = weights_of(target)
-    made_of, made = target.__dict__.get("_int4", (None, None))
+    made_of, made = target.__dict__.get(f"_int{bits}", (None, None))
     if made_of != weights:
         if find_spec("torchao") is None:
-            raise ValueError("4-bit weights need torchao, which is not installed: pip install torchao")
-        check_widths(target)
+            raise ValueError(f"{bits}-bit weights need torchao, which is not installed: pip install torchao")
+        if bits == 4:
+            check_widths(target)
         made = copy.deepcopy(target).requires_grad_(False)
-        _quantize(made.get_submodule("layers"))
+        _quantize_4(made.get_submodule("layers")) if bits == 4 else _quantize_8(made, parts)
+        made.__dict__["_bits"] = bits
         # Past nn.Module's own bookkeeping, which would make it a part of the target.
-        target.__dict__["_int4"] = weights, made
+        target.__dict__[f"_int{bits}"] = weights, made
     return made
 
 
@@ -47,7 +53,17 @@ def check_widths(target: nn.Module) -> None:
             )
 
 
-def _quantize(layers: nn.Module) -> None:
+def _quantize_8(module: nn.Module, parts: Collection[str]) -> None:
+    with _quiet("torchao", "torch.utils._pytree"):
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+        def is_meant(linear: nn.Module, name: str) -> bool:
+            return isinstance(linear, nn.Linear) and name.split(".")[0] in parts
+
+        quantize_(module, Int8WeightOnlyConfig(), filter_fn=is_meant)
+
+
+def _quantize_4(layers: nn.Module) -> None:
     with _quiet("torchao", "torch.utils._pytree"):
         from torchao.quantization import Int4WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lantern.decoding.quantized import quantized
 from lantern.decoding.runners import weights_of
 from lantern.drafters.eagle import Eagle, EagleLayer
 from lantern.kernels.linear import layer, linear
@@ -61,20 +62,22 @@ Module = TypeVar("Module", bound=nn.Module)
 _FUSED: "WeakKeyDictionary[nn.Module, tuple[Any, nn.Module]]" = WeakKeyDictionary()  # of which weights, and what
 
 
-def fused_drafter(module: Module) -> Module:
+def fused_drafter(module: Module, *, int8: bool = False) -> Module:
     """A drafter's module in which what `pass.cpp` is written for is fused; all else is shared with the one given.
 
-    Made once for each module, and anew when its weights have changed. Modules of other kinds are given back.
-    ValueError for weights that are not on a CPU, and for other dtypes than fp32 and bf16.
+    `int8`: all else is shared with a copy whose weights have 8 bits. Made once for each module, and anew when its
+    weights have changed. Modules of other kinds are given back. ValueError for weights that are not on a CPU, and for
+    other dtypes than fp32 and bf16.
     """
     if not isinstance(module, Eagle) or not _fits(module):
         return module
-    weights = weights_of(module)
-    made_of, twin = _FUSED.get(module, (None, None))
+    drafter: Any = quantized(module, 8, ("layers", "fc")) if int8 else module
+    weights = weights_of(drafter)
+    made_of, twin = _FUSED.get(drafter, (None, None))
     if made_of != weights:
-        check_weights(module)
-        twin = _fused(module)
-        _FUSED[module] = weights, twin
+        check_weights(drafter)
+        twin = _fused(drafter)
+        _FUSED[drafter] = weights, twin
     return cast(Module, twin)
 
 

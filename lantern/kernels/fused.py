@@ -27,6 +27,7 @@ from lantern.kernels.packed import (
     PackedLayer,
     PassTold,
     check_weights,
+    kind_of,
     told,
 )
 from lantern.models.llamagen.transformer import Scores
@@ -36,8 +37,8 @@ def fuse_target(target: nn.Module) -> None:
     """Fuses a target's passes over an fp32 cache in place; other passes are eager. Twice is once.
 
     To be called again when weights have changed, as `Parts.generate` does. ValueError for a target that is not on a
-    CPU, for other dtypes than fp32 and bf16, for widths that are no multiples of 32 (heads and gates: 16), and where
-    there is no C++ compiler.
+    CPU, for weights that are not in fp32, bf16 or torchao's int8, for widths that are no multiples of 32
+    (heads and gates: 16), and where there is no C++ compiler.
     """
     if is_run_by(target, "fused"):
         return
@@ -73,8 +74,8 @@ class FusedPass:
         self._rope = target.rope.float().clone()
         layers = (LayerTold * config.n_layer)(*(told(layer.tensors) for layer in self._layers))
         hidden = target.layers[0].feed_forward.w2.weight.shape[1]
-        is_half = self.dtype == torch.bfloat16
-        shape = (config.dim, config.n_head, config.n_layer, hidden, config.vocab_size, is_half)
+        kind = kind_of(self._head, *(panels for layer in self._layers for panels in layer.linears))
+        shape = (config.dim, config.n_head, config.n_layer, hidden, config.vocab_size, kind)
         places = (tensor.data_ptr() for tensor in (self._norm, self._head, self._rope))
         self.model = ModelTold(*shape, config.norm_eps, layers, *places)
 

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.kernels.build import library
-from lantern.kernels.packed import LayerTold, LinearTold, ModelTold, PassTold, told
+from lantern.kernels.packed import PANEL, LayerTold, LinearTold, ModelTold, PassTold, kind_of, size_of, told
 
 _OPERATIONS = torch.library.Library("lantern", "DEF")
 _OPERATIONS.define("linear(Tensor x, Tensor panels, Tensor? bias, int outputs) -> Tensor")
@@ -20,7 +20,10 @@ _OPERATIONS.define(
 def linear(
     x: Float[Tensor, "*b k"], panels: Tensor, bias: Float[Tensor, " n"] | None, outputs: int
 ) -> Float[Tensor, "*b n"]:
-    """x times a packed weight, and a bias in fp32, in fp32. Products are taken in the weight's dtype."""
+    """x times a packed weight, and a bias in fp32, in fp32.
+
+    Inputs are rounded to bf16 for a weight in bf16, to whole numbers of 16 bits for one in int8.
+    """
     return torch.ops.lantern.linear(x, panels, bias, outputs)
 
 
@@ -38,9 +41,11 @@ def layer(
 
 
 def _linear(x: Tensor, panels: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
-    assert panels.numel() == outputs * x.shape[-1], "inputs are not as wide as the weight"
+    assert panels.shape[0] * PANEL == outputs and panels[0].numel() == size_of(panels, x.shape[-1]), (
+        "inputs are not as wide as the weight"
+    )
     out, a = x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32), x.float().contiguous()
-    sizes = (a[..., 0].numel(), a.shape[-1], outputs, torch.get_num_threads(), panels.dtype == torch.bfloat16)
+    sizes = (a[..., 0].numel(), a.shape[-1], outputs, torch.get_num_threads(), kind_of(panels))
     places = (a.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr())
     library().lantern_linear(ctypes.byref(LinearTold(*sizes, *places)))
     return out
@@ -51,15 +56,15 @@ def _layer(
 ) -> Tensor:
     rows, nodes, dim = x.shape
     _, _, heads, slots, _ = cache.shape
-    wqkv, w2 = weights[2], weights[5]
-    assert wqkv is not None and w2 is not None and cache.is_contiguous()
+    linears = [weight for weight in weights[2:] if weight is not None]
+    assert cache.is_contiguous()
     inputs, turns, places = x.float().contiguous(), turns.contiguous(), places.contiguous()
     mask = mask if mask.stride(-1) == 1 else mask.contiguous()
     # turns of a node are three: of its query, its key and its value
     positions = torch.arange(0, 3 * rows * nodes, 3)
     out = torch.empty(rows, nodes, dim)
     only = (LayerTold * 1)(told(tuple(weights)))
-    shape = (dim, heads, 1, w2.numel() // dim, 0, wqkv.dtype == torch.bfloat16)
+    shape = (dim, heads, 1, len(linears[2]) * PANEL // 2, 0, kind_of(*linears))
     model = ModelTold(*shape, eps, only, None, None, turns.data_ptr())
     run = PassTold(
         *(rows, nodes, slots, torch.get_num_threads(), 0),

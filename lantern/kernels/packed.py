@@ -3,15 +3,18 @@
 import contextlib
 import ctypes
 import mmap
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 PANEL, LANES = 32, 16
 ROOM = 64  # bytes of a cache line, at which every tensor begins
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}  # of weights; in int8 they are bytes
+HEAD, GROUP = 8 * PANEL, 64  # bytes before a panel in int8; its inputs are a multiple
 
 
 class LayerTold(ctypes.Structure):
@@ -24,7 +27,7 @@ class ModelTold(ctypes.Structure):
     """`Model` of pass.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("dim", "heads", "layers", "hidden", "vocab", "is_half")),
+        *((name, ctypes.c_int32) for name in ("dim", "heads", "layers", "hidden", "vocab", "kind")),
         ("eps", ctypes.c_float),
         ("layer", ctypes.POINTER(LayerTold)),
         *((name, ctypes.c_void_p) for name in ("norm", "head", "rope")),
@@ -46,7 +49,7 @@ class LinearTold(ctypes.Structure):
     """`Linear` of pass.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_int32) for name in ("rows", "inputs", "outputs", "threads", "is_half")),
+        *((name, ctypes.c_int32) for name in ("rows", "inputs", "outputs", "threads", "kind")),
         *((name, ctypes.c_void_p) for name in ("a", "panels", "bias", "out")),
     ]
 
@@ -90,12 +93,36 @@ class Arena:
         """A copy in fp32."""
         return self.keep(tensor.float())
 
-    def panels(self, weight: Float[Tensor, "n k"]) -> Tensor:
-        """32 outputs after another; of each all inputs, in bf16 two by two."""
-        if weight.dtype == torch.float32:
-            return self.keep(weight.unflatten(0, (-1, PANEL)).transpose(1, 2))
-        pairs = weight.unflatten(1, (-1, 2)).unflatten(0, (-1, PANEL))
-        return self.keep(pairs.transpose(1, 2))
+    def panels(self, weight: Float[Tensor, "n k"], order: Int[Tensor, " n"] | None = None) -> Tensor:
+        """32 outputs after another; of each all inputs, in bf16 two by two, in int8 four by four. `order`: of outputs.
+
+        In int8 zeros fill the inputs up, and 32 scales and the sums of 32 outputs' weights come first.
+        """
+        numbers, scales = (weight.qdata, weight.scale) if has_eight_bits(weight) else (weight.data, None)  # type: ignore[attr-defined]
+        if order is not None:
+            numbers, scales = numbers[order], None if scales is None else scales[order]
+        if scales is None and weight.dtype == torch.float32:
+            return self.keep(numbers.unflatten(0, (-1, PANEL)).transpose(1, 2))
+        if scales is None:
+            return self.keep(numbers.unflatten(1, (-1, 2)).unflatten(0, (-1, PANEL)).transpose(1, 2))
+        numbers = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % GROUP))
+        fours = numbers.unflatten(1, (-1, 4)).unflatten(0, (-1, PANEL)).transpose(1, 2)
+        sums = numbers.sum(1, dtype=torch.int32)
+        parts = (scales.float().view(-1, PANEL), sums.view(-1, PANEL), fours.flatten(1))
+        return self.keep(torch.cat([part.contiguous().view(torch.uint8) for part in parts], 1))
+
+
+def kind_of(*panels: Tensor) -> int:
+    """The one kind of some packed weights; ValueError where they are of several."""
+    kinds = {KINDS[tensor.dtype] for tensor in panels}
+    if len(kinds) > 1:
+        raise ValueError("fused passes read all weights of a model in 8 bits or none, here are both: quantize them all")
+    return kinds.pop()
+
+
+def size_of(panels: Tensor, inputs: int) -> int:
+    """How many numbers a panel of so many inputs has."""
+    return HEAD + PANEL * (inputs + -inputs % GROUP) if panels.dtype == torch.uint8 else PANEL * inputs
 
 
 @dataclass(frozen=True)
@@ -113,19 +140,26 @@ class PackedLayer:
     def of(cls, block: Any, arena: Arena) -> "PackedLayer":
         """Of a `Block` or an `EagleLayer`."""
         attention, feed = block.attention, block.feed_forward
-        gates, ups = feed.w13.weight.chunk(2)
-        woven = torch.stack([gates.unflatten(0, (-1, LANES)), ups.unflatten(0, (-1, LANES))], dim=1)
+        woven = torch.arange(feed.w13.out_features).unflatten(0, (2, -1, LANES)).transpose(0, 1).flatten()
         entry = getattr(block.attention_norm, "weight", None)
         return cls(
             None if entry is None else arena.wide(entry),
             arena.wide(block.ffn_norm.weight),
-            *map(arena.panels, (attention.wqkv.weight, attention.wo.weight, woven.flatten(0, 2), feed.w2.weight)),
+            arena.panels(attention.wqkv.weight),
+            arena.panels(attention.wo.weight),
+            arena.panels(feed.w13.weight, woven),
+            arena.panels(feed.w2.weight),
         )
+
+    @property
+    def linears(self) -> tuple[Tensor, ...]:
+        """The weights of its linears."""
+        return (self.wqkv, self.wo, self.w13, self.w2)
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """In the order of `LayerTold`."""
-        return (self.attention_norm, self.ffn_norm, self.wqkv, self.wo, self.w13, self.w2)
+        return (self.attention_norm, self.ffn_norm, *self.linears)
 
 
 def told(tensors: tuple[Tensor | None, ...]) -> LayerTold:
@@ -140,5 +174,13 @@ def check_weights(module: nn.Module) -> None:
         raise ValueError(f"fused passes are for CPUs, the model is on {weight.device.type}: leave fused out")
     if weight.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"fused passes compute in fp32 or bf16, got {weight.dtype}: choose one of them")
-    if any(type(linear.weight.data) is not Tensor for linear in module.modules() if isinstance(linear, nn.Linear)):
-        raise ValueError("fused passes read weights as they are, these are quantized: leave one of the two out")
+    weights = [linear.weight for linear in module.modules() if isinstance(linear, nn.Linear)]
+    if any(type(weight.data) is not Tensor and not has_eight_bits(weight) for weight in weights):
+        raise ValueError("fused passes read weights as they are or in 8 bits, these are quantized in another way")
+
+
+def has_eight_bits(weight: Tensor) -> bool:
+    """Whether a weight is torchao's in int8 with a scale an output."""
+    torchao: Any = sys.modules.get("torchao.quantization")  # who has not imported it has no such weight
+    kind = () if torchao is None else torchao.Int8Tensor
+    return isinstance(weight, kind) and getattr(weight, "scale").numel() == len(weight)  # noqa: B009 - of torchao's

@@ -2,9 +2,9 @@
 // drafters one layer, or one linear.
 //
 // What decides the bits of a row's result is the row alone. Products add up along k one after the other, by matrix units
-// in an order of theirs, whatever the number of rows; a node's attention adds up over the slots that it sees in their
-// order, and a slot that it does not see adds exactly nothing. The logits of a code are therefore the same bits in plain
-// decoding, in any window or tree and in any batch.
+// in an order of theirs, whatever the number of rows; with weights in int8 they add up as integers, exactly. A node's
+// attention adds up over the slots that it sees in their order, and a slot that it does not see adds exactly nothing. The
+// logits of a code are therefore the same bits in plain decoding, in any window or tree and in any batch.
 //
 //   panel    32 outputs of a linear, all inputs: what a thread works on at a time, stored one behind the other
 //   tile     up to 12 rows by one panel: kept in registers while the inputs go by
@@ -21,6 +21,7 @@
 #include <functional>
 #include <new>
 #include <omp.h>
+#include <type_traits>
 #include <vector>
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -133,6 +134,14 @@ inline void fetch_ahead(const float *slot, int head_dim, int numbers, ptrdiff_t 
     }
 }
 
+// Rows of inputs as they are.
+template <class Number> struct Plain {
+    const Number *a = nullptr;
+    int rows = 0, inputs = 0;
+    Plain(int, int) {}
+    void take(const Number *from, int count, int given) { a = from, rows = count, inputs = given; }
+};
+
 // Inputs and weights in fp32.
 struct Full {
     typedef float Number;
@@ -140,6 +149,7 @@ struct Full {
         explicit Units(int) {}
         static constexpr bool BUILT = false;
     };
+    typedef Plain<Number> Inputs;
     static void narrow(Number *at, Lanes x) { store(at, x); }
     template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
         Lanes sums[ROWS][2] = {}; // apart from `out`, so that they stay in registers
@@ -161,6 +171,7 @@ struct Full {
 struct Half {
     typedef uint16_t Number;
     typedef Tiles Units;
+    typedef Plain<Number> Inputs;
 #if defined(__AVX512BF16__)
     static void narrow(Number *at, Lanes x) {
         _mm256_storeu_si256((__m256i *)at, (__m256i)_mm512_cvtneps_pbh((__m512)x));
@@ -208,38 +219,148 @@ struct Half {
 #endif
 };
 
+// Rows of inputs as whole numbers of 16 bits with a scale a row, in two digits: what weights in int8 are multiplied by.
+struct Digits {
+    int rows = 0, inputs = 0; // inputs: a multiple of GROUP, those that fill it up meet weights of 0
+    Lined<uint8_t> high, low; // (rows, inputs): of a number and 2^15
+    std::vector<float> scales;
+    static constexpr int GROUP = 64;
+
+    static int padded(int inputs) { return (inputs + GROUP - 1) / GROUP * GROUP; }
+    Digits(int rows, int inputs) : high(size_t(rows) * padded(inputs)), low(high.size()), scales(rows) {}
+
+    void take(const float *from, int count, int given) {
+        typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
+        rows = count, inputs = padded(given);
+        for (int m = 0; m < rows; m++, from += given) {
+            Lanes most = {}, off = {}; // off: nothing, or NaN where an input is not finite
+            for (int c = 0; c < given; c += WIDTH) {
+                const Lanes x = load(from + c), size = x < 0 ? -x : x;
+                most = size > most ? size : most;
+                off += x - x;
+            }
+            float largest = 1e-30f, lost = 0;
+            for (int i = 0; i < WIDTH; i++) largest = std::max(largest, most[i]), lost += off[i];
+            scales[m] = largest / 32767.0f + lost;
+            const Lanes inverse = all(32767.0f / largest), magic = all(8388608.0f + 32768.0f);
+            for (int c = 0; c < given; c += WIDTH) {
+                const Whole number = (Whole)fma(load(from + c), inverse, magic);
+                const Bytes upper = __builtin_convertvector(number >> 8 & 255, Bytes);
+                const Bytes lower = __builtin_convertvector(number & 255, Bytes);
+                std::memcpy(&high[size_t(m) * inputs + c], &upper, WIDTH);
+                std::memcpy(&low[size_t(m) * inputs + c], &lower, WIDTH);
+            }
+        }
+    }
+};
+
+// Weights in int8: a panel has 32 scales, 32 sums of an output's weights, and weights four inputs by four. Products are
+// added up as integers, exactly, and therefore to the same by matrix units and by lanes.
+struct Byte {
+    typedef float Number;
+    typedef Tiles Units;
+    typedef Digits Inputs;
+    static constexpr int TILE = 6, HEAD = 8 * PANEL; // HEAD: bytes of scales and sums
+    static void narrow(Number *at, Lanes x) { store(at, x); }
+    static size_t panel(int inputs) { return HEAD + size_t(PANEL) * Digits::padded(inputs); }
+
+    // Four products of a byte without and one with a sign, in each lane.
+    static Whole dot(Whole sum, int32_t four, Whole weights) {
+#if defined(__AVX512VNNI__)
+        return (Whole)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(four), (__m512i)weights);
+#else
+        for (int i = 0; i < 4; i++) sum += (weights << (24 - 8 * i) >> 24) * (four >> 8 * i & 255);
+        return sum;
+#endif
+    }
+
+    // What comes of the sums over both digits.
+    static Lanes number(Whole high, Whole low, const int8_t *panel, int half) {
+        Whole sums;
+        std::memcpy(&sums, panel + 4 * PANEL + half * 4 * WIDTH, sizeof(sums));
+        const Lanes upper = __builtin_convertvector(high - 128 * sums, Lanes);
+        return fma(upper, all(256.0f), __builtin_convertvector(low, Lanes)) * load((const float *)panel + half * WIDTH);
+    }
+
+    template <int ROWS, class Finish> static void tile(const Digits &a, int first, const int8_t *panel, Finish finish) {
+        Whole sums[ROWS][4] = {}; // left and right, of high digits and of low ones
+        const int8_t *weights = panel + HEAD;
+        for (int k = 0; k < a.inputs; k += 4, weights += 4 * PANEL) {
+            fetch<ROWS>(weights);
+            Whole left, right;
+            std::memcpy(&left, weights, sizeof(left));
+            std::memcpy(&right, weights + sizeof(left), sizeof(right));
+#pragma GCC unroll 6
+            for (int m = 0; m < ROWS; m++) {
+                int32_t high, low;
+                std::memcpy(&high, &a.high[size_t(first + m) * a.inputs + k], 4);
+                std::memcpy(&low, &a.low[size_t(first + m) * a.inputs + k], 4);
+                sums[m][0] = dot(sums[m][0], high, left);
+                sums[m][1] = dot(sums[m][1], high, right);
+                sums[m][2] = dot(sums[m][2], low, left);
+                sums[m][3] = dot(sums[m][3], low, right);
+            }
+        }
+        for (int m = 0; m < ROWS; m++)
+            finish(first + m, number(sums[m][0], sums[m][2], panel, 0) * a.scales[first + m],
+                   number(sums[m][1], sums[m][3], panel, 1) * a.scales[first + m]);
+    }
+};
+
 template <class Kind> void narrow_all(const float *from, size_t count, typename Kind::Number *to) {
     for (size_t i = 0; i < count; i += WIDTH) Kind::narrow(to + i, load(from + i));
 }
 
-// Multiplies rows of inputs with one panel; `finish(m, left, right)` gets the 32 results of row m.
-template <class Kind, int ROWS, class Finish>
-void one_tile(const typename Kind::Number *a, int inputs, const typename Kind::Number *panel, int m, Finish finish) {
-    Lanes sums[ROWS][2];
-    Kind::template tile<ROWS>(a + size_t(m) * inputs, inputs, panel, sums);
-    for (int i = 0; i < ROWS; i++) finish(m + i, sums[i][0], sums[i][1]);
-}
-
-template <class Kind, class Finish>
-void multiply(const typename Kind::Number *a, int rows, int inputs, const typename Kind::Number *panel, Finish finish) {
-    if constexpr (Kind::Units::BUILT)
-        if (Kind::Units::lent() && inputs % Kind::Units::INPUTS == 0)
-            return Kind::Units::multiply(a, rows, inputs, panel, [&](int m, const float *left, const float *right) {
-                finish(m, load(left), load(right));
-            });
-    const int tiles = (rows + TILE - 1) / TILE;
+// Calls work(number of rows, first row) for tiles of nearly as many rows, `most` at most.
+template <class Work> void in_tiles(int rows, int most, Work work) {
+    const int tiles = (rows + most - 1) / most;
     for (int t = 0, m = 0; t < tiles; t++) {
         const int count = rows / tiles + (t < rows % tiles);
         switch (count) {
 #define CASE(N)                                                                                                        \
     case N:                                                                                                            \
-        one_tile<Kind, N>(a, inputs, panel, m, finish);                                                                \
+        work(std::integral_constant<int, N>(), m);                                                                     \
         break;
             CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #undef CASE
         }
         m += count;
     }
+}
+
+// Multiplies rows of inputs with panel p of some weights; `finish(m, left, right)` gets the 32 results of row m.
+template <class Number, class Finish>
+void multiply(const Plain<Number> &a, const void *weights, int p, Finish finish) {
+    typedef std::conditional_t<std::is_same<Number, float>::value, Full, Half> Kind;
+    const Number *panel = (const Number *)weights + size_t(p) * PANEL * a.inputs;
+    if constexpr (Kind::Units::BUILT)
+        if (Kind::Units::lent() && a.inputs % Kind::Units::INPUTS == 0)
+            return Kind::Units::multiply(a.a, a.rows, a.inputs, panel, [&](int m, const float *left, const float *right) {
+                finish(m, load(left), load(right));
+            });
+    in_tiles(a.rows, TILE, [&](auto count, int m) {
+        Lanes sums[count][2];
+        Kind::template tile<count>(a.a + size_t(m) * a.inputs, a.inputs, panel, sums);
+        for (int i = 0; i < count; i++) finish(m + i, sums[i][0], sums[i][1]);
+    });
+}
+
+template <class Finish> void multiply(const Digits &a, const void *weights, int p, Finish finish) {
+    const int8_t *panel = (const int8_t *)weights + p * Byte::panel(a.inputs);
+    if constexpr (Tiles::BUILT)
+        if (Tiles::lent())
+            return Tiles::multiply(a.high.data(), a.low.data(), a.rows, a.inputs, panel + Byte::HEAD,
+                                   [&](int m, const int32_t *high[2], const int32_t *low[2]) {
+                Lanes both[2];
+                for (int half = 0; half < 2; half++) {
+                    Whole upper, lower;
+                    std::memcpy(&upper, high[half], sizeof(upper));
+                    std::memcpy(&lower, low[half], sizeof(lower));
+                    both[half] = Byte::number(upper, lower, panel, half) * a.scales[m];
+                }
+                finish(m, both[0], both[1]);
+            });
+    in_tiles(a.rows, Byte::TILE, [&](auto count, int m) { Byte::tile<count>(a, m, panel, finish); });
 }
 
 } // namespace
@@ -252,7 +373,7 @@ struct Layer {
 };
 
 struct Model {
-    int32_t dim, heads, layers, hidden, vocab, is_half;
+    int32_t dim, heads, layers, hidden, vocab, kind; // 0: all in fp32; 1: weights in bf16; 2: those of linears in int8
     float eps;
     const Layer *layer;
     const float *norm; // null: features are what the last layer gives
@@ -275,7 +396,7 @@ struct Pass {
 };
 
 struct Linear {
-    int32_t rows, inputs, outputs, threads, is_half;
+    int32_t rows, inputs, outputs, threads, kind;
     const float *a;     // (rows, inputs)
     const void *panels;
     const float *bias;  // (outputs), or null
@@ -317,13 +438,15 @@ template <class Kind> struct Worker {
     float *x, *q;              // shared: (count, dim)
     Number *attended, *gated;  // shared: (count, dim), (count, hidden)
     const Seen *seen;
+    typename Kind::Inputs taken; // what is multiplied next
     Lined<Number> normed;
     std::vector<size_t> kept; // where the cache takes keys and values of an input, from slot 0 of row 0 on
     std::vector<float> scores;
 
     Worker(const Model &model, const Pass &pass, float *x, float *q, Number *attended, Number *gated, const Seen *seen)
         : model(model), pass(pass), count(pass.rows * pass.nodes), head_dim(model.dim / model.heads), x(x), q(q),
-          attended(attended), gated(gated), seen(seen), normed(size_t(count) * model.dim), kept(count) {
+          attended(attended), gated(gated), seen(seen), taken(count, std::max(model.dim, model.hidden)),
+          normed(size_t(count) * model.dim), kept(count) {
         for (int m = 0; m < count; m++) {
             const size_t row = size_t(m / pass.nodes) * model.heads * pass.slots;
             kept[m] = (row + pass.places[m % pass.nodes]) * head_dim;
@@ -360,6 +483,7 @@ template <class Kind> struct Worker {
                 if (out) store(out + size_t(m) * dim + c, y);
             }
         }
+        taken.take(normed.data(), count, dim);
     }
 
     // Queries, keys and values; queries and keys are turned, keys and values stored.
@@ -368,7 +492,6 @@ template <class Kind> struct Worker {
         const float scale = 1.0f / std::sqrt(float(head_dim));
         const size_t plane = size_t(pass.rows) * model.heads * pass.slots * head_dim;
         share(3 * dim / PANEL, [&](int p) {
-            const Number *panel = (const Number *)layer.wqkv + size_t(p) * PANEL * dim;
             struct {
                 int which, inner, d; // query, key or value; the number of its lanes' first among all heads and in its head
                 float *cache;        // where slot 0 of row 0 takes them
@@ -379,7 +502,7 @@ template <class Kind> struct Worker {
                 float *at = which ? pass.cache + plane * (2 * number + which - 1) : nullptr;
                 parts[i] = {which, inner, d, which ? at + size_t(head) * pass.slots * head_dim + d : nullptr};
             }
-            multiply<Kind>(normed.data(), count, dim, panel, [&](int m, Lanes left, Lanes right) {
+            multiply(taken, layer.wqkv, p, [&](int m, Lanes left, Lanes right) {
                 for (int i = 0; i < 2; i++) {
                     const auto &part = parts[i];
                     Lanes y = i ? right : left;
@@ -506,9 +629,9 @@ template <class Kind> struct Worker {
 
     // Adds a linear of `inputs` to x.
     void add(const Number *a, int inputs, const void *weights) {
+        taken.take(a, count, inputs);
         share(model.dim / PANEL, [&](int p) {
-            const Number *panel = (const Number *)weights + size_t(p) * PANEL * inputs;
-            multiply<Kind>(a, count, inputs, panel, [&](int m, Lanes left, Lanes right) {
+            multiply(taken, weights, p, [&](int m, Lanes left, Lanes right) {
                 float *at = x + size_t(m) * model.dim + p * PANEL;
                 store(at, load(at) + left);
                 store(at + WIDTH, load(at + WIDTH) + right);
@@ -518,8 +641,7 @@ template <class Kind> struct Worker {
 
     void gate(const Layer &layer) {
         share(2 * model.hidden / PANEL, [&](int p) {
-            const Number *panel = (const Number *)layer.w13 + size_t(p) * PANEL * model.dim;
-            multiply<Kind>(normed.data(), count, model.dim, panel, [&](int m, Lanes gates, Lanes ups) {
+            multiply(taken, layer.w13, p, [&](int m, Lanes gates, Lanes ups) {
                 Kind::narrow(gated + size_t(m) * model.hidden + p * WIDTH, gates / (exp(-gates) + 1.0f) * ups);
             });
         });
@@ -527,8 +649,7 @@ template <class Kind> struct Worker {
 
     void score() {
         share(model.vocab / PANEL, [&](int p) {
-            const Number *panel = (const Number *)model.head + size_t(p) * PANEL * model.dim;
-            multiply<Kind>(normed.data(), count, model.dim, panel, [&](int m, Lanes left, Lanes right) {
+            multiply(taken, model.head, p, [&](int m, Lanes left, Lanes right) {
                 float *at = pass.logits + size_t(m) * model.vocab + p * PANEL;
                 store(at, left);
                 store(at + WIDTH, right);
@@ -583,7 +704,7 @@ template <class Kind> void run(const Model &model, const Pass &pass) {
     Lined<typename Kind::Number> attended(count * dim), gated(count * model.hidden);
     std::vector<Seen> seen(pass.rows);
     for (int row = 0; row < pass.rows; row++) seen[row].look(pass, row);
-    by_crew({model.dim, model.layers, model.is_half, int32_t(count)}, pass.threads, [&](int threads) {
+    by_crew({model.dim, model.layers, model.kind, int32_t(count)}, pass.threads, [&](int threads) {
         // what they need is made here: nothing thrown leaves a parallel region
         std::vector<Worker<Kind>> workers(
             threads, {model, pass, x.data(), q.data(), attended.data(), gated.data(), seen.data()});
@@ -596,15 +717,17 @@ template <class Kind> void run(const Linear &linear) {
     typedef typename Kind::Number Number;
     Lined<Number> a(size_t(linear.rows) * linear.inputs);
     narrow_all<Kind>(linear.a, a.size(), a.data());
-    by_crew({-linear.inputs, linear.outputs, linear.is_half, linear.rows}, linear.threads, [&](int threads) {
+    by_crew({-linear.inputs, linear.outputs, linear.kind, linear.rows}, linear.threads, [&](int threads) {
+        std::vector<typename Kind::Inputs> inputs(threads, {linear.rows, linear.inputs});
 #pragma omp parallel num_threads(threads)
         {
             const typename Kind::Units units(linear.rows);
+            auto &own = inputs[omp_get_thread_num()];
+            own.take(a.data(), linear.rows, linear.inputs);
 #pragma omp for
             for (int p = 0; p < linear.outputs / PANEL; p++) {
-                const Number *panel = (const Number *)linear.panels + size_t(p) * PANEL * linear.inputs;
                 const float *bias = linear.bias ? linear.bias + p * PANEL : nullptr;
-                multiply<Kind>(a.data(), linear.rows, linear.inputs, panel, [&](int m, Lanes left, Lanes right) {
+                multiply(own, linear.panels, p, [&](int m, Lanes left, Lanes right) {
                     float *at = linear.out + size_t(m) * linear.outputs + p * PANEL;
                     store(at, bias ? left + load(bias) : left);
                     store(at + WIDTH, bias ? right + load(bias + WIDTH) : right);
@@ -614,9 +737,14 @@ template <class Kind> void run(const Linear &linear) {
     });
 }
 
-void run(const Model &model, const Pass &pass) {
-    model.is_half ? run<Half>(model, pass) : run<Full>(model, pass);
+// A pass or a linear over weights of a kind.
+template <class... Told> void run_kind(int kind, const Told &...told) {
+    if (kind == 0) run<Full>(told...);
+    else if (kind == 1) run<Half>(told...);
+    else run<Byte>(told...);
 }
+
+void run(const Model &model, const Pass &pass) { run_kind(model.kind, model, pass); }
 
 constexpr int64_t NO_MEMORY = -1;
 
@@ -632,7 +760,7 @@ template <class Work> int64_t guarded(Work work) {
 } // namespace
 
 extern "C" int64_t lantern_linear(const Linear *linear) {
-    return guarded([&] { return linear->is_half ? run<Half>(*linear) : run<Full>(*linear), 0; });
+    return guarded([&] { return run_kind(linear->kind, *linear), 0; });
 }
 
 extern "C" int64_t lantern_pass(const Model *model, const Pass *pass) {

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#if defined(__AMX_BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__linux__)
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -99,11 +99,51 @@ struct Tiles {
         }
     }
 
+    // As `multiply`, of whole numbers of two digits, without signs, and weights of 8 bits, with signs; finish(m, high, low)
+    // gets the 16 left and the 16 right sums of row m over each digit.
+    template <class Finish>
+    static void multiply(const uint8_t *high, const uint8_t *low, int rows, int inputs, const int8_t *panel, Finish finish) {
+        constexpr int GROUP = 64;
+        const int most = block(rows);
+        alignas(LINE) int32_t sums[4][ROWS][ROWS]; // left and right, of high digits and of low ones
+        asm volatile("" ::: "memory");
+        for (int m = 0; m < rows; m += most) {
+            const int first = std::min(m, rows - most);
+            const uint8_t *upper = high + size_t(first) * inputs, *lower = low + size_t(first) * inputs;
+            _tile_zero(0);
+            _tile_zero(1);
+            _tile_zero(2);
+            _tile_zero(3);
+            for (int k = 0; k < inputs; k += GROUP) {
+                const int8_t *weights = panel + size_t(k) * 32;
+                for (int byte = 0; byte < 32 * GROUP; byte += LINE) __builtin_prefetch(weights + AHEAD + byte);
+                _tile_loadd(6, weights, 2 * LINE);
+                _tile_loadd(7, weights + LINE, 2 * LINE);
+                _tile_loadd(4, upper + k, inputs);
+                _tile_loadd(5, lower + k, inputs);
+                _tile_dpbusd(0, 4, 6);
+                _tile_dpbusd(1, 4, 7);
+                _tile_dpbusd(2, 5, 6);
+                _tile_dpbusd(3, 5, 7);
+            }
+            _tile_stored(0, sums[0], LINE);
+            _tile_stored(1, sums[1], LINE);
+            _tile_stored(2, sums[2], LINE);
+            _tile_stored(3, sums[3], LINE);
+            for (int i = m; i < std::min(m + most, rows); i++) {
+                const int32_t *of_high[] = {sums[0][i - first], sums[1][i - first]};
+                const int32_t *of_low[] = {sums[2][i - first], sums[3][i - first]};
+                finish(i, of_high, of_low);
+            }
+        }
+    }
+
   private:
     alignas(LINE) uint8_t before[LINE];
 #else
     static bool lent() { return false; }
     explicit Tiles(int) {}
     template <class Finish> static void multiply(const uint16_t *, int, int, const uint16_t *, Finish) {}
+    template <class Finish> static void multiply(const uint8_t *, const uint8_t *, int, int, const int8_t *, Finish) {}
 #endif
 };

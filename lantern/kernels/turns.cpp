@@ -9,9 +9,9 @@
 extern "C" {
 
 struct Turns {
-    int32_t images, nodes, codes, prefix, conditioning, top_k, interval, is_random;
+    int32_t images, nodes, codes, prefix, conditioning, top_k, interval, is_random, is_half;
     float guidance, temperature; // temperature 0: the most likely code
-    const void *embeddings;      // (vocab, dim), in bf16 where the model is
+    const void *embeddings;      // (vocab, dim), in bf16 where `is_half`, else in fp32
     const float *noise;          // (images, codes, vocab); null: none
     const int64_t *random;       // (images, codes): initial codes, where `is_random`
     int64_t *known;              // (images): codes decided, of which the last is not in the cache
@@ -75,7 +75,7 @@ struct Turner {
     void embed(int64_t code, float *to) const {
         const size_t from = size_t(code) * model.dim;
         for (int c = 0; c < model.dim; c++)
-            to[c] = model.is_half ? wide(((const uint16_t *)turns.embeddings)[from + c])
+            to[c] = turns.is_half ? wide(((const uint16_t *)turns.embeddings)[from + c])
                                   : ((const float *)turns.embeddings)[from + c];
     }
 

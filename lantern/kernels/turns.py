@@ -37,7 +37,9 @@ class TurnsTold(ctypes.Structure):
     _fields_ = [
         *(
             (name, ctypes.c_int32)
-            for name in ("images", "nodes", "codes", "prefix", "conditioning", "top_k", "interval", "is_random")
+            for name in (
+                *("images", "nodes", "codes", "prefix", "conditioning", "top_k", "interval", "is_random", "is_half"),
+            )
         ),
         *((name, ctypes.c_float) for name in ("guidance", "temperature")),
         *((name, ctypes.c_void_p) for name in ("embeddings", "noise", "random", "known", "window", "grid")),
@@ -215,12 +217,13 @@ class FusedTurns:
         )
         state = (self.known, self.window, self.grid, self.start, self.counts, self.drawn)
         account = (self.passes, self.accepted, self.reached, self.finite)
+        embeddings = self.target.tok_embeddings.weight
         self._turns = TurnsTold(
             *(cache.images, nodes, self.count, cache.prefix, config.cls_token_num),
             *(min(sampling.top_k, config.vocab_size), min(sampling.guidance_interval, self.count)),
-            self._random is not None,
+            *(self._random is not None, embeddings.dtype == torch.bfloat16),
             *(float(sampling.guidance), float(sampling.temperature)),
-            self.target.tok_embeddings.weight.data_ptr(),
+            embeddings.data_ptr(),
             *(None if tensor is None else tensor.data_ptr() for tensor in (self._noise, self._random)),
             *(tensor.data_ptr() for tensor in (*state, *account)),
             *(self.relaxing.places if self.relaxing is not None else (None,) * 7),

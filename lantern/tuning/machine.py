@@ -31,6 +31,7 @@ def passes(engine: Engine) -> str:
         "graphed": engine.graphs,
         "reproducible": engine.reproducible and not engine.fused,
         "in 4 bits": engine.int4,
+        "in 8 bits": engine.int8,
     }
     return ", ".join(word for word, holds in words.items() if holds) or "as torch runs them"
 

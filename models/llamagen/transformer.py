@@ -47,7 +47,7 @@ class Transformer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """All but how passes are run, which speaks of this module's memory."""
-        return {name: value for name, value in self.__dict__.items() if name not in (*self.runner, "_int4")}
+        return {name: value for name, value in self.__dict__.items() if name not in (*self.runner, "_int4", "_int8")}
 
     def init_weights(self, generator: torch.Generator) -> None:
         """Normal(0, initializer_range) for linears and embeddings, zero for the output head, as the reference does."""

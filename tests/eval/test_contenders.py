@@ -25,10 +25,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(target: object) -> object:
+    def fail(target: object, bits: int) -> object:
         raise ImportError("no torchao here")
 
-    monkeypatch.setitem(variants.PREPARE, "int8", fail)
+    monkeypatch.setattr(variants, "quantized", fail)
     names = contenders.variants(("eager", "int8"), ("fp32",))
     lineup = line_up(Stable(model), ["eagle1"], names, model.sampling())
     assert [str(one.variant) for one in lineup.contenders] == ["eager fp32", "eager fp32"]
@@ -63,10 +63,10 @@ def test_without_any_plain_decoding_there_is_no_bench() -> None:
         warm_up(Lineup(), lambda contender: None)
 
 
-def test_methods_run_on_int8_weights_only_compiled() -> None:
+def test_methods_run_on_int8_weights_only_compiled_or_fused() -> None:
     names = contenders.variants(variants.PLAIN_KINDS, ("fp32", "bf16"))
-    assert len(names["plain"]) == 16 and len(names["others"]) == 14
-    assert {one.kind for one in names["others"] if "int8" in one.kind} == {"int8+compile"}
+    assert {one.kind for one in names["plain"]} - {one.kind for one in names["others"]} == {"int8"}
+    assert len(names["plain"]) == len(names["others"]) + 2 == 2 * len(variants.PLAIN_KINDS)
 
 
 def test_a_dtype_is_made_of_a_copy(model: Model) -> None:
@@ -82,7 +82,8 @@ def test_a_dtype_is_made_of_a_copy(model: Model) -> None:
 def test_int8_weights_are_a_quarter_and_nearly_the_same() -> None:
     pytest.importorskip("torchao")
     target = tiny_target()
-    small = variants.with_int8_weights(target)
+    small = variants.prepared(target, Variant("int8", "fp32"))
+    assert variants.prepared(small, Variant("int8", "fp32")) is small
     name = "layers.0.attention.wo.weight"
     assert stored_bytes(small.get_parameter(name)) < stored_bytes(target.get_parameter(name)) / 3
     x = torch.randn(1, 3, 32, generator=torch.Generator().manual_seed(0))
@@ -104,7 +105,7 @@ def test_graphs_are_for_gpus_and_for_plain_decoding_too() -> None:
     named = contenders.variants(variants.kinds_of(torch.device("cuda")), ("bf16",))
     assert all(Variant(kind, "bf16") in named[name] for name in named for kind in ("graph", "graph+compile"))
     assert Variant("graph+compile", "fp32").engine() == Engine(compile=True, graphs=True)
-    assert Variant("int8", "bf16").engine() == Engine()
+    assert Variant("int8", "bf16").engine() == Engine(int8=True)
 
 
 def test_every_picture_pays_for_its_prompt(model: Model) -> None:

@@ -211,7 +211,7 @@ def test_a_point_that_this_machine_cannot_run_is_listed(
 
     monkeypatch.setattr(frontier, "warm", fail)
     # what fails without being compiled is an error of the code, so the variants only bear the name
-    monkeypatch.setitem(variants.PREPARE, "compile", lambda target: target)
+    monkeypatch.setattr(variants, "prepared", lambda target, variant: target)
     monkeypatch.setattr(Variant, "is_compiled", property(lambda self: False))
     sweep = Sweep(replace(options, run=tmp_path / "sweep", images=1, shown=1, variant=Variant("compile", "fp32")))
     for _ in range(2):  # told again by a run that finds everything done

@@ -4,13 +4,16 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
 from lantern.kernels import build as building
+from lantern.kernels.linear import linear
 from lantern.kernels.packed import Arena
+from tests.kernels.bytewise import rows, weights
 from tests.kernels.test_fused import PATH, TREE, Passes, by_single_passes, target_in, twin_of
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
@@ -52,6 +55,8 @@ def test_processors_without_wide_vectors_score_the_same(fresh: Path, monkeypatch
         pytest.skip("builds for other x86-64 processors")
     targets, codes = [target_in(torch.float32), target_in(torch.bfloat16)], [3, 1, 4, 15, 9, 2, 6]
     here = [Passes(twin_of(target)).score(codes, TREE).logits for target in targets]
+    x, integers = rows(23, 192), [weights(96, 192)[1]] if find_spec("torchao") else []
+    products = [linear(x, packed, None, 96) for packed in integers]
     other = {"-march=native": "-march=x86-64-v2", "-O3": "-O1"}  # the compiler takes minutes for all it can do there
     flags = tuple(other.get(flag, flag) for flag in building.FLAGS)
     monkeypatch.setattr(building, "FLAGS", flags)
@@ -62,6 +67,8 @@ def test_processors_without_wide_vectors_score_the_same(fresh: Path, monkeypatch
         assert torch.allclose(found, expected, atol=tolerance)
         alone = by_single_passes(fused, [codes[node] for node in PATH])
         assert all(torch.equal(found[:, node], alone[step]) for step, node in enumerate(PATH))
+    for packed, product in zip(integers, products, strict=True):
+        assert torch.equal(linear(x, packed, None, 96), product)  # integers add up to the same everywhere
     assert len(list(fresh.iterdir())) == 2  # one for this processor, one for the others
 
 

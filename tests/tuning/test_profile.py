@@ -179,7 +179,7 @@ def test_the_api_logs_why_a_profile_is_not_used(model: Model, caplog: pytest.Log
 
 
 def test_no_two_engines_that_decode_at_another_speed_are_called_alike() -> None:
-    engines = [Engine(**{name: True}) for name in ("compile", "graphs", "reproducible", "int4", "fused")]
+    engines = [Engine(**{name: True}) for name in ("compile", "graphs", "reproducible", "int4", "int8", "fused")]
     words = [passes(engine) for engine in [Engine(), *engines, Engine(compile=True, fused=True)]]
     assert len(set(words)) == len(words)
     assert passes(Engine(fused=True, reproducible=True)) == passes(Engine(fused=True))
