@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reproducible", action="store_true", help="promise the pictures in half precision too; differences fail")
     add("--compile", action="store_true", help="plain decoding and methods both compiled by torch.compile")
     add("--fused", action="store_true", help="plain decoding and methods both by fused passes (CPU)")
+    add("--int8", action="store_true", help="plain decoding and methods both with 8-bit weights")
     add("--device", default="auto", help="cpu, cuda or auto")
     add("--threads", type=integer(1, 1024), help="CPU threads to compute on")
     add("--out", type=Path, default=HERE / "results" / "equality.json", help="file of the results")
@@ -66,14 +67,14 @@ def run(args: argparse.Namespace) -> int:
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    engine = Engine(reproducible=args.reproducible, compile=args.compile, fused=args.fused)
+    engine = Engine(reproducible=args.reproducible, compile=args.compile, fused=args.fused, int8=args.int8)
     model = load_model(args.model, device=args.device, dtype=args.dtype, parts=("text", "drafter"), engine=engine)
     methods = [method_of(model, spec) for spec in args.methods or promising(model)]
     plan = Plan(
         asked=[Request(prompt=p, seed=s) for s in range(args.seeds) for p in PROMPTS[: args.prompts]],
         what={"prompts": list(PROMPTS[: args.prompts]), "seeds": args.seeds, "dtype": args.dtype}
         | {"reproducible": args.reproducible, "device": model.device.type}
-        | {name: True for name in ("compile", "fused") if getattr(args, name)},
+        | {name: True for name in ("compile", "fused", "int8") if getattr(args, name)},
         block=args.plain_batch,
     )
     report = read(args.out, model.fingerprint, name=model.name)

@@ -52,7 +52,8 @@ class Engine:
     `reproducible`: a code does not depend on how many others are scored with it, bit for bit in fp32 and bf16, so that
     exact drafted methods give the codes of plain decoding; for CPUs, eager passes and up to TOGETHER codes a pass.
     `int4`: the target's layers hold 4-bit weights, so that it is another target: what is exact is exact with respect to
-    it. `int8`: its layers and head hold 8-bit weights, and so do fused drafters; ValueError for both.
+    it. `int8`: its layers and head hold 8-bit weights, and so do fused drafters; fused passes read them as they are.
+    ValueError for both.
     """
 
     compile: bool = False
