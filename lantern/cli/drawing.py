@@ -25,6 +25,7 @@ from lantern.records import Recorder
 from lantern.requests import Request
 from lantern.sampling import Sampling
 from lantern.statistics import totals
+from lantern.tuning.machine import passes
 from lantern.types import Callback, Step
 
 
@@ -158,8 +159,7 @@ class Job:
             "settings": self.settings or None,
             "seed": str(request.seed),
             "image": str(request.number),
-            "sampling": self._head()["sampling"],
-            "versions": self._head()["versions"],
+            **{name: self._head()[name] for name in ("sampling", "dtype", "engine", "versions")},
             "tokens_sha256": picture.tokens_sha256,
         }
 
@@ -173,6 +173,7 @@ class Job:
             "sampling": dataclasses.asdict(self.sampling),
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
+            "engine": passes(self.model.engine),
             "versions": {"lantern": __version__, "torch": torch.__version__},
         }
 

@@ -228,3 +228,15 @@ def test_any_setting_of_a_method_can_be_given_by_name(model: str, capsys: Captur
     capsys.readouterr()
     assert "has no setting colour" in refusal(capsys, made(model, "--method", "eagle2", "--set", "colour=red"))
     assert "wanted NAME=VALUE" in refusal(capsys, made(model, "--method", "eagle2", "--set", "nodes"))
+
+
+def test_rounded_weights_are_told(model: str, capsys: Capture) -> None:
+    from PIL import Image
+
+    pytest.importorskip("torchao", reason="torchao is not installed: extra eval or dev")
+    for option, words in ((), "as torch runs them"), (("--int8",), "in 8 bits"):
+        assert made(model, *option, "--json", "--out", "one.png") == 0
+        assert json.loads(capsys.readouterr().out)["engine"] == words
+        with Image.open("one.png") as image:
+            assert image.info["engine"] == words
+    assert "choose one of int4 and int8" in refusal(capsys, made(model, "--int4", "--int8"))
