@@ -37,7 +37,10 @@ def quantized(target: nn.Module, bits: int = 4, parts: Collection[str] = ("layer
         if bits == 4:
             check_widths(target)
         made = copy.deepcopy(target).requires_grad_(False)
-        _quantize_4(made.get_submodule("layers")) if bits == 4 else _quantize_8(made, parts)
+        if bits == 4:
+            _quantize_4(made.get_submodule("layers"))
+        else:
+            _quantize_8(made, parts)
         made.__dict__["_bits"] = bits
         # Past nn.Module's own bookkeeping, which would make it a part of the target.
         target.__dict__[f"_int{bits}"] = weights, made

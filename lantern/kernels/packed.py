@@ -176,7 +176,10 @@ def check_weights(module: nn.Module) -> None:
         raise ValueError(f"fused passes compute in fp32 or bf16, got {weight.dtype}: choose one of them")
     weights = [linear.weight for linear in module.modules() if isinstance(linear, nn.Linear)]
     if any(type(weight.data) is not Tensor and not has_eight_bits(weight) for weight in weights):
-        raise ValueError("fused passes read weights as they are or in 8 bits, these are quantized in another way")
+        raise ValueError(
+            "fused passes read weights as they are or in 8 bits, these are quantized otherwise: leave fused out, or "
+            "choose int8"
+        )
 
 
 def has_eight_bits(weight: Tensor) -> bool:

@@ -276,7 +276,7 @@ def test_what_fused_passes_are_not_written_for_is_refused(target: object, messag
 
 def test_fused_passes_and_four_bit_weights_are_refused_together() -> None:
     pytest.importorskip("torchao", reason="torchao is not installed: extra eval")
-    with pytest.raises(ValueError, match="as they are or in 8 bits, these are quantized in another way"):
+    with pytest.raises(ValueError, match="as they are or in 8 bits, these are quantized otherwise: leave fused out"):
         target = target_in(torch.float32, multiple_of=32)
         build("plain", target, sampling=Sampling(), engine=Engine(fused=True, int4=True))
 
