@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from lantern.cli.command import DONE, FAILED, Command, complain, run_command
-from lantern.cli.measuring import DTYPES, LAW, add_law, law_of
+from lantern.cli.measuring import DTYPES, LAW, PLAIN_KINDS, add_law, law_of
 from lantern.cli.values import integer, one_of, real
 
-KINDS = (
-    *("eager", "compile", "fused", "fused+compile", "fused+int8", "fused+int8+compile"),
-    *("graph", "graph+compile", "int8", "int8+compile"),
-)
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 DRAFTERS = ("eagle1", "parallelspec")
 # what only one of the two benches reads
@@ -65,7 +61,10 @@ def _both(group: Any) -> None:
         "--dtype", nargs="+", type=one_of(DTYPES), help=f"of {', '.join(DTYPES)} (default fp32 bf16; sizes: bf16)"
     )
     group.add_argument(
-        "--variants", nargs="+", type=one_of(KINDS), help=f"of {', '.join(KINDS)} (default all that the device has)"
+        "--variants",
+        nargs="+",
+        type=one_of(PLAIN_KINDS),
+        help=f"of {', '.join(PLAIN_KINDS)} (default all that the device has)",
     )
     group.add_argument(
         "--nodes", nargs="*", type=integer(1, 4096), help="sizes of which a pass is timed; none: leave out"

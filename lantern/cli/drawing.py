@@ -150,7 +150,7 @@ class Job:
 
     def _facts(self, picture: Picture) -> dict[str, Any]:
         """What a PNG says of itself."""
-        request = picture.request
+        request, head = picture.request, self._head()
         return {
             "prompt": None if self.args.no_prompt_in_metadata else request.prompt,
             "class": request.label,
@@ -159,7 +159,7 @@ class Job:
             "settings": self.settings or None,
             "seed": str(request.seed),
             "image": str(request.number),
-            **{name: self._head()[name] for name in ("sampling", "dtype", "engine", "versions")},
+            **{name: head[name] for name in ("sampling", "dtype", "engine", "versions")},
             "tokens_sha256": picture.tokens_sha256,
         }
 

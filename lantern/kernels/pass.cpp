@@ -224,7 +224,7 @@ struct Digits {
     int rows = 0, inputs = 0; // inputs: a multiple of GROUP, those that fill it up meet weights of 0
     Lined<uint8_t> high, low; // (rows, inputs): of a number and 2^15
     std::vector<float> scales;
-    static constexpr int GROUP = 64;
+    static constexpr int GROUP = Tiles::GROUP;
 
     static int padded(int inputs) { return (inputs + GROUP - 1) / GROUP * GROUP; }
     Digits(int rows, int inputs) : high(size_t(rows) * padded(inputs)), low(high.size()), scales(rows) {}

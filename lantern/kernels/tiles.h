@@ -20,6 +20,7 @@
 // Sets this thread's units up for so many rows while it lives, and back to what they were set up for before.
 struct Tiles {
     static constexpr int ROWS = 16, INPUTS = 32, LINE = 64; // of a unit; bytes of a row
+    static constexpr int GROUP = 64;   // inputs of 8 bits that an instruction takes in
     static constexpr int AHEAD = 4096; // bytes of weights that are asked for before their turn
     static constexpr bool BUILT = LANTERN_TILES;
 
@@ -103,7 +104,6 @@ struct Tiles {
     // gets the 16 left and the 16 right sums of row m over each digit.
     template <class Finish>
     static void multiply(const uint8_t *high, const uint8_t *low, int rows, int inputs, const int8_t *panel, Finish finish) {
-        constexpr int GROUP = 64;
         const int most = block(rows);
         alignas(LINE) int32_t sums[4][ROWS][ROWS]; // left and right, of high digits and of low ones
         asm volatile("" ::: "memory");

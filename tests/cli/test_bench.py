@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from lantern.catalog import METHODS
-from lantern.cli.bench import DTYPES, KINDS, SHAPES, main
+from lantern.cli.bench import DTYPES, SHAPES, main
+from lantern.cli.measuring import PLAIN_KINDS as KINDS
 from lantern.eval import race
 from lantern.eval.variants import METHOD_KINDS, PLAIN_KINDS
 from lantern.model_folder import DTYPES as KNOWN_DTYPES

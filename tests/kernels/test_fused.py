@@ -83,6 +83,17 @@ def by_single_passes(target: Transformer, codes: list[int]) -> list[Tensor]:
     ]
 
 
+def check_bits(target: Transformer) -> None:
+    """The logits of a path are the same bits fed one by one, in a tree, and in a batch."""
+    codes = [3, 1, 4, 15, 9, 2, 6]
+    alone = by_single_passes(target, [codes[node] for node in PATH])
+    for images in (1, 3):
+        tree = Passes(target, images).score(codes, TREE).logits
+        for step, node in enumerate(PATH):
+            for row in range(2 * images):
+                assert torch.equal(tree[row, node], alone[step][row % 2])
+
+
 @pytest.mark.parametrize("changes", [{}, {"dim": 128}, {"dim": 160}, {"dim": 96, "n_head": 3, "multiple_of": 32}])
 def test_a_fused_pass_scores_as_an_eager_one_does(changes: dict[str, Any]) -> None:
     target = target_in(torch.float32, **changes)
@@ -108,14 +119,7 @@ def test_fused_bf16_is_as_near_to_fp32_as_eager_bf16(dim: int) -> None:
 @pytest.mark.parametrize("dim", [64, 128, 160, 192, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_are_the_same_bits_alone_in_a_tree_and_in_a_batch(dtype: torch.dtype, dim: int) -> None:
-    target = twin_of(target_in(dtype, dim=dim))
-    codes = [3, 1, 4, 15, 9, 2, 6]
-    alone = by_single_passes(target, [codes[node] for node in PATH])
-    for images in (1, 3):
-        tree = Passes(target, images).score(codes, TREE).logits
-        for step, node in enumerate(PATH):
-            for row in range(2 * images):
-                assert torch.equal(tree[row, node], alone[step][row % 2])
+    check_bits(twin_of(target_in(dtype, dim=dim)))
 
 
 def test_eager_logits_are_not_so_that_the_comparison_can_fail() -> None:
