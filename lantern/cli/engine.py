@@ -1,9 +1,12 @@
 """How passes are run, as options of the commands that draw."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lantern.catalog import Engine
+from lantern.catalog import EAGER, Engine
+
+if TYPE_CHECKING:
+    from lantern.model_folder import Model
 
 
 def add_engine(group: Any) -> None:
@@ -37,3 +40,18 @@ def engine_of(args: argparse.Namespace) -> Engine:
     """What was chosen."""
     chosen = {"compile": args.compile, "graphs": args.cuda_graphs, "reproducible": args.reproducible}
     return Engine(**chosen, int4=args.int4, int8=args.int8, fused=args.fused)
+
+
+def advice(model: "Model") -> str | None:
+    """What would make passes faster here, if it was not chosen and there is what it takes."""
+    from lantern.kernels.build import find_compiler
+    from lantern.kernels.fused import check
+
+    if model.device.type != "cpu" or model.engine != EAGER:
+        return None
+    try:
+        find_compiler()
+        check(model.target)
+    except ValueError:  # without a compiler, or with a model of other widths, there is nothing to advise
+        return None
+    return "--fused makes passes several times as fast here, after building them once"

@@ -10,7 +10,7 @@ from typing import Any
 
 from lantern.catalog import METHODS
 from lantern.cli.command import Command, run_command
-from lantern.cli.engine import add_engine, engine_of
+from lantern.cli.engine import add_engine, advice, engine_of
 from lantern.cli.values import integer, one_of, real, setting
 
 SAMPLING = ("guidance", "guidance_interval", "temperature", "top_k", "top_p")
@@ -188,7 +188,10 @@ def run(args: argparse.Namespace) -> int:
     settings = method.changed() | settings
     asked = requests(prompts=prompts, labels=args.class_label, seed=args.seed, count=args.num_images)
     job = Job(args, model, method, settings, sampling, asked, out if wants_pixels else None)
-    return job.compare() if args.compare else job.draw()
+    status, hint = job.compare() if args.compare else job.draw(), advice(model)
+    if status == 0 and hint is not None:
+        _teller(args.quiet)(hint)
+    return status
 
 
 def _teller(is_quiet: bool) -> Callable[[str], None]:
