@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from lantern.model_folder import Model
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
 
-FUSABLE = {"dim": 64, "n_head": 2, "vocab_size": 32}
+FUSABLE: dict[str, Any] = {"dim": 64, "n_head": 2, "vocab_size": 32}
 
 
 @pytest.fixture(autouse=True)
