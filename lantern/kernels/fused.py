@@ -60,13 +60,17 @@ def fuse_target(target: nn.Module) -> None:
 
 
 class FusedPass:
-    """A target's weights, packed, and the call that runs a pass over them."""
+    """A target's weights, packed, and the call that runs a pass over them.
+
+    Where `spent` is a float64 tensor (threads, PARTS), passes add the seconds that each thread spent on each part.
+    """
 
     def __init__(self, target: Any) -> None:
         config, self.dtype = target.config, target.tok_embeddings.weight.dtype
         check(target)
         self.call = library().lantern_pass
         self.dim, self.vocab = config.dim, config.vocab_size
+        self.spent: Tensor | None = None
         arena = Arena.for_module(target)
         # all that pass.cpp is told the place of
         self._layers = [PackedLayer.of(block, arena) for block in target.layers]
@@ -105,6 +109,7 @@ class FusedPass:
                     *(inputs.data_ptr(), positions.data_ptr(), places.data_ptr(), mask.data_ptr()),
                     *(mask.stride(0), mask.stride(1), cache.buffer.data_ptr(), ctypes.addressof(tapped)),
                     *(None if fused is None else fused.data_ptr(), features.data_ptr(), logits.data_ptr()),
+                    None if self.spent is None else self.spent.data_ptr(),
                 )
             ),
         )

@@ -34,6 +34,10 @@ class ModelTold(ctypes.Structure):
     ]
 
 
+# what the time of a pass is told of, in the order of pass.cpp; wait: for the other threads
+PARTS = ("norm", "qkv", "attention", "out", "gate", "down", "head", "wait")
+
+
 class PassTold(ctypes.Structure):
     """`Pass` of pass.cpp."""
 
@@ -41,7 +45,7 @@ class PassTold(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("rows", "nodes", "slots", "threads", "taps")),
         *((name, ctypes.c_void_p) for name in ("inputs", "positions", "places", "mask")),
         *((name, ctypes.c_int64) for name in ("mask_row", "mask_node")),
-        *((name, ctypes.c_void_p) for name in ("cache", "tapped", "fused", "features", "logits")),
+        *((name, ctypes.c_void_p) for name in ("cache", "tapped", "fused", "features", "logits", "spent")),
     ]
 
 

@@ -393,6 +393,7 @@ struct Pass {
     float *fused;          // (rows, nodes, taps, dim)
     float *features;       // (rows, nodes, dim)
     float *logits;         // (rows, nodes, vocab)
+    double *spent;         // (threads, PARTS): seconds of each part are added; null: nobody asks
 };
 
 struct Linear {
@@ -405,6 +406,9 @@ struct Linear {
 }
 
 namespace {
+
+// What a thread's time goes to.
+enum Part { NORM, QKV, ATTENTION, OUT, GATE, DOWN, HEAD, WAIT, PARTS };
 
 // The slots that any node of a row sees, and what is added to the scores of each node there.
 struct Seen {
@@ -440,6 +444,7 @@ template <class Kind> struct Worker {
     const Seen *seen;
     typename Kind::Inputs taken; // what is multiplied next
     Lined<Number> normed;
+    double last = 0; // when the last part ended
     std::vector<size_t> kept; // where the cache takes keys and values of an input, from slot 0 of row 0 on
     std::vector<float> scores;
 
@@ -665,26 +670,39 @@ template <class Kind> struct Worker {
                                 sizeof(float) * model.dim);
     }
 
+    void lap(Part part) {
+        if (!pass.spent) return;
+        const double now = omp_get_wtime();
+        pass.spent[omp_get_thread_num() * PARTS + part] += now - last;
+        last = now;
+    }
+
     void run() {
         const typename Kind::Units units(count);
+        if (pass.spent) last = omp_get_wtime();
         for (int number = 0; number < model.layers; number++) {
             const Layer &layer = model.layer[number];
             if (omp_get_thread_num() == 0) tap(number);
-            norm(layer.attention_norm);
-            project(layer, number);
+            norm(layer.attention_norm), lap(NORM);
+            project(layer, number), lap(QKV);
 #pragma omp barrier
-            attend(number);
+            lap(WAIT);
+            attend(number), lap(ATTENTION);
 #pragma omp barrier
-            add(attended, model.dim, layer.wo);
+            lap(WAIT);
+            add(attended, model.dim, layer.wo), lap(OUT);
 #pragma omp barrier
-            norm(layer.ffn_norm);
-            gate(layer);
+            lap(WAIT);
+            norm(layer.ffn_norm), lap(NORM);
+            gate(layer), lap(GATE);
 #pragma omp barrier
-            add(gated, model.hidden, layer.w2);
+            lap(WAIT);
+            add(gated, model.hidden, layer.w2), lap(DOWN);
 #pragma omp barrier
+            lap(WAIT);
         }
-        norm(model.norm, omp_get_thread_num() == 0 ? pass.features : nullptr);
-        if (model.head) score();
+        norm(model.norm, omp_get_thread_num() == 0 ? pass.features : nullptr), lap(NORM);
+        if (model.head) score(), lap(HEAD);
     }
 };
 
