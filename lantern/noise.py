@@ -4,7 +4,7 @@ Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC'11). All arithm
 device, batch, shard and order gives the same bits, and there is no state.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -99,7 +99,7 @@ class Noise:
     """The noise of a batch of pictures: one (seed, image number) each, whatever their place in the batch.
 
     Gumbel rows are tables `(b positions v)`, made at first use and in blocks of positions. With `is_silent` (greedy
-    decoding: the law is one code) Gumbel noise is 0 and costs nothing. `make_uniforms` may be put in the place of
+    decoding: the law is one code) Gumbel noise is 0 and costs nothing. `make_uniforms` may stand in the place of
     `random_uniforms` to give the same faster.
     """
 
@@ -111,6 +111,7 @@ class Noise:
         vocab_size: int,
         device: torch.device | str = "cpu",
         is_silent: bool = False,
+        make_uniforms: Callable[..., Float64[Tensor, "b n count"]] | None = None,
     ) -> None:
         for name, values in zip(("seed", "image number"), zip(*keys, strict=True), strict=False):
             for value in values:
@@ -119,7 +120,7 @@ class Noise:
         self.positions = positions
         self.vocab_size = vocab_size
         self.device = torch.device(device)
-        self.is_silent, self.make_uniforms = is_silent, random_uniforms
+        self.is_silent, self.make_uniforms = is_silent, make_uniforms or random_uniforms
         self._keys = torch.tensor(list(keys), dtype=torch.long, device=self.device).view(-1, 2)
         self._rows = torch.arange(len(self._keys), device=self.device)[:, None]
         self._gumbel: dict[int, Tensor] = {}

@@ -148,6 +148,7 @@ def start(
         vocab_size=config.vocab_size,
         device=state.mask.device,
         is_silent=sampling.is_greedy,
+        make_uniforms=getattr(target, "make_uniforms", None),  # of a target's runner, where it makes them faster
     )
     last = state.features[:, :, -1:]
     logits = torch.cat([target.head(of_one) for of_one in last.split(1 if alone else len(last))])

@@ -1,16 +1,16 @@
-"""Draws by Gumbel noise as an operation of torch, which its compiler leaves as it is (`draws.h`)."""
+"""Draws by Gumbel noise as an operation of torch, which its compiler leaves as it is (`draws.h`), and that noise."""
 
 import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from lantern.kernels.build import library
 from lantern.kernels.packed import LANES, DrawsTold
-from lantern.noise import Purpose
+from lantern.noise import Purpose, purpose_key
 from lantern.sampling import Sampling
 
 _OPERATIONS = torch.library.Library("lantern", "FRAGMENT")
@@ -34,6 +34,18 @@ def draws(sampling: Sampling, noise: Any) -> Callable[..., Tensor] | None:
         return torch.ops.lantern.draw(logits, places, noise.gumbel_table(purpose), *settings, *counts, width)
 
     return best
+
+
+def fused_uniforms(
+    seeds: Int[Tensor, " b"], images: Int[Tensor, " b"], purpose: Purpose, positions: Int[Tensor, " n"], count: int
+) -> Float64[Tensor, "b n count"]:
+    """As `noise.random_uniforms`, number for number."""
+    key, out = purpose_key(seeds, purpose), torch.empty(len(seeds), len(positions), count, dtype=torch.float64)
+    given = [tensor.contiguous() for tensor in (key.low, key.high, images, positions)]
+    sizes = (len(seeds), len(positions), count, torch.get_num_threads())
+    places = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (*given, out))
+    library().lantern_uniforms(*map(ctypes.c_int32, sizes), *places)
+    return out
 
 
 def _draw(

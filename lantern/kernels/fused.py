@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lantern.decoding.runners import is_run_by, make_eager, mark
 from lantern.kernels.build import library
-from lantern.kernels.draws import draws
+from lantern.kernels.draws import draws, fused_uniforms
 from lantern.kernels.linear import linear
 from lantern.kernels.packed import (
     LANES,
@@ -55,7 +55,8 @@ def fuse_target(target: nn.Module) -> None:
         return fused.head(features)
 
     target.forward, target.draft_head = forward, fused_head  # type: ignore[assignment]
-    target.is_fused, target.fused_pass, target.draws = True, fused, draws  # type: ignore[assignment]
+    target.is_fused, target.fused_pass = True, fused  # type: ignore[assignment]
+    target.draws, target.make_uniforms = draws, fused_uniforms  # type: ignore[assignment]
     mark(target, "fused")
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float64, Int
 from torch import Tensor
 
 from lantern.decoding.prefill import FirstScores, Start, start
@@ -20,7 +19,6 @@ from lantern.kernels.build import library
 from lantern.kernels.packed import PassTold
 from lantern.kernels.relaxing import Relaxing
 from lantern.models.llamagen.transformer import Scores
-from lantern.noise import Purpose, purpose_key
 from lantern.relaxations.bounded import Bounded
 from lantern.sampling import Sampling
 from lantern.trees.static import chain
@@ -47,18 +45,6 @@ class TurnsTold(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("relaxing", "laws", "moved", "spent", "travelled", "owed", "price")),
         ("seconds", ctypes.c_double),
     ]
-
-
-def fused_uniforms(
-    seeds: Int[Tensor, " b"], images: Int[Tensor, " b"], purpose: Purpose, positions: Int[Tensor, " n"], count: int
-) -> Float64[Tensor, "b n count"]:
-    """As `noise.random_uniforms`, number for number."""
-    key, out = purpose_key(seeds, purpose), torch.empty(len(seeds), len(positions), count, dtype=torch.float64)
-    given = [tensor.contiguous() for tensor in (key.low, key.high, images, positions)]
-    sizes = (len(seeds), len(positions), count, torch.get_num_threads())
-    places = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (*given, out))
-    library().lantern_uniforms(*map(ctypes.c_int32, sizes), *places)
-    return out
 
 
 def fits(target: Target, sampling: Sampling, drafter: Drafter | None, verifier: Verifier | None) -> bool:
@@ -129,7 +115,6 @@ class FusedTurns:
         self.accepted, self.reached = torch.zeros(2, images, self.nodes - 1, dtype=torch.long).unbind()
         self.finite = torch.isfinite(prompt.logits.sum((1, 2, 3)))
         self._scored = self.window
-        prompt.noise.make_uniforms = fused_uniforms
         self._noise, self._random = prompt.noise.gumbel_table(), None
         if drafter is not None and drafter.init == "random":
             where = torch.arange(self.count).expand(images, -1)

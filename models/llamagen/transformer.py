@@ -31,7 +31,7 @@ class Transformer(nn.Module):
     rope: Tensor
     layers: Any  # a ModuleList of Block, which the type checker takes for modules of any kind
     # what code that runs passes in another way puts on a target; copies of it are run layer by layer
-    runner: ClassVar = ("forward", "draft_head", "draws", "fused_pass", "is_fused", "_run_by")
+    runner: ClassVar = ("forward", "draft_head", "draws", "fused_pass", "is_fused", "make_uniforms", "_run_by")
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

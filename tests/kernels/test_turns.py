@@ -9,7 +9,8 @@ import torch
 
 from lantern.catalog import METHODS, Engine, Parts, build
 from lantern.kernels import turns
-from lantern.kernels.turns import FusedTurns, fused_uniforms
+from lantern.kernels.draws import fused_uniforms
+from lantern.kernels.turns import FusedTurns
 from lantern.models.llamagen.transformer import Transformer
 from lantern.noise import Purpose, random_uniforms
 from lantern.sampling import Sampling
@@ -45,6 +46,7 @@ def by_the_loop(parts: Parts, monkeypatch: pytest.MonkeyPatch, **watching: Any) 
     with monkeypatch.context() as patch:
         patch.setattr(turns, "fits", lambda *_: False)
         patch.setattr(parts.target, "draws", lambda *_: None, raising=False)  # the loop's own, by torch
+        patch.setattr(parts.target, "make_uniforms", None, raising=False)
         return parts.generate(CONDITION, keys=KEYS, **watching)
 
 
@@ -135,6 +137,20 @@ def test_uniforms_are_those_of_every_device(purpose: Purpose) -> None:
     for positions, count in ((torch.arange(5), 32), (torch.tensor([255, 3]), 13)):
         found = fused_uniforms(seeds, images, purpose, positions, count)
         assert torch.equal(found, random_uniforms(seeds, images, purpose, positions, count))
+
+
+@pytest.mark.parametrize("method", ["plain", "eagle1"])
+def test_whatever_decodes_makes_its_noise_so(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, asked = tiny_target(**SHAPE), list[int]()
+    parts = build(method, target, sampling=LAWS[0], drafter_module=tiny_eagle(target), engine=Engine(fused=True))
+
+    def watched(seeds: torch.Tensor, *given: Any) -> torch.Tensor:
+        asked.append(len(seeds))
+        return fused_uniforms(seeds, *given)
+
+    monkeypatch.setattr(target, "make_uniforms", watched)
+    parts.generate(CONDITION, keys=KEYS)
+    assert sum(asked) == len(KEYS)
 
 
 def test_a_picture_of_one_code_takes_no_turn() -> None:
