@@ -1,6 +1,7 @@
-"""Where the time of a fused pass goes: parts that add up, and the same bits whether anybody asks or not."""
+"""Where the time of a fused pass goes: parts that lie within it, and the same bits whether anybody asks or not."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,19 @@ from lantern.kernels.packed import PARTS
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
 
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
+
 FUSABLE: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
 
 
-def test_parts_add_up_to_the_pass_and_nobody_is_left_asking() -> None:
+def test_parts_lie_within_the_pass_and_nobody_is_left_asking() -> None:
     target: Any = tiny_target(**FUSABLE)
     fuse_target(target)
     rows = profile(target, [1, 4], rounds=3)
     assert [row["nodes"] for row in rows] == [1, 4] and target.fused_pass.spent is None
     for row in rows:
         assert list(row["parts"]) == [*PARTS, "rest"]
-        assert all(row["parts"][name] > 0 for name in PARTS)
-        assert sum(row["parts"].values()) == pytest.approx(row["us"], abs=1)
+        assert min(row["parts"].values()) > 0  # the rest too: parts are no longer than the pass
 
 
 def test_who_asks_changes_no_bit() -> None:
