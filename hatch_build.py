@@ -1,8 +1,7 @@
-"""Where a checkout's folders go inside the wheel.
+"""Build hook that moves folders of a checkout below `lantern` in the wheel.
 
-The code of the target model, the evaluation and the embedded weights stand beside the package in a
-checkout; a wheel must not install top-level packages called `models` or `eval`, so they move below
-`lantern`. An editable install finds the checkout itself and copies nothing.
+The target model's code, the evaluation, and the embedded weights are next to the package in a checkout. A wheel must
+not install top-level packages named `models` or `eval`. An editable install uses the checkout and copies nothing.
 """
 
 from pathlib import Path
@@ -16,14 +15,14 @@ WHEEL_LAYOUT = {
     "assets/lantern-emoji": "lantern/assets/lantern-emoji",
     "assets/prompts": "lantern/assets/prompts",
 }
-LEFT_OUT = {"profile.json", "results", "__pycache__"}  # what was measured on the builder's machine, and caches
+LEFT_OUT = {"profile.json", "results", "__pycache__"}  # local measurements, result files, caches
 
 
 class LayoutHook(BuildHookInterface):
-    """Adds the folders of WHEEL_LAYOUT to every wheel that is not an editable one."""
+    """Adds the folders of WHEEL_LAYOUT to wheels, except editable ones."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Tell hatchling what to include, file by file; `version` is "standard" or "editable"."""
+        """Add the files to the build; `version` is "standard" or "editable"."""
         if version == "editable":
             return
         for folder, place in WHEEL_LAYOUT.items():

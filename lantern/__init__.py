@@ -5,17 +5,20 @@
     pipe = LanternPipeline.from_pretrained("lantern-emoji")
     pipe("a red apple").images[0].save("apple.png")
 
-Public names resolve on first use, so `import lantern` loads neither torch nor diffusers.
+Public names are imported on first use, so `import lantern` loads neither torch nor diffusers.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lantern import _torchvision
+from lantern.core import torchvision_import as _torchvision
 
 if TYPE_CHECKING:
-    from lantern.pipeline import LanternPipeline
-    from lantern.types import Drafter, DraftTree, Relaxation, Scores, Step, Target, TreePolicy, Verdict, Verifier
+    from lantern.core.types import Drafter, DraftTree, Relaxation, Scores, Step, Target, TreePolicy, Verdict, Verifier
+    from lantern.generation.generator import generate
+    from lantern.generation.pipeline import LanternPipeline
+    from lantern.methods import Method
+    from lantern.models.folder import load_model
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,16 +32,31 @@ __all__ = [
     "TreePolicy",
     "Verdict",
     "Verifier",
+    "generate",
+    "list_methods",
+    "load_model",
 ]
+_MODULES = {
+    "LanternPipeline": "lantern.generation.pipeline",
+    "generate": "lantern.generation.generator",
+    "load_model": "lantern.models.folder",
+}
 
 _torchvision.watch_import()
 
 
+def list_methods() -> "list[Method]":
+    """Return all methods; `name`, `summary` and `options` describe each."""
+    from lantern.methods import METHODS
+
+    return list(METHODS.values())
+
+
 def __getattr__(name: str) -> object:
-    """Import a public name from its module the first time it is asked for."""
+    """Import a public name from its module on first use."""
     if name not in __all__:
         raise AttributeError(f"module 'lantern' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module("lantern.pipeline" if name == "LanternPipeline" else "lantern.types"), name)
+    return getattr(import_module(_MODULES.get(name, "lantern.core.types")), name)
 
 
 def __dir__() -> list[str]:

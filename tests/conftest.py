@@ -1,13 +1,22 @@
+"""Settings of the whole suite: threads, the C++ library built once, and tests that need a GPU."""
+
+import fcntl
 import os
+import tempfile
+import time
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
 
 import pytest
 
-# Processes of several threads each would wait for one another: together they have as many as there are cores.
+# Worker processes share the cores: with a thread per core each, they would wait for one another.
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 
-# Before any test module: whoever imports torchvision first must find its operators defined.
+# Before any test module: torchvision must find its operators defined, whatever imports it first.
 import lantern  # noqa: F401
+from lantern.engines.cpu import build as building
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,3 +27,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+def _one_at_a_time(build: Callable[[str, str], Path]) -> Callable[[str, str], Path]:
+    """Return a function that builds the C++ library in one worker process while the others wait for it."""
+
+    @wraps(build)
+    def locked(compiler: str, name: str) -> Path:
+        asked = time.time()
+        with (Path(tempfile.gettempdir()) / f"lantern-tests-{os.getuid()}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            made = [folder / name for folder in building.folders() if (folder / name).is_file()]
+            return made[0] if made and made[0].stat().st_mtime >= asked else build(compiler, name)
+
+    return locked
+
+
+building._build = _one_at_a_time(building._build)

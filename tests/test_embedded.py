@@ -1,4 +1,4 @@
-"""The model that ships: small enough, complete in its own folder, and decoded exactly where exactness is promised."""
+"""The embedded model: its size, its shape, and equal codes of exact methods."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lantern.catalog import Engine
-from lantern.generate import generate
-from lantern.io import embedded_model
-from lantern.model_folder import Model, load_model
-from lantern.requests import Request
-from lantern.sampling import Sampling
+from lantern.core.io import embedded_model
+from lantern.core.sampling import Sampling
+from lantern.engines.cpu.engine import CpuEngine
+from lantern.generation.generator import generate
+from lantern.generation.requests import Request
+from lantern.models.folder import Model, load_model
 
 MEBIBYTE = 2**20
 
@@ -42,27 +42,27 @@ def test_shape_is_llamagens_at_256_codes(model: Model) -> None:
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 def test_eagle1_gives_the_codes_of_plain_decoding_in_any_batch(model: Model, guidance: float) -> None:
     prompts = ("a red apple", "kitty", "3d rocket")
-    asked = [Request(prompt=prompt, seed=seed) for seed in (0, 7) for prompt in prompts]
+    requested = [Request(prompt=prompt, seed=seed) for seed in (0, 7) for prompt in prompts]
     sampling = Sampling(guidance=guidance)
 
     def codes(method: str, batch: int, order: list[Request]) -> dict[Request, list[int]]:
-        made = generate(model, order, method=method, sampling=sampling, batch=batch, wants_pixels=False)
+        made = generate(model, order, method=method, sampling=sampling, batch=batch, with_pixels=False)
         return {picture.request: picture.codes.tolist() for picture in made}
 
-    plain = codes("plain", 6, asked)
-    assert codes("eagle1", 6, asked[::-1]) == plain
-    assert codes("eagle1", 1, asked[:1]) == {asked[0]: plain[asked[0]]}
+    plain = codes("plain", 6, requested)
+    assert codes("eagle1", 6, requested[::-1]) == plain
+    assert codes("eagle1", 1, requested[:1]) == {requested[0]: plain[requested[0]]}
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_fused_passes_give_the_codes_of_plain_decoding_in_any_batch(dtype: str) -> None:
-    model = load_model(device="cpu", dtype=dtype, engine=Engine(fused=True))
-    asked = [Request(prompt=prompt, seed=5) for prompt in ("a red apple", "kitty")]
+    model = load_model(device="cpu", dtype=dtype, engine=CpuEngine())
+    requested = [Request(prompt=prompt, seed=5) for prompt in ("a red apple", "kitty")]
     sampling = Sampling(guidance=7.5)
 
     def codes(method: str, batch: int) -> list[list[int]]:
-        made = generate(model, asked, method=method, sampling=sampling, batch=batch, wants_pixels=False)
+        made = generate(model, requested, method=method, sampling=sampling, batch=batch, with_pixels=False)
         return [picture.codes.tolist() for picture in made]
 
     plain = codes("plain", 2)
@@ -70,7 +70,7 @@ def test_fused_passes_give_the_codes_of_plain_decoding_in_any_batch(dtype: str) 
     assert codes("eagle1", 2) == plain
 
 
-def test_relaxed_picture_takes_fewer_passes_and_states_its_price(model: Model) -> None:
+def test_relaxed_picture_takes_fewer_passes_and_reports_total_variation(model: Model) -> None:
     (picture,) = generate(model, [Request(prompt="a red apple")], method="lantern++")
     statistics = picture.statistics
     assert statistics.passes < 256 / 1.5

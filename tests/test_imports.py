@@ -1,78 +1,127 @@
-"""Who may import whom, read from the source with ast, and what an import costs, seen in fresh processes."""
+"""Imports between the modules of the package, read from their source, and what an import loads in a fresh process."""
 
 import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = {
-    ".".join(["lantern", *path.relative_to(ROOT / folder).with_suffix("").parts]): path
-    for folder in ("lantern", ".")
-    for path in sorted((ROOT / folder).glob("**/*.py" if folder == "lantern" else "models/**/*.py"))
-} | {f"lantern.eval.{path.stem}": path for path in sorted((ROOT / "eval").glob("*.py"))}
+PLACES = {"lantern": "lantern", "lantern.models.llamagen": "models/llamagen", "lantern.eval": "eval"}
+TOP_LEVEL = [
+    "cli",
+    "core",
+    "decoding",
+    "drafters",
+    "engines",
+    "generation",
+    "methods",
+    "models",
+    "training",
+    "verifiers",
+]
 HEAVY = ("transformers", "diffusers", "torchvision", "open_clip", "torchmetrics", "cleanfid", "accelerate")
-# What a part of the package may import of it, by prefix; its own folder is governed by SHARED.
-LEAVES = ("lantern.types", "lantern.config", "lantern.io", "lantern.sampling", "lantern.noise")
-METHODS = ("lantern.verifiers", "lantern.relaxations", "lantern.trees", "lantern.decoding")
-MAY_IMPORT = {
-    "lantern.config": (),
-    "lantern.io": ("lantern.config",),
-    "lantern.types": (),
-    "lantern.methods": (),
-    "lantern.sampling": ("lantern.types",),
-    "lantern.noise": ("lantern.types",),
-    "lantern.models": ("lantern.types", "lantern.config", "lantern.io"),
-    "lantern.decoding": LEAVES,
-    "lantern.relaxations": LEAVES,
-    "lantern.trees": LEAVES,
-    "lantern.verifiers": (*LEAVES, "lantern.relaxations"),
-    "lantern.policies": (*LEAVES, "lantern.trees"),
-    "lantern.records": (*LEAVES, "lantern.policies"),
-    "lantern.drafters": (*LEAVES, *METHODS, "lantern.methods", "lantern.models", "lantern.policies"),
-    "lantern.kernels": (*LEAVES, *METHODS, "lantern.models", "lantern.drafters"),
-    "lantern.catalog": (*LEAVES, *METHODS, "lantern.methods", "lantern.drafters", "lantern.kernels"),
-    "lantern.training": (
-        *LEAVES,
-        *METHODS,
-        "lantern.drafters",
-        "lantern.catalog",
-        "lantern.models",
-        "lantern.policies",
-        "lantern.records",
-        "lantern.tuning.costs",
+OUTSIDE_THE_WHEEL = ("recipes", "studies", "tests")
+
+
+def _sources() -> dict[str, Path]:
+    """Return the file of every module that the wheel holds, by module name."""
+    found: dict[str, Path] = {}
+    for package, folder in PLACES.items():
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            found.setdefault(".".join((package, *(part for part in parts if part != "__init__"))), path)
+    return found
+
+
+SOURCES = _sources()
+PACKAGES = [name for name, path in SOURCES.items() if path.name == "__init__.py" and name not in PLACES]
+
+# Modules of the package that a folder may import beside its own, by prefix. The longest prefix that fits a module
+# counts.
+CORE = ("lantern.core",)
+SPECS = ("lantern.methods.spec", "lantern.methods.context")
+MODELS = ("lantern.models.llamagen",)
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "lantern": ("lantern.core.torchvision_import",),
+    "lantern.core": (),
+    "lantern.core.types": (),
+    "lantern.core.config": (),
+    "lantern.core.io": ("lantern.core.config", "lantern.core.checksums"),
+    "lantern.models.llamagen": CORE,
+    "lantern.decoding": (*CORE, "lantern.engines"),
+    "lantern.verifiers": (*CORE, *SPECS),
+    "lantern.drafters": (
+        *CORE,
+        *SPECS,
+        *MODELS,
+        "lantern.decoding",
+        "lantern.engines.quantized",
+        "lantern.verifiers.relaxations",
     ),
+    "lantern.drafters.trees": (*CORE, *SPECS),
+    "lantern.drafters.policies": (*CORE, *SPECS, "lantern.drafters.trees"),
+    "lantern.engines": (*CORE, *MODELS, "lantern.decoding", "lantern.verifiers", "lantern.drafters"),
+    "lantern.methods.spec": (),
+    "lantern.methods.registry": SPECS,
+    "lantern.methods": (*CORE, *SPECS, "lantern.decoding", "lantern.verifiers", "lantern.engines", "lantern.drafters"),
+    "lantern.models": (
+        *CORE,
+        "lantern.methods",
+        "lantern.engines",
+        "lantern.decoding",
+        "lantern.verifiers",
+        "lantern.drafters",
+    ),
+    "lantern.generation": (
+        *CORE,
+        "lantern.models",
+        "lantern.methods",
+        "lantern.decoding",
+        "lantern.verifiers",
+        "lantern.drafters",
+        "lantern.engines",
+    ),
+    "lantern.training": (
+        *CORE,
+        "lantern.models",
+        "lantern.methods",
+        "lantern.decoding",
+        "lantern.verifiers",
+        "lantern.drafters",
+        "lantern.generation",
+        "lantern.eval.speed",
+    ),
+    "lantern.eval": ("lantern",),
+    "lantern.cli": ("lantern",),
 }
-FOLDERS_OF_METHODS = ("lantern.drafters.", "lantern.trees.", "lantern.relaxations.")
-# Files that several methods of their folder share.
-SHARED = (
-    "lantern.relaxations.neighbours",
-    "lantern.drafters.examples",
-    "lantern.drafters.chooser",
-    "lantern.drafters.unroll",
-    "lantern.drafters.eagle",
-    "lantern.drafters.eagle_drafter",
-    "lantern.drafters.eagle_drafter_chain",
-    "lantern.drafters.small_model",
-    "lantern.drafters.suffix_automaton",
-    "lantern.drafters.heads",
-    "lantern.drafters.marginals",
-    "lantern.drafters.pairs",
-    "lantern.drafters.target_head",
-    "lantern.drafters.parallelspec_drafter_chain",
-)
+# Families of drafters, and the families that they build on. All may import `base`, `examples` and `trees`.
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "eagle": ("policies",),
+    "heads": ("eagle", "windows"),
+    "lookup": (),
+    "windows": ("eagle",),
+    "combined": ("eagle", "heads", "lookup", "windows"),
+}
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def _imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
-    """Yield the names that a file imports, `from a import b` as a.b; blocks for type checkers are left out."""
-    pending: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    """Yield the names that a file imports, `from a import b` as a.b, without blocks for type checkers and scripts."""
+    pending: list[ast.AST] = [_tree(path)]
     while pending:
         node = pending.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and any(name in ast.unparse(node.test) for name in ("TYPE_CHECKING", "__main__")):
+            pending.extend(node.orelse)
             continue
         if top_level_only and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -88,47 +137,116 @@ def _is_below(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(prefix + ".")
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_a_module_imports_only_what_its_layer_may(module: str) -> None:
-    layer = next((prefix for prefix in MAY_IMPORT if _is_below(module, prefix)), None)
-    if layer is None:
-        pytest.skip("commands and package files stand above the layers")
-    found = [name for name in _imports(SOURCES[module]) if _is_below(name, "lantern")]
-    allowed = (*MAY_IMPORT[layer], layer)
-    assert [name for name in found if not any(_is_below(name, prefix) for prefix in allowed)] == []
+def _module_of(name: str) -> str:
+    """Return the module of the package that an imported name belongs to, or "" for a name from elsewhere."""
+    while name and name not in SOURCES:
+        name = name.rpartition(".")[0]
+    return name
 
 
-@pytest.mark.parametrize(
-    "module", [name for name in SOURCES if name.split(".")[1] in ("drafters", "trees", "relaxations")]
-)
-def test_a_method_imports_no_sibling(module: str) -> None:
-    folder = module.rsplit(".", 1)[0]
-    siblings = [".".join(name.split(".")[:3]) for name in _imports(SOURCES[module]) if _is_below(name, folder)]
-    # a method of two files is named alike: eagle_drafter goes with eagle
-    assert [name for name in siblings if name not in SHARED and not module.startswith(name)] == []
+GRAPH = {name: {_module_of(found) for found in _imports(path)} - {"", name} for name, path in SOURCES.items()}
 
 
-@pytest.mark.parametrize("module", [name for name in SOURCES if _is_below(name, "lantern.eval")])
-def test_evaluation_uses_public_names(module: str) -> None:
-    found = [name for name in _imports(SOURCES[module]) if _is_below(name, "lantern")]
-    assert [name for name in found if any(part.startswith("_") for part in name.split("."))] == []
+def _cycles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Return the strongly connected components of more than one node (Tarjan's algorithm)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(node: str) -> None:
+        order[node] = lowest[node] = len(order)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in order:
+                visit(other)
+            if other in stack:
+                lowest[node] = min(lowest[node], lowest[other])
+        if lowest[node] == order[node]:
+            at = stack.index(node)
+            found.append(set(stack[at:]))
+            del stack[at:]
+
+    for node in sorted(graph):
+        if node not in order:
+            visit(node)
+    return [component for component in found if len(component) > 1]
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_heavy_libraries_are_imported_where_they_are_used(module: str) -> None:
-    if module in ("lantern.pipeline", "lantern.component"):
-        pytest.skip("the pipeline and its components are classes of diffusers")
-    found = _imports(SOURCES[module], top_level_only=True)
-    assert [name for name in found if name.split(".")[0] in HEAVY] == []
+def test_top_level_has_ten_folders() -> None:
+    shim = ["eval"]  # joins eval/ to the package in a checkout
+    found = [path.name for path in (ROOT / "lantern").iterdir() if path.name != "__pycache__"]
+    assert sorted(found) == sorted([*TOP_LEVEL, *shim, "__init__.py", "__main__.py", "py.typed"])
+    assert len(TOP_LEVEL) == 10
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_pickles_are_read_as_plain_tensors_only(module: str) -> None:
-    for node in ast.walk(ast.parse(SOURCES[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
-            given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-            assert given.get("weights_only") == "True"
-        assert not (isinstance(node, ast.Import) and any(alias.name == "pickle" for alias in node.names))
+def test_package_docstrings_name_content_and_imports() -> None:
+    for package in PACKAGES:
+        text = ast.get_docstring(_tree(SOURCES[package])) or ""
+        first, _, rest = text.partition("\n\n")
+        assert first and "import" in rest.lower(), f"{package}: write what it holds, what may import it and what it may"
+
+
+def test_modules_import_only_lower_layers() -> None:
+    wrong = []
+    for module, imported in GRAPH.items():
+        layer = max((prefix for prefix in MAY_IMPORT if _is_below(module, prefix)), key=len)
+        allowed = (*MAY_IMPORT[layer], layer)
+        wrong += [
+            f"{module} imports {name}"
+            for name in imported - {"lantern"}
+            if not any(_is_below(name, x) for x in allowed)
+        ]
+    assert sorted(wrong) == []
+
+
+def test_drafters_import_only_families_they_build_on() -> None:
+    wrong = []
+    for family, below in FAMILIES.items():
+        others = [f"lantern.drafters.{other}" for other in FAMILIES if other not in (family, *below)]
+        for module in (name for name in SOURCES if _is_below(name, f"lantern.drafters.{family}")):
+            found = [name for name in GRAPH[module] if any(_is_below(name, other) for other in others)]
+            wrong += [f"{module} imports {name}" for name in found]
+    assert sorted(wrong) == []
+
+
+def test_imports_have_no_cycles() -> None:
+    assert _cycles(GRAPH) == []
+
+
+def test_cycles_are_found() -> None:
+    assert _cycles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [{"a", "b", "c"}]
+    assert _cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_wheel_imports_nothing_outside_it() -> None:
+    found = {
+        module: [name for name in _imports(path) if name.split(".")[0] in OUTSIDE_THE_WHEEL]
+        for module, path in SOURCES.items()
+    }
+    assert {module: names for module, names in found.items() if names} == {}
+
+
+def test_evaluation_uses_public_names() -> None:
+    for module in (name for name in SOURCES if _is_below(name, "lantern.eval")):
+        found = [name for name in _imports(SOURCES[module]) if _is_below(name, "lantern")]
+        assert [name for name in found if any(part.startswith("_") for part in name.split("."))] == [], module
+
+
+def test_heavy_libraries_are_imported_where_they_are_used() -> None:
+    for module, path in SOURCES.items():
+        if module not in ("lantern.generation.pipeline", "lantern.generation.component"):  # classes of diffusers
+            found = _imports(path, top_level_only=True)
+            assert [name for name in found if name.split(".")[0] in HEAVY] == [], module
+
+
+def test_pickles_are_read_as_plain_tensors_only() -> None:
+    for module, path in SOURCES.items():
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                assert given.get("weights_only") == "True", module
+            assert not (isinstance(node, ast.Import) and any(alias.name == "pickle" for alias in node.names)), module
 
 
 def _fresh(code: str) -> str:
@@ -145,7 +263,7 @@ for found in pkgutil.walk_packages(lantern.__path__, "lantern."):
     print(found.name)
 """
     names = _fresh(code).splitlines()
-    assert {"lantern.io", "lantern.cli.main", "lantern.models.llamagen.checkpoint"} <= set(names)
+    assert {"lantern.core.io", "lantern.cli.main", "lantern.models.llamagen.checkpoint"} <= set(names)
     modules = {name.removesuffix(".__init__") for name in SOURCES} - {"lantern"}
     assert modules <= set(names)
 
@@ -168,7 +286,7 @@ print("imported")
 def test_torchvision_imports_twice_watched() -> None:
     code = """
 import sys, lantern
-from lantern._torchvision import watch_import
+from lantern.core.torchvision_import import watch_import
 watch_import()
 assert sum(type(finder).__name__ == "_TorchvisionFinder" for finder in sys.meta_path) == 1
 import torchvision, importlib

@@ -1,4 +1,4 @@
-"""What is installed is what stands in the checkout: the wheel, built and used outside of it."""
+"""Contents of the wheel and the sdist, and the installed package used outside of the checkout."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LEFT_OUT = {"profile.json", "results", "__pycache__"}  # measured on the machine that builds, and caches
+LEFT_OUT = {"profile.json", "results", "__pycache__"}  # measurements of the machine that builds, and caches
 COMMANDS = ("lantern", "lantern-generate")
 
 
@@ -24,7 +24,7 @@ def _run(*command: str | Path, cwd: Path) -> str:
 
 
 def _copy_of_sources(target: Path) -> Path:
-    """Copy what a clone would hold, so that builds neither see nor leave anything in the checkout."""
+    """Copy the files of a clone, so that builds do not use or change the checkout."""
     generated = shutil.ignore_patterns("__pycache__", ".*_cache", ".hypothesis")
     written_by_commands = {".git", ".venv", "venv", "build", "dist", "out", "runs", "data"}
 
@@ -44,16 +44,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def empty_environment(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an environment that holds the wheel alone and sees this one's packages behind it."""
+    """Return an environment with the wheel installed, in which the packages of this one can be imported."""
     folder = _environment(tmp_path_factory.mktemp("environment"))
     _install(folder, next(built.glob("*.whl")))
     return folder
 
 
 def _environment(folder: Path) -> Path:
-    """Make an environment without packages of its own, behind whose own packages those of this one are found."""
+    """Make an empty environment in which the packages of this one can be imported."""
     _run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder.parent)
-    # "z": path files are read in order, and what is installed here goes before what this process has
+    # "z": path files are read in order, so packages installed here take precedence
     (_site(folder) / "z_parent.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder
 
@@ -68,18 +68,19 @@ def _install(environment: Path, *what: str | Path) -> None:
     _run(sys.executable, "-m", "pip", "--python", environment / "bin/python", *install, cwd=environment)
 
 
-def test_the_wheel_holds_the_package_alone(built: Path) -> None:
+def test_wheel_holds_the_package_only(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = wheel.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"lantern"}
     assert {"lantern/models/llamagen/transformer.py", "lantern/py.typed", "lantern/eval/__init__.py"} <= set(names)
     assert {"lantern/eval/protocols/emoji.json", "lantern/assets/prompts/concepts.txt"} <= set(names)
     assert any(name.startswith("lantern/assets/lantern-emoji/") for name in names)
+    assert not [name for name in names if {"recipes", "studies", "tests"} & set(name.split("/"))]
     assert len(names) == len(set(names))
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_the_wheel_holds_every_source_of_the_checkout(built: Path) -> None:
+def test_wheel_holds_every_source_of_the_package(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = set(wheel.namelist())
     moved = {"lantern": "lantern", "models/llamagen": "lantern/models/llamagen", "eval": "lantern/eval"}
@@ -91,14 +92,14 @@ def test_the_wheel_holds_every_source_of_the_checkout(built: Path) -> None:
     assert not [name for name in names if LEFT_OUT & set(name.split("/"))]
 
 
-def test_the_sdist_holds_what_the_wheel_is_built_from(built: Path) -> None:
+def test_sdist_holds_the_sources_of_the_wheel(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
         names = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
-    assert {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "NOTICE", "tests/test_io.py"} <= names
+    assert {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "NOTICE", "tests/core/test_io.py"} <= names
     assert {"models/llamagen/transformer.py", "assets/lantern-emoji/NOTICE"} <= names
 
 
-def test_the_installed_package_imports_outside_the_checkout(empty_environment: Path, tmp_path: Path) -> None:
+def test_installed_package_imports_outside_the_checkout(empty_environment: Path, tmp_path: Path) -> None:
     code = """
 import lantern, lantern.models.llamagen.transformer, lantern.eval, importlib.util
 print(lantern.__file__)
@@ -115,18 +116,18 @@ print([name for name in ("models", "eval") if importlib.util.find_spec(name)])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_installed_command_helps(empty_environment: Path, tmp_path: Path, command: str) -> None:
+def test_installed_command_prints_help(empty_environment: Path, tmp_path: Path, command: str) -> None:
     assert f"usage: {command}" in _run(empty_environment / "bin" / command, "--help", cwd=tmp_path)
 
 
-def test_the_installed_command_makes_the_readmes_picture(empty_environment: Path, tmp_path: Path) -> None:
-    said = _run(empty_environment / "bin/lantern-generate", "--prompt", "a red apple", "--quiet", cwd=tmp_path)
+def test_installed_command_makes_the_picture_of_readme(empty_environment: Path, tmp_path: Path) -> None:
+    output = _run(empty_environment / "bin/lantern-generate", "--prompt", "a red apple", "--quiet", cwd=tmp_path)
     (picture,) = tmp_path.glob("*.png")
-    assert said.strip() == picture.name
+    assert output.strip() == picture.name
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_editable_install_is_the_checkout(tmp_path: Path) -> None:
+def test_editable_install_uses_the_checkout(tmp_path: Path) -> None:
     clone = _copy_of_sources(tmp_path / "clone")
     folder = _environment(tmp_path / "environment")
     _install(folder, "-e", clone)
@@ -136,7 +137,7 @@ def test_an_editable_install_is_the_checkout(tmp_path: Path) -> None:
     assert found == str(clone / "models/llamagen/__init__.py")
 
 
-def test_the_readme_gives_both_lines() -> None:
+def test_readme_has_both_commands() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = [part.split("```sh\n", 1)[1].split("\n```", 1)[0] for part in text.split("<!-- run: ")[1:]]
     picture, tests = lines

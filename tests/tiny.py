@@ -1,15 +1,15 @@
-"""The real classes at toy size, with weights that give laws worth sampling from."""
+"""The real classes at toy size, with weights that give distributions of high entropy."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import torch
 
-from lantern.drafters.eagle import Eagle, EagleConfig
+from lantern.core.types import Condition
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.llamagen.conditioning import CaptionEmbedder
 from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.transformer import Transformer
-from lantern.types import Condition
 
 if TYPE_CHECKING:
     from lantern.training.teacher import Teacher
@@ -77,7 +77,7 @@ def tiny_eagle(target: Transformer, seed: int = 1, **changes: object) -> Eagle:
 
 def tiny_teacher(target: Transformer, reads: Collection[str] = (), seed: int = 0) -> "Teacher":
     """A teacher with five captions of one to four words, at guidance 3."""
-    from lantern.sampling import Sampling
+    from lantern.core.sampling import Sampling
     from lantern.training.features import Captions
     from lantern.training.teacher import Teacher
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from lantern.drafters.eagle import Eagle, EagleConfig
-from lantern.io import CONFIG_NAME, read_config, save_component, weights_digest, write_json
-from lantern.model_folder import write_index
+from lantern.core.io import CONFIG_NAME, read_config, save_component, weights_digest, write_json
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.models.folder import write_index
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from tests.tiny import tiny_target
@@ -61,7 +61,7 @@ def save_tiny_model(folder: Path, *, generation: dict[str, Any] | None = None, *
 
 
 def forget_what_for(folder: Path) -> Path:
-    """Let the drafter say nothing of the target that it was trained for, as those released by others do."""
+    """Remove the digest of the target from the drafter's config, as in drafters released by others."""
     config = read_config(folder / "drafter")
     write_json(folder / "drafter" / CONFIG_NAME, {**config, "target": None})
     return folder

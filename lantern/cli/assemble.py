@@ -1,12 +1,12 @@
-"""`lantern assemble OUT`: components become one model folder, with the proximity table and the defaults of a call."""
+"""`lantern assemble OUT`: puts components into a model folder, with a proximity table and the defaults of a call."""
 
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lantern.cli.argument_types import existing, integer, real
 from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.values import existing, integer, real
 
 if TYPE_CHECKING:
     from lantern.models.llamagen.transformer import Transformer
@@ -20,10 +20,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the options."""
-    parser.add_argument("out", type=Path, metavar="OUT", help="the model folder; components not given here stay in it")
+    """Add the options."""
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="the model folder; components that are not given stay as they are"
+    )
     for part in PARTS:
-        parser.add_argument(_option(part), type=existing, metavar="DIR", help=f"becomes OUT/{part}")
+        parser.add_argument(_option(part), type=existing, metavar="DIR", help=f"copied to OUT/{part}")
     parser.add_argument(
         "--neighbours", type=integer(1, 1024), default=100, metavar="K", help="columns of the proximity table (100)"
     )
@@ -35,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check that the drafter is the target's, copy, write table and index, check the rest, sign the drafter."""
-    from lantern.model_folder import load_model, read_index, write_index
+    """Check that drafter and target fit, copy, write table and index, load the model, sign the drafter."""
+    from lantern.models.folder import load_model, read_index, write_index
 
     pair = [getattr(args, part) or args.out / part for part in ("transformer", "drafter")]
     _check_pair(*pair, name=args.out.name)
@@ -57,29 +59,29 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _copy(source: Path, folder: Path, *, skips_weights: bool) -> None:
-    """Copies the files of a component, each aside first; what else the folder held stays.
+    """Copy the files of a component, each atomically; other files of the folder stay.
 
-    A tokenizer is often given as the folder of its whole model, of which it needs no weights.
+    A tokenizer is often given as the folder of its whole model, whose weights it does not need.
     """
     import shutil
 
-    from lantern.io import atomic_write
+    from lantern.core.io import atomic_write
 
     files = [path for path in sorted(source.iterdir()) if path.is_file()]
     if skips_weights:
         files = [path for path in files if path.suffix not in (".safetensors", ".bin", ".msgpack", ".h5")]
     if not files:
-        raise ValueError(f"{source} is no component: it holds no files")
+        raise ValueError(f"{source} is not a component: it holds no files")
     for path in files:
         with atomic_write(folder / path.name) as temporary:
             shutil.copyfile(path, temporary)
 
 
 def _write_table(folder: Path, columns: int) -> None:
-    from lantern.io import load_component
-    from lantern.model_folder import NEIGHBOURS_NAME
+    from lantern.core.io import load_component
+    from lantern.models.folder import NEIGHBOURS_NAME
     from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-    from lantern.relaxations.neighbours import proximity_table, save_table
+    from lantern.verifiers.relaxations.neighbours import proximity_table, save_table
 
     if (folder / "vqvae").is_dir():
         codes = load_component(VQVAE, VQConfig, folder / "vqvae").quantize.codes().detach()
@@ -87,11 +89,11 @@ def _write_table(folder: Path, columns: int) -> None:
 
 
 def _check_pair(transformer: Path, drafter: Path, name: str) -> None:
-    """Refuses a drafter of another target before anything is copied."""
-    from lantern.io import load_component
+    """Raise ValueError for a drafter of another target."""
+    from lantern.core.io import load_component
+    from lantern.models.compatibility import check_drafter
     from lantern.models.llamagen.config import TransformerConfig
     from lantern.models.llamagen.transformer import Transformer
-    from lantern.pairing import check_drafter
 
     if transformer.is_dir() and drafter.is_dir():
         target = load_component(Transformer, TransformerConfig, transformer)
@@ -99,8 +101,8 @@ def _check_pair(transformer: Path, drafter: Path, name: str) -> None:
 
 
 def _sign(folder: Path, target: "Transformer") -> None:
-    """Writes into a drafter's config which weights it belongs to, if that is not told yet."""
-    from lantern.io import CONFIG_NAME, read_config, weights_digest, write_json
+    """Write the digest of the target's weights into a drafter's config, if it has none."""
+    from lantern.core.io import CONFIG_NAME, read_config, weights_digest, write_json
 
     config = read_config(folder)
     if config.get("target") is None:

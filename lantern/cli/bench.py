@@ -1,4 +1,4 @@
-"""`lantern bench`: how much faster methods are than plain decoding at its fastest, measured on this machine."""
+"""`lantern bench`: measures the speedup of methods over the fastest plain decoding on this machine."""
 
 import argparse
 import json
@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lantern.cli.argument_types import integer, one_of, real
 from lantern.cli.command import DONE, FAILED, Command, complain, run_command
-from lantern.cli.measuring import DTYPES, LAW, PLAIN_KINDS, add_law, law_of
-from lantern.cli.values import integer, one_of, real
+from lantern.cli.measurement_options import DISTRIBUTION, DTYPES, PLAIN_KINDS, add_distribution, distribution_of
 
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 DRAFTERS = ("eagle1", "parallelspec")
-# what only one of the two benches reads
-MODEL_ONLY = ("methods", "prompts_file", "reproducible", "no_memory", *LAW)
+# options of only one of the two benchmarks
+MODEL_ONLY = ("methods", "prompts_file", "reproducible", "no_memory", *DISTRIBUTION)
 SHAPE_ONLY = ("tau", "codes", "tree", "drafter")
 
 
@@ -24,9 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the options."""
+    """Add the options."""
     _model(parser.add_argument_group("a model (the default)"))
-    _shape(parser.add_argument_group("a size of LlamaGen with random weights and scripted acceptance"))
+    _shape(parser.add_argument_group("a size of LlamaGen with random weights and simulated acceptance"))
     _both(parser.add_argument_group("how"))
 
 
@@ -36,26 +36,33 @@ def _model(group: Any) -> None:
         "--methods",
         nargs="+",
         metavar="METHOD",
-        help='such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto, and the model\'s own',
+        help='such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto and the model\'s default',
     )
-    group.add_argument("--prompts-file", metavar="FILE", help="prompts, one a line (or .json, .jsonl, .tsv)")
-    add_law(group)
+    group.add_argument("--prompts-file", metavar="FILE", help="prompts, one per line (or .json, .jsonl, .tsv)")
+    add_distribution(group)
     group.add_argument(
-        "--reproducible", action="store_true", default=None, help="plain decoding's codes in bf16 too, which is checked"
+        "--reproducible",
+        action="store_true",
+        default=None,
+        help="exact methods give plain decoding's codes in bf16 too; this is checked",
     )
-    group.add_argument("--no-memory", action="store_true", default=None, help="leave peak memory out")
+    group.add_argument("--no-memory", action="store_true", default=None, help="do not measure peak memory")
 
 
 def _shape(group: Any) -> None:
     group.add_argument("--shape", nargs="+", type=one_of(SHAPES), metavar="SIZE", help=f"of {', '.join(SHAPES)}")
-    group.add_argument("--tau", nargs="+", type=real(1, 64), help="codes a step to script (default 2 3 3.5 4)")
+    group.add_argument("--tau", nargs="+", type=real(1, 64), help="codes per step to simulate (default 2 3 3.5 4)")
     group.add_argument("--codes", type=integer(1, 65535), help="codes of the canvas to decode (default 48)")
     group.add_argument("--tree", metavar="NAME", help="draft tree (default grown_15_4)")
-    group.add_argument("--drafter", type=one_of(DRAFTERS), help="one layer, a pass a depth or for all (default eagle1)")
+    group.add_argument(
+        "--drafter",
+        type=one_of(DRAFTERS),
+        help="one layer; eagle1 runs one pass per depth, parallelspec one for all (default eagle1)",
+    )
 
 
 def _both(group: Any) -> None:
-    group.add_argument("--images", type=integer(1, 10**5), default=10, help="of each contender (default 10)")
+    group.add_argument("--images", type=integer(1, 10**5), default=10, help="pictures of each contender (default 10)")
     group.add_argument("--batch", nargs="+", type=integer(1, 4096), default=[1], help="pictures at a time (default 1)")
     group.add_argument(
         "--dtype", nargs="+", type=one_of(DTYPES), help=f"of {', '.join(DTYPES)} (default fp32 bf16; sizes: bf16)"
@@ -67,22 +74,22 @@ def _both(group: Any) -> None:
         help=f"of {', '.join(PLAIN_KINDS)} (default all that the device has)",
     )
     group.add_argument(
-        "--nodes", nargs="*", type=integer(1, 4096), help="sizes of which a pass is timed; none: leave out"
+        "--nodes", nargs="*", type=integer(1, 4096), help="numbers of nodes whose pass is timed; without a number, none"
     )
     group.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="of the noise (default 0)")
     group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--json", action="store_true", help="one JSON line on stdout, the table on stderr")
     group.add_argument("--out", type=Path, metavar="FILE", help="write the JSON line to a file as well")
-    group.add_argument("--quiet", action="store_true", help="no word of the progress")
+    group.add_argument("--quiet", action="store_true", help="print no progress")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, tell, write; 1 if a method broke its promise of plain decoding's codes."""
+    """Measure, print, write; return 1 if an exact method did not give plain decoding's codes."""
     _check(args)
     import torch
 
-    from lantern.eval.speed_table import render
+    from lantern.eval.speed.bench_table import render
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -93,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(line)
     if args.out is not None:
-        from lantern.io import atomic_write
+        from lantern.core.io import atomic_write
 
         with atomic_write(args.out) as temporary:
             temporary.write_text(line + "\n", encoding="utf-8")
@@ -104,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """ValueError for options of the bench that is not run."""
+    """Raise ValueError for options of the benchmark that is not run."""
     for name in MODEL_ONLY if args.shape else SHAPE_ONLY:
         if getattr(args, name) is not None:
             other = "a model, not of --shape" if args.shape else "--shape, which is missing"
@@ -114,11 +121,11 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
-    from lantern.eval.speed import BenchOptions, measure
+    from lantern.eval.speed.bench import BenchOptions, measure
 
     given: dict[str, Any] = {"methods": args.methods, "dtypes": args.dtype, "kinds": args.variants}
     if args.prompts_file is not None:
-        from lantern.prompts import read_prompts
+        from lantern.generation.requests import read_prompts
 
         given["prompts"] = read_prompts(args.prompts_file)
     if args.nodes is not None:
@@ -127,7 +134,7 @@ def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
         model=args.model,
         images=args.images,
         batches=args.batch,
-        sampling=law_of(args),
+        sampling=distribution_of(args),
         seed=args.seed,
         device=args.device,
         reproducible=bool(args.reproducible),
@@ -139,7 +146,7 @@ def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
 
 
 def _of_shapes(args: argparse.Namespace) -> list[Callable[[], dict[str, Any]]]:
-    from lantern.eval.shapes import ShapeOptions, measure
+    from lantern.eval.speed.shapes import ShapeOptions, measure
 
     given = {"taus": args.tau, "codes": args.codes, "tree": args.tree, "drafter": args.drafter}
     given |= {"dtypes": args.dtype, "kinds": args.variants}
@@ -153,6 +160,4 @@ def _of_shapes(args: argparse.Namespace) -> list[Callable[[], dict[str, Any]]]:
     ]
 
 
-COMMAND = Command(
-    "bench", "Measure how much faster methods are than plain decoding at its fastest.", add_arguments, run
-)
+COMMAND = Command("bench", "Measure the speedup of methods over the fastest plain decoding.", add_arguments, run)

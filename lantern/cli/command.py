@@ -1,7 +1,7 @@
-"""What the commands share: a parser that answers in one line, and the exit codes.
+"""What all commands share: a parser whose errors are one line, and the exit codes.
 
-0: done. 1: the surroundings failed (disk full, hub out of reach, package missing, out of memory).
-2: the user asked for what cannot be (unknown option, bad value, damaged file).
+0: success. 1: a failure of the environment (disk full, hub unreachable, package missing, out of memory).
+2: invalid input (unknown option, bad value, damaged file).
 130: interrupted by Ctrl-C. 143: terminated by SIGTERM.
 """
 
@@ -15,36 +15,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from lantern.cli.stopping import Stopping
-from lantern.config import one_line
-from lantern.debugging import is_debugging
-from lantern.memory import is_out_of_memory
+from lantern import __version__
+from lantern.core.config import is_debugging, one_line
+from lantern.core.signals import Stopping
+from lantern.generation.memory import is_out_of_memory
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
-# diffusers imports torchao where it finds it; both, and torch for them, then warn of parts that nobody asked for
+# diffusers imports torchao if it is installed, and the import logs warnings about features that are not used here
 CHATTY = ("torchao", "diffusers.quantizers.torchao", "torch.utils._pytree")
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command: its name, a line of help, how it fills a parser, and what runs; `run` returns the exit code."""
+    """One command: name, one line of help, a function that adds its options, and `run`, which returns the exit code.
+
+    `add_late` adds options that depend on the arguments.
+    """
 
     name: str
     summary: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    add_late: Callable[[argparse.ArgumentParser, Sequence[str]], None] | None = None
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line on stderr, naming the nearest valid option."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and leave with code 2."""
+        """Print the message and exit with code 2."""
         complain(message)
         sys.exit(REFUSED)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
-        """Parse strictly; an unknown option is answered with the nearest one there is."""
+        """Parse strictly; the error for an unknown option names the nearest valid one."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             options = [option for action in self._actions for option in action.option_strings]
@@ -53,9 +57,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
-    """Parse `argv` and run the command; every failure becomes one line and an exit code, after a traceback if --debug.
+    """Parse `argv` and run the command; a failure is printed as one line and becomes the exit code.
 
-    The command finds in `args.stopping` how to shield what a signal must not cut in two.
+    With --debug a traceback comes first. `args.stopping` lets the command shield blocks from signals.
     """
     parser = Parser(
         prog=prog or f"lantern-{command.name}",
@@ -63,11 +67,18 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
         allow_abbrev=False,
     )
     command.add_arguments(parser)
-    parser.add_argument("--debug", action="store_true", help="show where an error arose, and which layer gave NaN")
+    parser.add_argument("--version", action="version", version=f"lantern {__version__}")
+    parser.add_argument("--debug", action="store_true", help="print tracebacks, and the layer that first gives NaN")
+    argv = sys.argv[1:] if argv is None else argv
     try:
+        if command.add_late is not None:
+            command.add_late(parser, argv)
         args = parser.parse_args(argv)
-    except SystemExit as leaving:  # --help, or a complaint already made
+    except SystemExit as leaving:  # --help, or an error already printed
         return int(leaving.code or DONE)
+    except (ValueError, OSError) as error:  # of `add_late`, such as a model that cannot be read
+        complain(explained(error))
+        return REFUSED if isinstance(error, ValueError) else FAILED
     args.debug = args.debug or is_debugging()
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -80,7 +91,7 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
     except BrokenPipeError:
         _abandon_stdout()
         return FAILED
-    except Exception as error:  # the one place where failures become exit codes
+    except Exception as error:  # the only place where failures become exit codes
         if args.debug:
             traceback.print_exc()
         complain(explained(error))
@@ -96,12 +107,12 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def complain(message: str) -> None:
-    """Write one line on stderr, in the form of every error of every command."""
+    """Print an error as one line on stderr."""
     print(f"lantern: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
 def _abandon_stdout() -> None:
-    """Keeps Python from complaining once more, at exit, that nobody takes our output."""
+    """Suppress BrokenPipeError at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -113,7 +124,7 @@ def _abandon_stdout_if_full() -> None:
 
 
 def explained(error: Exception) -> str:
-    """What a failure is called in one line."""
+    """Return the message of a failure as one line."""
     if isinstance(error, ModuleNotFoundError):
         return f'{error}; in the clone of lantern run: pip install ".[eval,train]"'
     if isinstance(error, OSError) and error.strerror:
@@ -122,4 +133,4 @@ def explained(error: Exception) -> str:
         return one_line(error)
     if is_out_of_memory(error):
         return one_line(error) if isinstance(error, MemoryError) and str(error) else f"out of memory: {one_line(error)}"
-    return f"{type(error).__name__}: {one_line(error)} (--debug shows where)"
+    return f"{type(error).__name__}: {one_line(error)} (--debug prints a traceback)"

@@ -1,11 +1,19 @@
-"""`lantern convert CHECKPOINT OUT`: a released checkpoint becomes a self-describing component folder."""
+"""`lantern convert CHECKPOINT OUT`: converts a released checkpoint to a component folder with its own config."""
 
 import argparse
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from lantern.cli.argument_types import existing, integer, one_of
 from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.values import existing, integer, one_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from lantern.models.llamagen.checkpoint import Checkpoint
+
 
 KINDS = ("t2i", "c2i", "vq", "drafter")
 DTYPES = {"keep": None, "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -17,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the options."""
+    """Add the options."""
     parser.add_argument(
         "checkpoint",
         type=existing,
@@ -25,28 +33,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a .pt, .bin or .safetensors file, or a folder with config.json and weights",
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for config.json and model.safetensors")
-    parser.add_argument("--kind", type=one_of(KINDS), help=f"what it must be: {', '.join(KINDS)}")
-    parser.add_argument("--config", type=existing, metavar="JSON", help="fields that the file cannot tell")
+    parser.add_argument("--kind", type=one_of(KINDS), help=f"expected kind: {', '.join(KINDS)}")
+    parser.add_argument(
+        "--config", type=existing, metavar="JSON", help="config fields that the checkpoint does not determine"
+    )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--image-size", type=integer(16, 4096), metavar="PIXELS", help="picture side, 16 pixels a code")
+    size.add_argument(
+        "--image-size", type=integer(16, 4096), metavar="PIXELS", help="side of the picture, 16 pixels per code"
+    )
     size.add_argument("--grid", type=integer(1, 256), metavar="CODES", help="codes along one side of the picture")
-    parser.add_argument("--ema", action="store_true", help="take the moving average where the file has one")
+    parser.add_argument("--ema", action="store_true", help="use the moving average of the weights if the file has one")
     parser.add_argument("--dtype", type=one_of(list(DTYPES)), default="keep", help="keep (default), bf16, fp16 or fp32")
-    parser.add_argument("--force", action="store_true", help="replace a component that is already in OUT")
+    parser.add_argument("--force", action="store_true", help="replace an existing component in OUT")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, check and write; say what it was."""
+    """Read, check, write, and print what was converted."""
     if args.image_size is not None and args.image_size % 16:
-        raise ValueError(f"--image-size is {args.image_size}, wanted a multiple of 16; --grid takes the codes directly")
+        raise ValueError(
+            f"--image-size is {args.image_size}, wanted a multiple of 16; or give the codes of a side with --grid"
+        )
     import torch
 
-    from lantern.config import read_json_object
-    from lantern.io import WEIGHTS_NAME, save_component
+    from lantern.core.config import read_json_object
+    from lantern.core.io import WEIGHTS_NAME
     from lantern.models.llamagen.checkpoint import read_checkpoint
 
     if (args.out / WEIGHTS_NAME).exists() and not args.force:
-        raise ValueError(f"{args.out} already holds a component; --force replaces it")
+        raise ValueError(f"{args.out} already holds a component: replace it with --force")
     grid = args.grid or (args.image_size // 16 if args.image_size else 0)
     found = read_checkpoint(
         args.checkpoint,
@@ -56,10 +70,38 @@ def run(args: argparse.Namespace) -> int:
         prefers_ema=args.ema,
     )
     name = DTYPES[args.dtype]
-    save_component(found.state, found.config, args.out, dtype=getattr(torch, name) if name else None)
+    write_checked(found, args.out, dtype=getattr(torch, name) if name else None)
     numbers = sum(tensor.numel() for tensor in found.state.values())
-    print(f"{args.out}: {found.kind}, {len(found.state)} tensors, {numbers:,} numbers")
+    print(f"{args.out}: {found.kind}, {len(found.state)} tensors, {numbers:,} values")
     return DONE
 
 
-COMMAND = Command("convert", "Turn a released checkpoint into a folder that loads here.", add_arguments, run)
+def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None") -> None:
+    """Write a component and run it once; only a component that loads and computes takes its place in `out`."""
+    import shutil
+    import tempfile
+
+    from lantern.core.checksums import SUMS_NAME
+    from lantern.core.io import CONFIG_NAME, WEIGHTS_NAME, save_component
+    from lantern.models.llamagen.trial import try_component
+
+    parents = [parent for parent in (out, *out.parents) if not parent.exists()]
+    out.mkdir(parents=True, exist_ok=True)
+    trial = Path(tempfile.mkdtemp(prefix=".convert-", dir=out))
+    try:
+        save_component(found.state, found.config, trial, dtype=dtype)
+        try_component(trial, found.kind)
+        for name in (SUMS_NAME, CONFIG_NAME, WEIGHTS_NAME):
+            (trial / name).replace(out / name)
+    except BaseException as error:
+        shutil.rmtree(trial, ignore_errors=True)
+        for folder in parents:
+            with suppress(OSError):
+                folder.rmdir()
+        if isinstance(error, ValueError):
+            raise ValueError(str(error).replace(str(trial), str(out))) from error
+        raise
+    trial.rmdir()
+
+
+COMMAND = Command("convert", "Convert a released checkpoint to a component folder.", add_arguments, run)

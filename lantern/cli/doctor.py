@@ -1,4 +1,4 @@
-"""`lantern doctor`: what is installed, whether it fits together, and what to run if it does not."""
+"""`lantern doctor`: prints versions and devices, checks that they fit, and suggests commands for repair."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 from lantern.cli.command import DONE, FAILED, Command, run_command
-from lantern.config import one_line
+from lantern.core.config import one_line
 
 NEEDED = ("numpy", "safetensors", "tokenizers", "transformers", "diffusers", "pillow", "einops", "jaxtyping", "ftfy")
 OPTIONAL = {
@@ -24,7 +24,7 @@ TORCHVISION_AHEAD = 15  # torch 2.n and torchvision 0.(n + 15) are released toge
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; a finding with a `repair` is a fault, and the repair is the command to run."""
+    """One line of the report; a finding with a `repair`, a command to run, is a fault."""
 
     text: str
     repair: str = ""
@@ -36,11 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the options: there are none."""
+    """Add the options."""
+    parser.add_argument("--build", action="store_true", help="first build the C++ engine (about a minute, needs g++)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every finding; 1 if one of them is a fault."""
+    """Print every finding; return 1 if one of them is a fault."""
+    if args.build:
+        from lantern.engines.cpu.build import library
+
+        library()
     is_well = True
     for check in CHECKS:
         for finding in check():
@@ -48,24 +53,24 @@ def run(args: argparse.Namespace) -> int:
             if finding.repair:
                 is_well = False
                 print(f"{'':<8}run: {finding.repair}")
-    print("all is well" if is_well else "something is off")
+    print("no faults found" if is_well else "faults found")
     return DONE if is_well else FAILED
 
 
-def pairing(torch_version: str, torchvision_version: str) -> Finding:
-    """Judge a pair of versions by their minor numbers."""
+def compatibility(torch_version: str, torchvision_version: str) -> Finding:
+    """Check a pair of versions by their minor numbers."""
     text = f"torch {torch_version} with torchvision {torchvision_version}"
     try:
         torch_major, torch_minor = map(int, torch_version.split(".")[:2])
         vision_major, vision_minor = map(int, torchvision_version.split(".")[:2])
     except ValueError:
-        return Finding(f"{text}: a version that is no release, pairing unknown")
-    wanted = torch_minor + TORCHVISION_AHEAD
+        return Finding(f"{text}: not a release, compatibility unknown")
+    expected = torch_minor + TORCHVISION_AHEAD
     if torch_major != 2 or torch_minor not in TORCH_MINORS:
-        return Finding(f"{text}: outside what lantern supports", f"{_pip()} {SUPPORTED}")
-    if (vision_major, vision_minor) != (0, wanted):
-        return Finding(f"{text}: not a pair", f'{_pip()} "torch==2.{torch_minor}.*" "torchvision==0.{wanted}.*"')
-    return Finding(f"{text}: released as a pair")
+        return Finding(f"{text}: not supported by lantern", f"{_pip()} {SUPPORTED}")
+    if (vision_major, vision_minor) != (0, expected):
+        return Finding(f"{text}: not compatible", f'{_pip()} "torch==2.{torch_minor}.*" "torchvision==0.{expected}.*"')
+    return Finding(f"{text}: compatible")
 
 
 def _system() -> Iterator[Finding]:
@@ -81,7 +86,7 @@ def _torch() -> Iterator[Finding]:
         if not found:
             yield Finding(f"{name} is not installed", f"{_pip()} {SUPPORTED}")
             return
-    verdict = pairing(versions["torch"], versions["torchvision"])
+    verdict = compatibility(versions["torch"], versions["torchvision"])
     yield verdict
     for name in ("torch", "torchvision"):
         try:
@@ -118,22 +123,34 @@ def _devices() -> Iterator[Finding]:
         yield Finding("mps: available")
 
 
-def _compiler() -> Iterator[Finding]:
-    from lantern.kernels.build import find_compiler
-
+def _engines() -> Iterator[Finding]:
     try:
-        yield Finding(f"fused passes (--fused) are built with {find_compiler()}")
+        from lantern.engines.cpu.build import find_compiler, missing
+        from lantern.engines.engine import ENGINES, engine
+        from lantern.models.folder import load_model
+
+        model = load_model(parts=())
+    except (ImportError, OSError, ValueError) as error:
+        yield Finding(f"engines: not checked, {one_line(error)}")
+        return
+    yield Finding(f"engine auto: {model.engine.name} ({model.engine.reason})")
+    for name in ENGINES:
+        if name not in ("auto", model.engine.name):
+            reason = engine(name).available(model.target, can_wait=False)
+            yield Finding(f"engine {name}: {reason or 'available'}")
+    try:
+        yield Finding(f"C++ library: {missing() or 'built'}; compiler {find_compiler()}")
     except ValueError as error:
-        yield Finding(one_line(error))  # no fault: everything else runs without
+        yield Finding(one_line(error))  # no fault: all other engines run without
 
 
 def _model() -> Iterator[Finding]:
     try:
-        from lantern.io import embedded_model
+        from lantern.core.io import embedded_model
 
         yield Finding(f"embedded model: {embedded_model()}")
     except (ImportError, OSError) as error:
-        yield Finding(f"embedded model: not looked for, {one_line(error)}")
+        yield Finding(f"embedded model: not checked, {one_line(error)}")
     except ValueError as error:
         yield Finding(one_line(error), "git checkout -- assets && pip install . (in a clone of lantern)")
 
@@ -149,5 +166,5 @@ def _pip() -> str:
     return f"{sys.executable} -m pip install"
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_system, _torch, _packages, _devices, _compiler, _model)
-COMMAND = Command("doctor", "Print versions and devices, and what to run if something is off.", add_arguments, run)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_system, _torch, _packages, _devices, _model, _engines)
+COMMAND = Command("doctor", "Print versions and devices, and commands to repair faults.", add_arguments, run)

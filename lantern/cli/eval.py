@@ -1,4 +1,4 @@
-"""`lantern eval`: how good pictures are, each figure with what it was taken with."""
+"""`lantern eval`: quality metrics of pictures, each with its interval, reference and warnings."""
 
 import argparse
 import json
@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lantern.cli.argument_types import existing, integer
 from lantern.cli.command import DONE, Command, nearest, run_command
-from lantern.cli.values import existing, integer
 
 if TYPE_CHECKING:
-    from lantern.eval.quality import Figure
+    from lantern.eval.metrics.quality import Figure
 
-# a test holds both to what lantern.eval knows
+# a test compares both with the registry of lantern.eval
 METRICS = (
     *("kid", "fid", "fid-legacy", "fid-torchmetrics", "precision", "recall", "density", "coverage", "is"),
     *("clip", "clip-lantern", "hps", "pickscore", "retrieval", "lpips", "psnr"),
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the options."""
+    """Add the options."""
     add = parser.add_argument
     add(
         "pictures",
@@ -39,30 +39,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reference", type=existing, metavar="PATH", help="folder of real pictures, or their statistics")
     add("--metrics", nargs="+", metavar="METRIC", default=["kid", "fid"], help=f"of {', '.join(METRICS)}")
     add("--prompts", metavar="FILE", help="one prompt per picture in order of names; default: those in the PNGs")
-    add("--concepts", metavar="FILE", help="what each picture is to show, for retrieval; default: its prompt")
-    add("--reference-concepts", metavar="FILE", help="what each real picture shows, for retrieval")
+    add("--concepts", metavar="FILE", help="the concept of each picture, for retrieval; default: its prompt")
+    add("--reference-concepts", metavar="FILE", help="the concept of each real picture, for retrieval")
     add("--weights", nargs="+", type=_pair, metavar="NAME=PATH", default=[], help=f"NAME of {', '.join(WEIGHTS)}")
-    add("--cache", type=Path, metavar="FOLDER", help="where weights are looked for (default: $LANTERN_CACHE)")
-    add("--seed", type=integer(0, 2**63 - 1), default=0, help="of bootstraps (default 0)")
-    add("--draws", type=integer(0, 10**5), default=1000, help="of bootstraps, of FID at most 100 (default 1000)")
+    add("--cache", type=Path, metavar="FOLDER", help="folder of weights (default: $LANTERN_CACHE)")
+    add("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the bootstrap (default 0)")
+    add(
+        "--draws",
+        type=integer(0, 10**5),
+        default=1000,
+        help="number of bootstrap samples, at most 100 for FID (default 1000)",
+    )
     add("--batch", type=integer(1, 4096), default=32, help="pictures at a time (default 32)")
     add("--workers", type=integer(0, 1024), default=0, help="reading threads, 0 for as many as cores (default)")
     add("--threads", type=integer(1, 1024), help="CPU threads to compute on")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    add("--keep-moments", type=Path, metavar="FOLDER", help="keep Inception's moments there, to merge shards")
+    add("--keep-moments", type=Path, metavar="FOLDER", help="write Inception's moments there, to merge shards")
     add("--json", action="store_true", help="one JSON line on stdout, the table on stderr")
     add("--out", type=Path, metavar="FILE", help="write the figures to a JSON file as well")
     add("--quiet", action="store_true", help="no progress bar")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, tell, write."""
+    """Measure, print, write."""
     if args.out is not None and args.out.is_dir():
         raise ValueError(f"--out {args.out} is a folder, wanted a file")
     given = _by_name(args.weights)
     import torch
 
-    from lantern.io import write_json
+    from lantern.core.io import write_json
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -77,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def render(figures: Mapping[str, "Figure"]) -> str:
-    """The figures as a table, each warning under its own."""
+    """Return the figures as a table, each warning below its figure."""
     lines = []
     for name, figure in figures.items():
         ends = "" if figure.interval is None else f"[{figure.interval[0]:.5g}, {figure.interval[1]:.5g}]"
@@ -89,10 +94,10 @@ def render(figures: Mapping[str, "Figure"]) -> str:
 
 
 def _of_pictures(args: argparse.Namespace, weights: Mapping[str, Path]) -> dict[str, "Figure"]:
-    from lantern.eval.pictures import find_pictures
-    from lantern.eval.quality import Options, measure
-    from lantern.model_folder import pick_device
-    from lantern.prompts import read_prompts
+    from lantern.eval.metrics.pictures import find_pictures
+    from lantern.eval.metrics.quality import Options, measure
+    from lantern.generation.requests import read_prompts
+    from lantern.models.folder import pick_device
 
     options = Options(
         prompts_name=Path(args.prompts).name if args.prompts else "",
@@ -114,20 +119,20 @@ def _of_pictures(args: argparse.Namespace, weights: Mapping[str, Path]) -> dict[
 
 
 def _of_moments(args: argparse.Namespace) -> dict[str, "Figure"]:
-    from lantern.eval.merged import fid_of_shards
+    from lantern.eval.metrics.quality import fid_of_shards
 
     others = [path for path in args.pictures if path.suffix != MOMENTS]
     if others:
-        raise ValueError(f"{others[0]} stands beside moments, wanted {MOMENTS} files alone")
+        raise ValueError(f"{others[0]} is given together with moments, wanted only {MOMENTS} files")
     if args.reference is None:
-        raise ValueError("moments are compared with those of a reference: name them with --reference")
+        raise ValueError("moments need those of a reference: give them with --reference")
     figure = fid_of_shards(args.pictures, args.reference, seed=args.seed)
     return {figure.name: figure}
 
 
 def _result(args: argparse.Namespace, figures: Mapping[str, "Figure"]) -> dict[str, Any]:
-    from lantern.eval.surroundings import surroundings
-    from lantern.model_folder import pick_device
+    from lantern.eval.speed.surroundings import surroundings
+    from lantern.models.folder import pick_device
 
     return {
         "what": "eval",
@@ -153,4 +158,4 @@ def _by_name(pairs: Sequence[tuple[str, Path]]) -> dict[str, Path]:
     return dict(pairs)
 
 
-COMMAND = Command("eval", "Measure how good pictures are.", add_arguments, run)
+COMMAND = Command("eval", "Measure the quality of pictures.", add_arguments, run)

@@ -1,27 +1,27 @@
-"""`lantern frontier`: what speed costs in quality, through the knobs of methods; drawn as plots and a page."""
+"""`lantern frontier`: speedup against cost in quality over the settings of methods, as plots and a page."""
 
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lantern.cli.argument_types import existing, integer, one_of
 from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.judging import add_judges, check_judges, judge_of
-from lantern.cli.measuring import (
+from lantern.cli.measurement_options import (
     PLAIN_KINDS,
     add_dtype,
     add_machine,
     add_subject,
     baseline_dtypes,
-    law_of,
+    distribution_of,
     prompts_of,
+    report,
     results_folder,
-    tell,
 )
-from lantern.cli.values import existing, integer, one_of
+from lantern.cli.metric_options import add_judges, check_judges, judge_of
 
 if TYPE_CHECKING:
-    from lantern.eval.frontier import FrontierOptions
+    from lantern.eval.boards.frontier import FrontierOptions
 
 NAME = "frontier"
 MOST_SHOWN = 12
@@ -29,26 +29,26 @@ MOST_SHOWN = 12
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command on its own."""
-    return run_command(COMMAND, argv, prog="python -m lantern.eval.frontier")
+    return run_command(COMMAND, argv, prog="python -m lantern.eval.boards.frontier")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the options."""
+    """Add the options."""
     _what(parser.add_argument_group("what is measured"))
     add_judges(parser.add_argument_group("quality beside total variation"))
     _how(parser.add_argument_group("how"))
 
 
 def _what(group: Any) -> None:
-    group.add_argument("--from", dest="results", type=existing, metavar="FILE", help="draw a frontier.json again")
+    group.add_argument("--from", dest="results", type=existing, metavar="FILE", help="draw an existing frontier.json")
     group.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
     group.add_argument(
         "--points",
         nargs="+",
         metavar="METHOD",
-        help='such as eagle1 "lantern:k=10/100,delta=0.1/0.2", which is four points; default: 13 telling ones',
+        help='such as eagle1 "lantern:k=10/100,delta=0.1/0.2", which is four points; default: 13 points',
     )
-    group.add_argument("--images", type=integer(1, 10**5), default=24, help="pictures a point (default 24)")
+    group.add_argument("--images", type=integer(1, 10**5), default=24, help="pictures per point (default 24)")
     group.add_argument("--shown", type=integer(0, MOST_SHOWN), default=4, help="of them in the report (default 4)")
     add_subject(group)
 
@@ -62,14 +62,19 @@ def _how(group: Any) -> None:
         type=one_of(PLAIN_KINDS),
         help="how plain decoding runs, in fp32 and bf16; the fastest counts (default compile int8+compile, or all)",
     )
-    group.add_argument("--run", type=Path, default=Path("runs/frontier"), help="folder that keeps the sweep as it goes")
+    group.add_argument(
+        "--run",
+        type=Path,
+        default=Path("runs/frontier"),
+        help="folder of intermediate results; a stopped sweep resumes from it",
+    )
     group.add_argument("--out", type=Path, help="folder of frontier.json, .png, .svg and .html (default eval/results)")
     add_machine(group)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure what is missing, judge, write, draw; or only draw."""
-    from lantern.config import read_json_object
+    """Measure missing points, compute quality metrics, write and draw; or only draw."""
+    from lantern.core.config import read_json_object
 
     if args.results is not None:
         draw(check(read_json_object(args.results), args.results), args.out or args.results.parent, args.quiet)
@@ -77,33 +82,33 @@ def run(args: argparse.Namespace) -> int:
     check_judges(args)
     import torch
 
-    from lantern.eval.frontier import Sweep
+    from lantern.eval.boards.frontier import Sweep
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     sweep = Sweep(options_of(args))
     judge = judge_of(args, sweep)
     figures = sweep.figures(sweep.measure(), judge)
-    from lantern.io import write_json
+    from lantern.core.io import write_json
 
     out = args.out or results_folder()
     write_json(out / f"{NAME}.json", figures)
-    tell(out / f"{NAME}.json", args.quiet)
+    report(out / f"{NAME}.json", args.quiet)
     draw(figures, out, args.quiet)
     return DONE
 
 
 def check(figures: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What a file holds, if it is a frontier's; else ValueError."""
+    """Return the figures if they are a frontier's; ValueError if not."""
     if figures.get("what") != NAME or not figures.get("points"):
         raise ValueError(f"{path} holds no frontier: give a {NAME}.json that `lantern frontier` wrote")
     return figures
 
 
 def options_of(args: argparse.Namespace) -> "FrontierOptions":
-    """What is measured."""
-    from lantern.eval.frontier import FrontierOptions
-    from lantern.eval.variants import Variant
+    """Return the options of the measurement."""
+    from lantern.eval.boards.frontier import FrontierOptions
+    from lantern.eval.speed.contenders import Variant
 
     known = {name: getattr(args, name) for name in ("model", "images", "shown", "seed", "device")}
     given: dict[str, Any] = {"specs": args.points} if args.points else {}
@@ -114,7 +119,7 @@ def options_of(args: argparse.Namespace) -> "FrontierOptions":
         variant=Variant("compile" if args.compile else "eager", args.dtype),
         baselines=args.baseline or kinds,
         baseline_dtypes=baseline_dtypes(args.dtype),
-        sampling=law_of(args),
+        sampling=distribution_of(args),
         is_quiet=args.quiet,
         **known,
         **given,
@@ -123,11 +128,11 @@ def options_of(args: argparse.Namespace) -> "FrontierOptions":
 
 def draw(figures: Mapping[str, Any], out: Path, is_quiet: bool) -> None:
     """Write plots and page."""
-    from lantern.eval import frontier_plot, frontier_report
+    from lantern.eval.boards import frontier_report
 
-    png, svg = frontier_plot.save(figures, out / NAME)
-    for path in (png, svg, frontier_report.save(figures, svg, out / f"{NAME}.html")):
-        tell(path, is_quiet)
+    png, svg = frontier_report.save_plot(figures, out / NAME)
+    for path in (png, svg, frontier_report.save_page(figures, svg, out / f"{NAME}.html")):
+        report(path, is_quiet)
 
 
-COMMAND = Command(NAME, "Draw speedup against quality through the knobs of methods.", add_arguments, run)
+COMMAND = Command(NAME, "Draw speedup against quality over the settings of methods.", add_arguments, run)

@@ -1,4 +1,4 @@
-"""`lantern leaderboard`: every method of the catalogue on one model in one run, as figures, a table and a plot."""
+"""`lantern leaderboard`: measures every method on one model in one run, as figures, a table and a plot."""
 
 import argparse
 import sys
@@ -6,36 +6,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lantern.cli.argument_types import existing, integer, one_of, real
 from lantern.cli.command import DONE, FAILED, Command, complain, run_command
-from lantern.cli.judging import LEAST, add_judges, check_judges, judge_of
-from lantern.cli.measuring import (
+from lantern.cli.measurement_options import (
     PLAIN_KINDS,
     add_dtype,
     add_machine,
     add_subject,
     baseline_dtypes,
-    law_of,
+    distribution_of,
     prompts_of,
+    report,
     results_folder,
-    tell,
 )
-from lantern.cli.values import existing, integer, one_of, real
+from lantern.cli.metric_options import LEAST, add_judges, check_judges, judge_of
 
 if TYPE_CHECKING:
-    from lantern.eval.leaderboard_setting import LeaderboardOptions
+    from lantern.eval.boards.contest import LeaderboardOptions
 
 NAME = "leaderboard"
-LAW = ("guidance", "top_k", "top_p")
+DISTRIBUTION = ("guidance", "top_k", "top_p")
 TEMPERATURES, IMAGES = (1.0, 0.0), (8, 4)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command on its own."""
-    return run_command(COMMAND, argv, prog="python -m lantern.eval.leaderboard")
+    return run_command(COMMAND, argv, prog="python -m lantern.eval.boards.leaderboard")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the options."""
+    """Add the options."""
     _what(parser.add_argument_group("what is measured"))
     add_judges(parser.add_argument_group("quality of relaxed methods beside total variation"))
     _how(parser.add_argument_group("how"))
@@ -48,7 +48,7 @@ def _what(group: Any) -> None:
         "--methods",
         nargs="+",
         metavar="METHOD",
-        help='such as eagle1 "lantern:k=10,delta=0.1" (default: all there are)',
+        help='such as eagle1 "lantern:k=10,delta=0.1" (default: all)',
     )
     group.add_argument(
         "--temperatures", nargs="+", type=real(0, 100), default=TEMPERATURES, metavar="T", help="default 1 0"
@@ -58,15 +58,15 @@ def _what(group: Any) -> None:
         nargs="+",
         type=integer(1, 10**5),
         metavar="N",
-        help="pictures a method: one number, or one for each temperature (default 8 at the first, 4 at others)",
+        help="pictures per method: one number, or one for each temperature (default 8 at the first, 4 at others)",
     )
     group.add_argument(
         "--equal-budget",
         type=integer(0, 10**5),
         metavar="N",
-        help="pictures of comparisons at equal budget, 0 for none (default 4, or as many as there are)",
+        help="pictures of comparisons at equal budget, 0 for none (default 4, or all if fewer)",
     )
-    add_subject(group, LAW)
+    add_subject(group, DISTRIBUTION)
 
 
 def _how(group: Any) -> None:
@@ -82,7 +82,10 @@ def _how(group: Any) -> None:
         help="how plain decoding runs beside the methods' own engine, in fp32 and bf16 (default compile int8+compile)",
     )
     group.add_argument(
-        "--run", type=Path, default=Path("runs/leaderboard"), help="folder that keeps the run as it goes"
+        "--run",
+        type=Path,
+        default=Path("runs/leaderboard"),
+        help="folder of intermediate results; a stopped run resumes from it",
     )
     group.add_argument("--out", type=Path, help="folder of leaderboard.json, .png and .svg (default eval/results)")
     group.add_argument("--docs", type=Path, help="folder of leaderboard.md and methods/ (default docs, or --out)")
@@ -90,18 +93,18 @@ def _how(group: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure what is missing, judge, write table, pages and plot; or only write. Broken promises are exit code 1."""
+    """Measure what is missing, compute quality metrics, write; or only write. Return 1 if an exact method failed."""
     if args.results is not None:
-        from lantern.config import read_json_object
+        from lantern.core.config import read_json_object
 
         figures = check(read_json_object(args.results), args.results)
         out = args.out or args.results.parent
     else:
         figures, out = measured(args), args.out or results_folder()
-        from lantern.io import write_json
+        from lantern.core.io import write_json
 
         write_json(out / f"{NAME}.json", figures)
-        tell(out / f"{NAME}.json", args.quiet)
+        report(out / f"{NAME}.json", args.quiet)
     publish(figures, out, args.docs or docs_of(out), args.quiet)
     for failure in figures["failures"]:
         complain(failure)
@@ -109,12 +112,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
-    """The figures of a run."""
+    """Measure and return the figures of a run."""
     options = options_of(args)
     check_judges(argparse.Namespace(**vars(args) | {"images": max(options.images)}))
     import torch
 
-    from lantern.eval.leaderboard import Leaderboard
+    from lantern.eval.boards.leaderboard import Leaderboard
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -125,9 +128,9 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def options_of(args: argparse.Namespace) -> "LeaderboardOptions":
-    """What is measured."""
-    from lantern.eval.leaderboard_setting import LeaderboardOptions
-    from lantern.eval.variants import Variant
+    """Return the options of the measurement."""
+    from lantern.eval.boards.contest import LeaderboardOptions
+    from lantern.eval.speed.contenders import Variant
 
     images = tuple(args.images or [IMAGES[0], *[IMAGES[1]] * (len(args.temperatures) - 1)])
     images = images * len(args.temperatures) if len(images) == 1 else images
@@ -145,7 +148,7 @@ def options_of(args: argparse.Namespace) -> "LeaderboardOptions":
         variant=Variant(kind or "eager", args.dtype),
         baselines=tuple(args.baseline),
         baseline_dtypes=baseline_dtypes(args.dtype),
-        sampling=law_of(args, LAW),
+        sampling=distribution_of(args, DISTRIBUTION),
         seed=args.seed,
         device=args.device,
         is_quiet=args.quiet,
@@ -153,27 +156,27 @@ def options_of(args: argparse.Namespace) -> "LeaderboardOptions":
 
 
 def check(figures: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What a file holds, if it is a leaderboard's; else ValueError."""
+    """Return the figures if they are a leaderboard's; ValueError if not."""
     if figures.get("what") != NAME or not figures.get("contests"):
         raise ValueError(f"{path} holds no leaderboard: give a {NAME}.json that `lantern leaderboard` wrote")
     return figures
 
 
 def docs_of(out: Path) -> Path:
-    """The documents that go with a folder of results: the checkout's with its own, else the folder itself."""
+    """Return the folder of documents: docs/ for the results of the checkout, else the folder of results itself."""
     docs = results_folder().parents[1] / "docs"
     return docs if out.resolve() == results_folder().resolve() else out
 
 
 def publish(figures: Mapping[str, Any], out: Path, docs: Path, is_quiet: bool) -> None:
     """Write table, rows and plot."""
-    from lantern.eval import leaderboard_plot, leaderboard_table
+    from lantern.eval.boards import leaderboard_report
 
-    written, unmarked = leaderboard_table.write(figures, docs)
-    for path in (*written, *leaderboard_plot.save(figures, out / NAME)):
-        tell(path, is_quiet)
+    written, unmarked = leaderboard_report.write_pages(figures, docs)
+    for path in (*written, *leaderboard_report.save_plot(figures, out / NAME)):
+        report(path, is_quiet)
     if unmarked and not is_quiet and (docs / "methods").is_dir():
-        print(f"no page of methods/ has the row of: {', '.join(unmarked)}", file=sys.stderr)
+        print(f"no page of docs/methods has a row for: {', '.join(unmarked)}", file=sys.stderr)
 
 
-COMMAND = Command(NAME, "Measure every method of the catalogue in one run, as a table and a plot.", add_arguments, run)
+COMMAND = Command(NAME, "Measure every method in one run, as a table and a plot.", add_arguments, run)

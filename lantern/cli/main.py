@@ -1,4 +1,4 @@
-"""`lantern COMMAND ...`: finds the command and hands over to its file."""
+"""`lantern COMMAND ...`: finds the command and runs its file."""
 
 import sys
 from collections.abc import Sequence
@@ -6,26 +6,27 @@ from importlib import import_module
 
 from lantern.cli.command import DONE, REFUSED, complain, nearest, run_command
 
-# name: what `lantern --help` says of it; the command itself is COMMAND of lantern/cli/<name>.py
+# name: line of `lantern --help`; the command itself is COMMAND of lantern/cli/<name>.py
 SUMMARIES = {
     "generate": "make pictures from prompts or class labels",
-    "convert": "turn a released checkpoint into a folder that loads here",
+    "methods": "list all methods, or the settings of one",
+    "convert": "convert a released checkpoint to a component folder",
     "assemble": "put components together into a model folder",
     "train": "prepare data, or train a text encoder, tokenizer, decoder, target or drafter",
-    "doctor": "print versions and devices, and what to run if something is off",
-    "tune": "measure this machine and find the fastest method, which --method auto then uses",
-    "eval": "measure how good pictures are: KID, FID, CLIP score and others",
-    "bench": "measure how much faster methods are than the fastest plain decoding",
-    "reproduce": "make a published protocol's pictures, measure them, and write the row; resumes where it was stopped",
-    "frontier": "sweep methods' knobs and draw their speedup against the quality it costs",
-    "leaderboard": "measure every method of the catalogue in one run, as a table and a plot",
+    "doctor": "print versions and devices, and commands to repair faults",
+    "tune": "measure this machine and find the fastest method for --method auto",
+    "eval": "measure the quality of pictures: KID, FID, CLIP score and others",
+    "bench": "measure the speedup of methods over the fastest plain decoding",
+    "reproduce": "make the pictures of a published protocol, measure them, and write the row; resumes if stopped",
+    "frontier": "sweep the settings of methods and draw speedup against cost in quality",
+    "leaderboard": "measure every method in one run, as a table and a plot",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code; `argv` is sys.argv's rest by default."""
+    """Run a command and return its exit code; `argv` defaults to the arguments of the process."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help", "help"):
         print(_usage(), file=sys.stdout if argv else sys.stderr)
         return DONE if argv else REFUSED
     if argv[0] in ("-V", "--version"):
@@ -52,7 +53,7 @@ def _usage() -> str:
             "",
             *lines,
             "",
-            "lantern COMMAND --help tells the options of a command; lantern --version prints the version.",
+            "lantern COMMAND --help lists the options of a command; lantern --version prints the version.",
         ]
     )
 

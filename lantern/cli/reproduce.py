@@ -1,4 +1,4 @@
-"""`lantern reproduce`: a whole row of figures by a protocol, which resumes where it was stopped."""
+"""`lantern reproduce`: makes and measures the pictures of a protocol; a stopped run resumes."""
 
 import argparse
 import sys
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lantern.cli.argument_types import existing, integer, one_of
 from lantern.cli.command import DONE, FAILED, Command, complain, run_command
-from lantern.cli.engine import add_engine, engine_of
+from lantern.cli.engine_options import add_engine, dtype_of, engine_of
 from lantern.cli.generate import check_writable
-from lantern.cli.values import existing, integer, one_of
 
 if TYPE_CHECKING:
-    from lantern.eval.generation import Shard
-    from lantern.eval.row import Row, Task
-    from lantern.types import Step
+    from lantern.core.types import Step
+    from lantern.eval.protocols.generation import Shard
+    from lantern.eval.protocols.reproduce import Row, Task
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,31 +23,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the options."""
+    """Add the options."""
     parser.add_argument(
         "protocol", help="coco2014-30k, coco2017-5k-longest, partiprompts, imagenet-50k, emoji, or a .json file of one;"
-        " a row.json that an earlier run wrote is repeated and compared with",
+        " a row.json of an earlier run is repeated and compared",
     )  # fmt: skip
     _what(parser.add_argument_group("what"))
-    _where(parser.add_argument_group("where things are"))
+    _where(parser.add_argument_group("files"))
     _how(parser.add_argument_group("how"))
 
 
 def _what(group: Any) -> None:
-    group.add_argument("--method", metavar="METHOD", help='such as eagle1 or "lantern++:k=5,lambda_=1.5"; default: own')
+    group.add_argument(
+        "--method", metavar="METHOD", help='such as eagle1 or "lantern++:k=5,lambda_=1.5"; default: the model\'s'
+    )
     group.add_argument("--model", help="name, folder or hub id (default lantern-emoji)")
     group.add_argument("--limit", type=integer(1, 10**7), metavar="N", help="only the first N pictures of the protocol")
-    group.add_argument("--metrics", nargs="*", metavar="NAME", help="instead of the protocol's; without a name, none")
+    group.add_argument("--metrics", nargs="*", metavar="NAME", help="default: the protocol's; without a name, none")
 
 
 def _where(group: Any) -> None:
     group.add_argument("--out", type=Path, metavar="FOLDER", help="default: runs/PROTOCOL/METHOD")
-    group.add_argument("--prompts", type=existing, metavar="FOLDER", help="where the protocol's prompt file is")
+    group.add_argument("--prompts", type=existing, metavar="FOLDER", help="folder of the protocol's prompt file")
+    group.add_argument("--reference", type=existing, metavar="PATH", help="real pictures or their statistics")
     group.add_argument(
-        "--reference", type=existing, metavar="PATH", help="the pictures, or statistics, to compare with"
-    )
-    group.add_argument(
-        "--weights", action="append", default=[], metavar="NAME=PATH", help="a judging network; may be repeated"
+        "--weights",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="weights of a metric's network; may be repeated",
     )
 
 
@@ -58,21 +62,23 @@ def _how(group: Any) -> None:
         "--dtype", type=one_of(("auto", "fp32", "bf16", "fp16")), default="auto", help="auto: see generate"
     )
     group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
-    add_engine(group)
+    add_engine(group, weights="--target-weights", default="eager")
     group.add_argument(
-        "--shard", metavar="I/N", help="make the I-th of N parts alone; torchrun and accelerate set it by themselves"
+        "--shard", metavar="I/N", help="make only part I of N; torchrun and accelerate set it automatically"
     )
     group.add_argument(
         "--ray", nargs="?", const="", metavar="ADDRESS", help="as a Ray job, on a cluster or here (extra: ray)"
     )
-    group.add_argument("--actors", type=integer(1, 10_000), metavar="N", help="--ray: models; default one a GPU")
-    group.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+    group.add_argument(
+        "--actors", type=integer(1, 10_000), metavar="N", help="--ray: number of models; default one per GPU"
+    )
+    group.add_argument("--quiet", action="store_true", help="print only errors on stderr")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, make, measure, write, tell; 1 if a metric could not be taken or a repeated row came out otherwise."""
-    from lantern.eval import reproduce
-    from lantern.eval.measuring import obstacles
+    """Check, make, measure, write; return 1 if a metric failed or a repeated row differs."""
+    from lantern.eval.protocols import reproduce
+    from lantern.eval.protocols.reproduce import obstacles
 
     row = _row(args)
     check_writable(row.out)
@@ -83,16 +89,16 @@ def run(args: argparse.Namespace) -> int:
     made = reproduce.make(task, shield=args.stopping.shield, callback=_checking(args))
     entries = reproduce.complete(task)
     if entries is None:
-        say(f"{made} pictures made; other shards lack some: when they are done, run the same without --shard")
+        say(f"{made} pictures made; other shards are incomplete: when they are done, run the same without --shard")
         return DONE
     if row.shard is not None and row.shard.count > 1:
-        say(f"{made} pictures made, all {len(entries)} are there: run the same without --shard to measure them")
+        say(f"{made} pictures made, all {len(entries)} are complete: run the same without --shard to measure them")
         return DONE
-    return _tell(task, reproduce.conclude(task, entries))
+    return _report(task, reproduce.conclude(task, entries))
 
 
 def _row(args: argparse.Namespace) -> "Row":
-    from lantern.eval.row import Row
+    from lantern.eval.protocols.reproduce import Row
 
     if args.actors is not None and args.ray is None:
         raise ValueError("--actors is an option of --ray, which is missing")
@@ -107,9 +113,9 @@ def _row(args: argparse.Namespace) -> "Row":
         limit=args.limit or 0,
         batch=args.batch,
         device=args.device,
-        dtype=args.dtype,
+        dtype=dtype_of(args),
         threads=args.threads,
-        engine=engine_of(args),
+        engine=engine_of(args, default="eager"),
         metrics=args.metrics,
         prompts=args.prompts,
         reference=args.reference,
@@ -122,18 +128,18 @@ def _row(args: argparse.Namespace) -> "Row":
 
 
 def _shard(args: argparse.Namespace) -> "Shard | None":
-    """The part of the work that this process has: by option, or by the launcher that started it."""
-    from lantern.eval.generation import Shard
+    """Return the shard of this process, by option or by its launcher."""
+    from lantern.eval.protocols.generation import Shard
 
     launched = Shard.of_environment()
     if args.shard is None:
         return None if args.ray is not None else launched
     if args.ray is not None:
-        raise ValueError("--ray shares the work out by itself: leave --shard out")
+        raise ValueError("--ray distributes the work itself: leave --shard out")
     given = Shard.parse(args.shard)
     if launched is not None and launched != given:
         raise ValueError(
-            f"--shard {args.shard}, but the launcher says {launched.number}/{launched.count}: leave it out"
+            f"--shard {args.shard}, but the launcher sets {launched.number}/{launched.count}: leave it out"
         )
     return given
 
@@ -146,22 +152,22 @@ def _pair(text: str) -> tuple[str, Path]:
 
 
 def _checking(args: argparse.Namespace) -> Any:
-    """Ends a picture where a signal asked for it and was not heard."""
+    """Return a callback that stops if a signal's exception was swallowed."""
 
-    def see(step: "Step") -> None:
+    def check(step: "Step") -> None:
         args.stopping.check()
 
-    return see
+    return check
 
 
-def _tell(task: "Task", row: dict[str, Any]) -> int:
-    """Prints the row; complains of what it lacks."""
-    from lantern.eval.reproduce import ROW_NAME, is_repeated
+def _report(task: "Task", row: dict[str, Any]) -> int:
+    """Print the row and its errors; return the exit code."""
+    from lantern.eval.protocols.reproduce import ROW_NAME, is_repeated
 
     speed = row["speed"]
     print(f"{task.protocol.name}, {row['choices']['method']}: {row['pictures']} pictures")
-    price = "" if speed["exact"] else f", total variation {speed['total_variation']:.3f} a code"
-    print(f"  {speed['step_compression']:.2f} codes a pass, {speed['seconds_per_picture']:.2f} s a picture{price}")
+    cost = "" if speed["exact"] else f", total variation {speed['total_variation']:.3f} per code"
+    print(f"  {speed['step_compression']:.2f} codes per pass, {speed['seconds_per_picture']:.2f} s per picture{cost}")
     for name, figure in row["metrics"].items():
         low_high = figure.get("interval")
         interval = f" [{low_high[0]:.4f}, {low_high[1]:.4f}]" if low_high else ""
@@ -169,13 +175,11 @@ def _tell(task: "Task", row: dict[str, Any]) -> int:
     print(f"  {task.folder / ROW_NAME}")
     repeated = is_repeated(task, row)
     if repeated is not None:
-        print(
-            "  every picture is that of the repeated row" if repeated else "  pictures differ from the repeated row's"
-        )
+        print("  all pictures equal the repeated row's" if repeated else "  pictures differ from the repeated row's")
     if row["not_measured"]:
         complain("not measured: " + "; ".join(f"{name} ({why})" for name, why in row["not_measured"].items()))
     elif repeated is False:
-        complain(f"the pictures are not those of {task.row.protocol}: compare both rows' fingerprints")
+        complain(f"the pictures differ from those of {task.row.protocol}: compare the fingerprints of both rows")
     return FAILED if row["not_measured"] or repeated is False else DONE
 
 

@@ -1,130 +1,29 @@
-"""`lantern train STAGE --config NAME --out DIR`: the commands that made the embedded model."""
+"""`lantern train [--recipe NAME] STAGE --config NAME --out DIR`: prepare data and train the parts of a model."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, Command, nearest, run_command
-from lantern.cli.values import existing, integer, one_of
+from lantern.cli.argument_types import existing, integer, real
+from lantern.cli.command import DONE, Command, run_command
+from lantern.training.stages import (
+    ALL,
+    ALL_OPTIONS,
+    OPTIONS,
+    STAGES,
+    Recipe,
+    config_names,
+    find_config,
+    find_recipe,
+    find_recipes,
+    find_stage,
+)
 
-CONFIGS = Path(__file__).resolve().parents[1] / "training" / "configs"
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One step of training: `function(config, out=, **options)` of `module`, its config read by `config_class.load`.
-
-    `options` maps an option to its argparse type; those in `required` must be given. A function that takes
-    `progress` (called with what is done and the total, 0 if unknown) instead of showing its own bar says so.
-    """
-
-    module: str
-    function: str
-    config_class: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    required: tuple[str, ...] = ()
-    reports_progress: bool = False
-
-
-STEPS = integer(0, 10**9)
-STAGES = {
-    "data": Stage(
-        "lantern.training.data",
-        "prepare",
-        "DataConfig",
-        {"packages": Path},
-        required=("packages",),
-        reports_progress=True,
-    ),
-    "text": Stage(
-        "lantern.training.text",
-        "train",
-        "TextConfig",
-        {"packages": existing, "teacher": existing, "steps": STEPS, "decay": STEPS},
-        required=("packages", "teacher"),
-    ),
-    "words": Stage(
-        "lantern.training.words",
-        "train",
-        "WordsConfig",
-        {"text_encoder": existing, "tokenizer": existing, "packages": existing, "teacher": existing},
-        required=("text_encoder", "packages", "teacher"),
-    ),
-    "tokenizer": Stage(
-        "lantern.training.tokenizer",
-        "train",
-        "TokenizerConfig",
-        {"data": existing, "packages": existing, "init": existing, "steps": STEPS, "decay": STEPS},
-        required=("data", "packages"),
-    ),
-    "decoder": Stage(
-        "lantern.training.decoder",
-        "train",
-        "TokenizerConfig",
-        {"data": existing, "packages": existing, "vq": existing, "steps": STEPS, "decay": STEPS},
-        required=("data", "packages", "vq"),
-    ),
-    "target": Stage(
-        "lantern.training.target",
-        "train",
-        "TargetConfig",
-        {
-            "data": existing,
-            "vq": existing,
-            "text_encoder": existing,
-            "tokenizer": existing,
-            "init": existing,
-            "steps": STEPS,
-            "decay": STEPS,
-        },
-        required=("data", "vq", "text_encoder"),
-    ),
-    "drafter": Stage(
-        "lantern.training.drafter",
-        "train",
-        "DrafterConfig",
-        {
-            "data": existing,
-            "target": existing,
-            "text_encoder": existing,
-            "tokenizer": existing,
-            "kind": str,
-            "init": existing,
-            "vq": existing,
-            "cache": Path,
-            "steps": STEPS,
-            "decay": STEPS,
-        },
-        required=("data", "target", "text_encoder"),
-    ),
-    "policy": Stage(
-        "lantern.training.policy",
-        "train",
-        "PolicyConfig",
-        {"records": existing, "kind": str, "profile": existing, "steps": STEPS, "decay": STEPS},
-        required=("records",),
-    ),
-}
-HELP = {
-    "cache": "folder for features of captions and pictures, which runs may share; --out without it",
-    "data": "folder that `lantern train data` wrote",
-    "decay": "steps of the final decay of the learning rate",
-    "init": "a trained component to begin from",
-    "kind": "kind of drafter or policy; without --config, that of drafter-KIND or policy-KIND",
-    "packages": "folder of the registry packages; missing ones are fetched into it",
-    "profile": "what `lantern tune` wrote: the times of steps",
-    "records": "file that lantern-generate --record wrote, or a folder of such files",
-    "steps": "how many steps, instead of the config's",
-    "target": "folder of the trained target",
-    "teacher": "folder of a sentence encoder",
-    "text_encoder": "folder of the trained text encoder",
-    "tokenizer": "folder of the text encoder's tokenizer",
-    "vq": "folder of the trained VQ tokenizer",
-}
+TYPES = {"existing path": existing, "path": Path, "count": integer(0, 10**9), "number": real(0, 10**6), "text": str}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,40 +32,98 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the options: those of all stages, since which of them a stage takes is told by its own table row."""
-    parser.add_argument("stage", type=one_of(list(STAGES)), metavar="STAGE", help=f"one of {', '.join(STAGES)}")
-    parser.add_argument("--config", help=f"a JSON file, or one of {', '.join(_config_names())}")
-    parser.add_argument("--out", required=True, type=Path, help="folder to write to; a stopped run in it goes on")
-    for name in sorted({name for stage in STAGES.values() for name in stage.options}):
-        stages = [key for key, stage in STAGES.items() if name in stage.options]
-        kind = next(stage.options[name] for stage in STAGES.values() if name in stage.options)
-        parser.add_argument(_option(name), type=kind, help=f"{HELP[name]} ({', '.join(stages)})")
+    """Add the options of all stages; `run` checks which of them a stage takes."""
+    recipes = find_recipes()
+    takers = {name: stage.options for name, stage in STAGES.items()} | {ALL: ALL_OPTIONS}
+    options = dict(OPTIONS)
+    for recipe in recipes.values():
+        takers |= {name: (*stage.options, *takers.get(name, ())) for name, stage in recipe.stages.items()}
+        options |= recipe.options
+    parser.add_argument("stage", metavar="STAGE", help=f"one of {', '.join(takers)}")
+    parser.add_argument("--recipe", metavar="NAME", help=f"use a recipe's stages and configs: {', '.join(recipes)}")
+    parser.add_argument("--config", help=f"a JSON file, or one of {', '.join(config_names())}")
+    parser.add_argument("--out", required=True, type=Path, help="folder to write to; a stopped run is resumed")
+    for name, option in sorted(options.items()):
+        help = f"{option.help} ({', '.join(stage for stage, names in takers.items() if name in names)})"
+        flags = [flag(each) for each in (name, option.other_name) if each]
+        if option.kind == "flag":
+            parser.add_argument(*flags, dest=name, action="store_true", default=None, help=help)
+        else:
+            metavar = name.upper()
+            parser.add_argument(*flags, dest=name, metavar=metavar, type=TYPES[option.kind], help=help)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check that the options are the stage's own, read its config and call its function."""
-    stage = STAGES[args.stage]
-    every = {name for other in STAGES.values() for name in other.options}
-    given = {name: getattr(args, name) for name in sorted(every) if getattr(args, name) is not None}
-    for name in given:
-        if name not in stage.options:
-            takes = ", ".join(map(_option, stage.options))
-            raise ValueError(f"stage {args.stage} takes no {_option(name)}; it takes {takes}")
-    for name in stage.required:
-        if name not in given:
-            raise ValueError(f"stage {args.stage} needs {_option(name)}: {HELP[name]}")
-    path = find_config(_config_of(args))
-    module = import_module(stage.module)
-    config = getattr(module, stage.config_class).load(path)
-    with _bar(args.stage) if stage.reports_progress else nullcontext({}) as progress:
-        result = getattr(module, stage.function)(config, out=args.out, **given, **progress)
+    recipe = find_recipe(args.recipe) if args.recipe else _recipe_of(args.stage, args.config)
+    known = {**OPTIONS, **(recipe.options if recipe else {})}
+    given = {name: getattr(args, name) for name in sorted(vars(args)) if name in known}
+    given = {name: value for name, value in given.items() if value is not None}
+    if args.stage == ALL:
+        _check_options(ALL, given, (*ALL_OPTIONS, *(recipe.options if recipe else ())), ())
+        return _run_all(args.config or (recipe.name if recipe else ""), args.out, given, recipe)
+    stage = find_stage(args.stage, recipe)
+    given = {name: value for name, value in given.items() if name not in stage.ignored}
+    _check_options(args.stage, given, stage.options, stage.required)
+    result = run_stage(args.stage, _config_of(args, recipe), args.out, given, recipe)
     print(f"{args.out}: {result}" if result is not None else args.out)
     return DONE
 
 
+def run_stage(name: str, config_name: str, out: Path, options: dict[str, Any], recipe: Recipe | None) -> Any:
+    """Run one stage into `out` and return its summary or None."""
+    stage = find_stage(name, recipe)
+    path = find_config(config_name, recipe, stage=name)
+    if not stage.reports_progress:  # a training; nothing is written before its packages are known to be there
+        from lantern.training.loop import check_accelerate
+
+        check_accelerate()
+    module = import_module(stage.module)
+    config = getattr(module, stage.config_class).load(path)
+    with _bar(name) if stage.reports_progress else nullcontext({}) as progress:
+        return getattr(module, stage.function)(config, out=out, **options, **progress)
+
+
+def _run_all(config: str, out: Path, given: dict[str, Any], recipe: Recipe | None) -> int:
+    from lantern.cli.train_all import run_all
+
+    def run_step(stage: str, name: str, folder: Path, options: dict[str, Any]) -> None:
+        for option in find_stage(stage, recipe).required:
+            if option not in options:
+                raise ValueError(f"stage {stage} needs {flag(option)}: add it to the options of the step in {path}")
+        run_stage(stage, name, folder, options, recipe)
+
+    if not config:
+        raise ValueError("stage all needs --config: a file, or small (pictures of one's own), or emoji")
+    path = find_config(config, recipe, stage=ALL)
+    return run_all(path, out=out, given=given, run_step=run_step)
+
+
+def _check_options(stage: str, given: dict[str, Any], options: Sequence[str], required: Sequence[str]) -> None:
+    for name in given:
+        if name not in options:
+            takes = ", ".join(map(flag, options)) or "only --config and --out"
+            raise ValueError(f"stage {stage} takes no {flag(name)}; it takes {takes}")
+    for name in required:
+        if name not in given:
+            raise ValueError(f"stage {stage} needs {flag(name)}: {_help(name)}")
+
+
+def _help(name: str) -> str:
+    every = dict(OPTIONS)
+    for recipe in find_recipes().values():
+        every |= recipe.options
+    return every[name].help
+
+
+def flag(name: str) -> str:
+    """Return the command-line spelling of an option."""
+    return "--" + name.replace("_", "-")
+
+
 @contextmanager
 def _bar(name: str) -> Iterator[dict[str, Any]]:
-    """Lend the keyword `progress`, shown as a bar with an ETA where stderr is a terminal."""
+    """Provide the keyword `progress`, shown as a bar with an ETA if stderr is a terminal."""
     from tqdm import tqdm
 
     with tqdm(desc=name, disable=None) as bar:
@@ -178,36 +135,36 @@ def _bar(name: str) -> Iterator[dict[str, Any]]:
         yield {"progress": show}
 
 
-def find_config(name: str) -> Path:
-    """Find a config by the name of one that comes with the package, or by its path."""
-    known = _config_names()
-    if name in known:
-        return CONFIGS / f"{name}.json"
-    if Path(name).is_file():
-        return Path(name)
-    hint = nearest(name, known) or f"; known are {', '.join(known)}"
-    raise ValueError(f"config {name[:80]!r} is neither a file nor the name of one{hint}")
+def _recipe_of(stage: str, config: str | None) -> Recipe | None:
+    """Return the recipe that is implied by its config, by the `source` of a data config, or by its own stage."""
+    recipes = find_recipes()
+    for recipe in recipes.values():
+        for name in (config, f"{stage}-{config}") if config is not None else ():
+            if (recipe.configs / f"{name}.json").is_file() and Path(name).name == name:
+                return recipe
+    if stage == "data" and config is not None and Path(config).is_file():
+        try:
+            source = json.loads(Path(config).read_text(encoding="utf-8")).get("source")
+        except (OSError, ValueError, AttributeError):
+            source = None  # the error is reported when the config is loaded
+        if source in recipes:
+            return recipes[source]
+    return next((recipe for recipe in recipes.values() if stage in recipe.stages and stage not in STAGES), None)
 
 
-def _config_of(args: argparse.Namespace) -> str:
+def _config_of(args: argparse.Namespace, recipe: Recipe | None) -> str:
     if args.config is not None:
         return args.config
-    if args.kind is None:
-        raise ValueError(f"stage {args.stage} needs --config, one of {', '.join(_config_names())} or a file")
-    return f"{args.stage}-{args.kind}"
-
-
-def _config_names() -> list[str]:
-    return sorted(path.stem for path in CONFIGS.glob("*.json"))
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    if getattr(args, "kind", None) is not None:
+        return f"{args.stage}-{args.kind}"
+    if recipe is not None:
+        return f"{args.stage}-{recipe.name}"
+    raise ValueError(f"stage {args.stage} needs --config, one of {', '.join(config_names())} or a file")
 
 
 COMMAND = Command(
     "train",
-    "Prepare data, or train a text encoder, tokenizer, decoder, target, drafter or tree policy.",
+    "Prepare data, or train a tokenizer, decoder, target, drafter or tree policy, all of them, or a recipe.",
     add_arguments,
     run,
 )

@@ -1,4 +1,4 @@
-"""`lantern tune`: measures this machine and writes down the fastest way of decoding for method "auto"."""
+"""`lantern tune`: measures this machine and writes the fastest method to a profile that method "auto" reads."""
 
 import argparse
 import json
@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.catalog import Engine
+from lantern.cli.argument_types import existing, integer, one_of, real
 from lantern.cli.command import DONE, Command, run_command
+from lantern.cli.engine_options import add_engine, dtype_of, engine_of
 from lantern.cli.generate import check_writable
-from lantern.cli.values import existing, integer, one_of, real
 
 if TYPE_CHECKING:
-    from lantern.model_folder import Model
-    from lantern.requests import Request
-    from lantern.tuning.tuner import Candidate, Findings
+    from lantern.generation.requests import Request
+    from lantern.generation.tuning.tuner import Candidate, Findings
+    from lantern.models.folder import Model
 
 SAMPLING = ("guidance", "guidance_interval", "temperature", "top_k", "top_p")
-OWN = "the model's own unless given"
+OWN = "default: the model's"
 PROMPTS = (
     "a red apple",
     "a cat face",
@@ -37,78 +37,87 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the options."""
+    """Add the options."""
     what = parser.add_argument_group("what to measure")
     what.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
-    what.add_argument("--prompts-file", metavar="FILE", help="prompts to measure on (default: eight everyday things)")
+    what.add_argument("--prompts-file", metavar="FILE", help="prompts to measure on (default: eight simple ones)")
     what.add_argument(
-        "--images", type=integer(1, 10_000), default=4, metavar="N", help="pictures that acceptance is counted on"
+        "--images", type=integer(1, 10_000), default=4, metavar="N", help="pictures to count acceptance on"
     )
     what.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="pictures at a time (default 1)")
-    what.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="of these pictures (default 0)")
+    what.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of these pictures (default 0)")
     what.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     what.add_argument(
         "--dtype", type=one_of(("auto", "fp32", "bf16", "fp16")), default="auto", help="auto: fp32 on a CPU, else bf16"
     )
-    what.add_argument(
-        "--fused", action="store_true", help="passes as one C++ program (CPU): the profile is for --fused commands"
-    )
-    what.add_argument("--int8", action="store_true", help="8-bit weights: the profile is for --int8 commands")
+    add_engine(what)
     _bounds(parser.add_argument_group("what may be chosen (exact methods unless a bound is given)"))
-    law = parser.add_argument_group(f"the law that codes are drawn from ({OWN})")
-    law.add_argument("--guidance", type=real(0, 1000), help="classifier-free guidance; 1 or less is none")
-    law.add_argument("--guidance-interval", type=integer(-1, 10**6), metavar="N", help="guide only codes 0 to N + 1")
-    law.add_argument("--temperature", type=real(0, 100), help="0 is greedy")
-    law.add_argument("--top-k", type=integer(0, 10**6), help="codes to choose from; 0 is all")
-    law.add_argument("--top-p", type=real(0, 1), help="probability to choose from; 1 is all")
+    distribution = parser.add_argument_group(f"the distribution that codes are sampled from ({OWN})")
+    distribution.add_argument("--guidance", type=real(0, 1000), help="classifier-free guidance; 1 or less is none")
+    distribution.add_argument(
+        "--guidance-interval", type=integer(-1, 10**6), metavar="N", help="guide only codes 0 to N + 1"
+    )
+    distribution.add_argument("--temperature", type=real(0, 100), help="0 is greedy")
+    distribution.add_argument("--top-k", type=integer(0, 10**6), help="codes to choose from; 0 is all")
+    distribution.add_argument("--top-p", type=real(0, 1), help="probability to choose from; 1 is all")
     results = parser.add_argument_group("results")
     results.add_argument(
         "--out", type=Path, metavar="FILE", help="the profile (default: beside the model, where `auto` finds it)"
     )
     results.add_argument("--json", action="store_true", help="print the profile as JSON instead of a table")
-    results.add_argument("--quiet", action="store_true", help="nothing on stderr but errors")
+    results.add_argument("--quiet", action="store_true", help="print only errors on stderr")
 
 
 def _bounds(group: Any) -> None:
     group.add_argument(
-        "--max-tv", type=real(0, 1), metavar="X", help="admit relaxed methods to this mean total variation a code"
+        "--max-tv", type=real(0, 1), metavar="X", help="admit relaxed methods up to this mean total variation per code"
     )
-    group.add_argument("--max-kid", type=real(0, 10), metavar="X", help="admit relaxed methods to this drop in KID")
+    group.add_argument("--max-kid", type=real(0, 10), metavar="X", help="admit relaxed methods up to this loss in KID")
     group.add_argument(
-        "--quality", type=existing, metavar="FILE", help='KID drops by method and knob: {"lantern++": {"2.0": 0.0004}}'
+        "--quality",
+        type=existing,
+        metavar="FILE",
+        help='KID losses by method and setting: {"lantern++": {"2.0": 0.0004}}',
     )
     group.add_argument(
-        "--max-nodes", type=integer(2, 256), default=32, metavar="N", help="nodes of a pass, root included (default 32)"
+        "--max-nodes",
+        type=integer(2, 256),
+        default=32,
+        metavar="N",
+        help="most nodes of a pass, root included (default 32)",
     )
-    group.add_argument("--max-depth", type=integer(1, 16), default=8, metavar="N", help="depth of a tree (default 8)")
     group.add_argument(
-        "--methods", nargs="+", default=[], metavar="NAME", help="measure these alone, beside plain decoding"
+        "--max-depth", type=integer(1, 16), default=8, metavar="N", help="greatest depth of a tree (default 8)"
+    )
+    group.add_argument(
+        "--methods", nargs="+", default=[], metavar="NAME", help="measure only these, and plain decoding"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check what costs nothing, load, measure, write, tell."""
-    from lantern.config import read_json_object
-    from lantern.tuning.candidates import Bounds
+    """Check the arguments, load the model, measure, write the profile and print it."""
+    from lantern.core.config import read_json_object
+    from lantern.generation.tuning.candidates import Bounds
 
     if args.out is not None and args.out.is_dir():
         raise ValueError(f"--out {args.out} is a folder, wanted a file")
     if args.out is not None:
         check_writable(args.out.parent)
     bounds = Bounds(args.max_tv, args.max_kid, read_json_object(args.quality) if args.quality else {})
-    from lantern.model_folder import load_model
-    from lantern.tuning.measure import Setup
-    from lantern.tuning.profile import write_profile
-    from lantern.tuning.tuner import Effort, Tuner, profile_of
+    from lantern.generation.tuning.measure import Setup
+    from lantern.generation.tuning.profile import write_profile
+    from lantern.generation.tuning.tuner import Effort, Tuner, profile_of
+    from lantern.models.folder import load_model
 
     parts: set[Any] = {"text", "drafter", "neighbours"} | ({"vq"} if bounds.admits_relaxed else set())
-    engine = Engine(fused=args.fused, int8=args.int8)
-    model = load_model(args.model, device=args.device, dtype=args.dtype, parts=parts, engine=engine)
+    model = load_model(args.model, device=args.device, dtype=dtype_of(args), parts=parts, engine=engine_of(args))
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     batches = -(-args.images // args.batch)
-    setup = Setup(model, model.sampling(**given), _requests(args, model, batches * args.batch), args.batch)
+    setup = Setup(
+        model, model.sampling(**given), _requests(model, batches * args.batch, args.prompts_file, args.seed), args.batch
+    )
     effort = Effort(args.max_nodes, args.max_depth, batches=batches, trials=min(batches, 3))
-    tuner = Tuner(setup, effort, bounds, args.methods, _teller(args))
+    tuner = Tuner(setup, effort, bounds, args.methods, _reporter(args.quiet))
     found = tuner.run()
     profile = profile_of(tuner, found)
     path = write_profile(profile, model, args.out)
@@ -119,30 +128,29 @@ def run(args: argparse.Namespace) -> int:
     return DONE
 
 
-def _requests(args: argparse.Namespace, model: "Model", count: int) -> "list[Request]":
-    """The pictures to measure on: prompts in turn, or classes spread evenly; ValueError if the model cannot."""
-    from lantern.prompts import read_prompts
-    from lantern.requests import Request, check_requests
+def _requests(model: "Model", count: int, prompts_file: str | None, seed: int) -> "list[Request]":
+    """Return the pictures to measure on: prompts one after another, or evenly spread classes."""
+    from lantern.generation.requests import Request, check_requests, read_prompts
 
     if model.takes_prompts:
-        prompts = read_prompts(args.prompts_file) if args.prompts_file is not None else list(PROMPTS)
+        prompts = read_prompts(prompts_file) if prompts_file is not None else list(PROMPTS)
         places = [(i % len(prompts), i // len(prompts)) for i in range(count)]
-        asked = [Request(prompt=prompts[which], seed=args.seed, number=number) for which, number in places]
-    elif args.prompts_file is not None:
+        requested = [Request(prompt=prompts[which], seed=seed, number=number) for which, number in places]
+    elif prompts_file is not None:
         raise ValueError(f"model {model.name} takes class labels, not prompts: leave --prompts-file out")
     else:
         classes = model.target.config.num_classes
-        asked = [Request(label=i * classes // count % classes, seed=args.seed, number=i) for i in range(count)]
-    check_requests(model, asked)
-    return asked
+        requested = [Request(label=i * classes // count % classes, seed=seed, number=i) for i in range(count)]
+    check_requests(model, requested)
+    return requested
 
 
-def _teller(args: argparse.Namespace) -> Callable[[str], None]:
-    return lambda line: None if args.quiet else print(f"measuring: {line}", file=sys.stderr, flush=True)
+def _reporter(is_quiet: bool) -> Callable[[str], None]:
+    return lambda line: None if is_quiet else print(f"measuring: {line}", file=sys.stderr, flush=True)
 
 
 def table(found: "Findings") -> list[str]:
-    """Candidates with what was predicted and what was measured; the chosen one is marked."""
+    """Return the candidates with predicted and measured figures as lines of a table; the chosen one is marked."""
     rows = [("", "method", "codes/pass", "ms/code", "speedup", "measured", "total variation")]
     rows += [_row(found, candidate) for candidate in [found.plain, *_shown(found)]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -157,13 +165,13 @@ def table(found: "Findings") -> list[str]:
 
 
 def _shown(found: "Findings") -> "list[Candidate]":
-    """The ten best, and whatever was run."""
+    """Return the ten best candidates, and those with a real run."""
     return [one for i, one in enumerate(found.candidates) if i < 10 or one.run is not None]
 
 
 def _row(found: "Findings", candidate: "Candidate") -> tuple[str, ...]:
-    told = candidate.as_dict(found.plain)
-    predicted, measured = told["predicted"], told["measured"]
+    reported = candidate.as_dict(found.plain)
+    predicted, measured = reported["predicted"], reported["measured"]
     return (
         "*" if candidate == found.choice else "",
         candidate.label,

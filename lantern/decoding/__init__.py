@@ -1,1 +1,5 @@
-"""Decoding: the loop, its baseline, and the cache they share."""
+"""The decoding loop with its run state, plain decoding, prefill, the key-value cache and statistics.
+
+Imported by `drafters`, `engines`, `methods`, `models`, `generation` and `training`.
+Imports `core`, and `engines` for the engine that runs a pass.
+"""

@@ -1,7 +1,7 @@
-"""The static key-value cache: allocated once, written by a pass, compacted by index."""
+"""The static key-value cache, and the mask of a pass over a draft tree."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -10,16 +10,15 @@ class StaticCache:
 
         [ prefix: the prompt | codes: committed, slot i = code i | stage: nodes of the pass under way ]
 
-    A pass writes its n nodes to the first n stage slots of every row, whatever the lengths of the images, so slots
-    are the same for all rows and the ancestor part of the mask is constant. `commit` then copies the accepted
-    nodes to their places among the codes:
+    A pass writes its n nodes to the first n stage slots of every row, whatever the lengths of the images. Slots are
+    therefore the same for all rows, and the ancestor part of the mask is constant. `commit` then copies the accepted
+    nodes to the slots of their codes:
 
         stage  [a b c d]  path of image 0: a, c   codes 5.. -> [.. a c]
                           path of image 1: a, b   codes 7.. -> [.. a b]
 
-    Memory starts as zeros: what is masked must still be finite. The last code's slot is never read (nothing
-    follows the last code), so writes past the end of the picture are sent there. A target pads its passes to
-    `least_rows`.
+    Memory starts as zeros, since masked values must be finite. The last code's slot is never read (nothing follows
+    the last code), so writes past the end of the picture go there. A target pads its passes to `least_rows`.
     """
 
     def __init__(
@@ -47,30 +46,30 @@ class StaticCache:
 
     @property
     def slots(self) -> int:
-        """All slots of a row."""
+        """Number of slots of a row."""
         return self.buffer.shape[3]
 
     @property
     def first_stage_slot(self) -> int:
-        """Where the stage begins."""
+        """Index of the first stage slot."""
         return self.prefix + self.codes
 
     def write(
         self, layer: int, slots: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"]
     ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:
-        """Stores n keys and values of a layer at `slots`, the same for every row, and returns all of the layer's."""
+        """Store n keys and values of a layer at `slots`, the same for every row; return all keys and values of it."""
         both = self._layers[layer]
         both.index_copy_(3, slots[0], fresh.permute(2, 0, 3, 1, 4).to(both.dtype))
         return both[0], both[1]
 
     def write_prefix(self, means: Float[Tensor, "b l r h d"]) -> None:
-        """Stores what codes see of the prompt: keys of zeros, and in every prefix slot these values."""
+        """Fill every prefix slot with these values and keys of zeros: all that codes see of the prompt."""
         values = means.transpose(0, 1).flatten(1, 2)
         self.buffer[1::2, :, :, : self.prefix] = values[:, :, :, None].to(self.buffer.dtype)
         self.buffer[0::2, :, :, : self.prefix] = 0.0
 
     def commit(self, nodes: Int[Tensor, "b m"], start: Int[Tensor, " b"]) -> None:
-        """Copies staged node `nodes[:, j]` to the place of code `start + j`; past the end, to the last slot.
+        """Copy staged node `nodes[:, j]` to the slot of code `start + j`; past the end, to the last slot.
 
         Entries that were not accepted may be copied too: the mask hides them until they are overwritten.
         """
@@ -83,3 +82,44 @@ class StaticCache:
         source = source.repeat_interleave(self.rows, 0)
         places = places.repeat_interleave(self.rows, 0)
         self.buffer[:, self._rows, :, places] = self.buffer[:, self._rows, :, source]
+
+
+class TreeMask:
+    """Mask `(images x rows, nodes, slots)` of a pass over staged nodes, added to attention scores: 0 or -inf.
+
+    Each node sees the prompt, the committed codes and its own ancestors. For prompt "p" (`prefix`: the values added
+    there, or which slots are seen), two committed codes of four, and the tree a(b c(d)), with 0 shown as 1 and -inf as
+    a dot:
+
+              p | 0 1 2 3 | a b c d
+        a     1 | 1 1 . . | 1 . . .
+        b     1 | 1 1 . . | 1 1 . .
+        c     1 | 1 1 . . | 1 . 1 .
+        d     1 | 1 1 . . | 1 . 1 1
+    """
+
+    def __init__(self, cache: StaticCache, prefix: Bool[Tensor, "b t"] | Float[Tensor, "b t"], nodes: int) -> None:
+        self._cache, dtype, device = cache, cache.buffer.dtype, prefix.device
+        size = (cache.images, cache.rows, nodes, cache.slots)
+        self._buffer = torch.full(size, -torch.inf, dtype=dtype, device=device)
+        self._shown, self._hidden = torch.tensor([0.0, -torch.inf], dtype=dtype, device=device).unbind()
+        scores = self._scores(prefix) if prefix.dtype == torch.bool else prefix.to(dtype)
+        self._buffer[..., : cache.prefix] = scores[:, None, None]
+        self._codes = torch.arange(cache.codes, device=device)
+        self._last: Tensor | None = None
+
+    def update(self, lengths: Int[Tensor, " b"], ancestors: Bool[Tensor, "*b n m"]) -> Float[Tensor, "rows n s"]:
+        """Return the mask of n nodes, which see `lengths` committed codes and `ancestors` among m stage slots."""
+        nodes, width = ancestors.shape[-2:]
+        view = self._buffer[:, :, :nodes]
+        first = self._cache.first_stage_slot
+        view[..., self._cache.prefix : first] = self._scores(self._codes < lengths[:, None])[:, None, None]
+        if ancestors is not self._last:  # a static tree is written once
+            seen = self._scores(ancestors)
+            view[..., first : first + width] = seen if seen.ndim == 2 else seen[:, None]
+            view[..., first + width :] = -torch.inf
+            self._last = ancestors
+        return view.flatten(0, 1)
+
+    def _scores(self, seen: Bool[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        return torch.where(seen, self._shown, self._hidden)

@@ -1,19 +1,274 @@
-"""THE loop: a drafter proposes a tree, the target scores it, a verifier walks it, the cache keeps the path."""
+"""The decoding loop: draft a tree, score it with the target, verify it, keep the accepted path."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from lantern.decoding.cache import StaticCache
-from lantern.decoding.graphs import GraphedTurns
-from lantern.decoding.prefill import PromptCache, Start, start
-from lantern.decoding.run import DraftedTurns, Programs, Run
-from lantern.decoding.stopwatch import Stopwatch
-from lantern.decoding.telling import tell
-from lantern.decoding.turns import Turns
-from lantern.sampling import Sampling
-from lantern.types import Callback, Condition, Drafter, Generation, Step, Target, Verifier
+from lantern.core.sampling import Sampling
+from lantern.core.types import (
+    Callback,
+    Condition,
+    Drafter,
+    DraftTree,
+    Generation,
+    Prefill,
+    Scores,
+    Step,
+    Target,
+    Verdict,
+    Verifier,
+)
+from lantern.decoding.accounting import Counters, FiniteSoFar, Stopwatch, report
+from lantern.decoding.cache import StaticCache, TreeMask
+from lantern.decoding.prefill import FirstScores, PromptCache, Start, start
+
+
+class Stepper(ABC):
+    """Takes the steps of a generation, one after the other; `watch` times their phases."""
+
+    watch: Stopwatch
+
+    @property
+    @abstractmethod
+    def state_holders(self) -> tuple[object, ...]:
+        """The objects whose tensors a step may replace by others."""
+
+    @abstractmethod
+    def work(self) -> Step:
+        """Run the part of a step on the device."""
+
+    @abstractmethod
+    def record_step(self, step: Step) -> Step:
+        """Return the step with its number, and record it; on the host only."""
+
+    def take_step(self) -> Step:
+        """Take a step."""
+        return self.record_step(self.work())
+
+
+def draft(drafter: Drafter, step: Step | None) -> DraftTree:
+    """Give a drafter the last step, if there was one, and return the tree that it proposes."""
+    if step is not None:
+        drafter.observe(step)
+    return drafter.propose()
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Result of a tree: the verdict, the codes it adds, and how many of them lie within the picture."""
+
+    verdict: Verdict
+    fresh: Int[Tensor, "b m"]
+    counts: Int[Tensor, " b"]
+
+
+def verify(run: "Run", verifier: Verifier, tree: DraftTree, scores: Scores) -> Verified:
+    """Verify a tree by its scores, and keep the accepted path in the codes and the cache.
+
+    Row i of the scores is for the code that follows node i. Codes past the end of the picture are dropped.
+    """
+    tree = tree.walkable
+    places = (run.known[:, None] + tree.shape.depths).clamp(max=run.count - 1)
+    logits = scores.logits.unflatten(0, (len(run.known), run.cache.rows))[:, :, : tree.shape.num_nodes]
+    verdict = judge(run, verifier, tree, logits, places)
+    walked = torch.nn.functional.pad(verdict.path, (1, 0))
+    run.cache.commit(walked, run.known - 1)
+    drafted = torch.nn.functional.pad(tree.tokens.gather(1, verdict.path), (0, 1))
+    fresh = drafted.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
+    # `codes` has room past the end of the picture, which `generation` cuts off.
+    run.codes.scatter_(1, run.known[:, None] + run.ahead[: fresh.shape[1]], fresh)
+    counts = torch.minimum(verdict.length + 1, run.count - run.known)
+    # The drafts of a window keep the distributions that they were sampled from for the next step.
+    is_carried = verdict.leftovers is not None and verdict.leftovers.log_q is not None
+    unused = counts[:, None] <= (0 if is_carried else run.ahead[: walked.shape[1]])
+    run.finite.look(logits, nodes=None if is_carried else walked, unused=unused)
+    return Verified(verdict, fresh, counts)
+
+
+def judge(run: "Run", verifier: Verifier, tree: DraftTree, logits: Tensor, places: Int[Tensor, "b n"]) -> Verdict:
+    """Return a verifier's verdict, by log-probabilities or, if they are enough for it, by the target's samples."""
+    if verifier.reads_samples:
+        return verifier.match(tree, run.sample(verifier, logits, places), places)
+    return verifier.walk(tree, run.distribution.log_probs(logits, places), places, run.noise)
+
+
+def unwrapped(stepper: Stepper) -> Stepper:
+    """Return the stepper as it is."""
+    return stepper
+
+
+@dataclass(frozen=True)
+class Programs:
+    """How an engine runs the parts of a step other than the target's pass; by default directly.
+
+    `wrap` may replace the stepper by one that replays its steps.
+    """
+
+    draft: Callable[[Drafter, Step | None], DraftTree] = draft
+    verify: Callable[["Run", Verifier, DraftTree, Scores], Verified] = verify
+    wrap: Callable[[Stepper], Stepper] = unwrapped
+
+
+class Run:
+    """State of a generation: `known` codes of each image are decided, of which the last is not yet cached."""
+
+    def __init__(
+        self, target: Target, begun: Start, distribution: Sampling, nodes: int, depth: int, taps: tuple[int, ...] = ()
+    ) -> None:
+        # Targets need no argument `taps` unless a drafter has some.
+        self._reported: dict[str, Any] = {"taps": taps} if taps else {}
+        self.target, self.begun, self.distribution = target, begun, distribution
+        self.cache, self.noise = begun.cache, begun.noise
+        self.count, self.depth = target.config.block_size, depth
+        images, device = begun.mask.shape[0], begun.mask.device
+        self.codes = torch.zeros(images, self.count + depth + 1, dtype=torch.long, device=device)
+        self.known = torch.ones(images, dtype=torch.long, device=device)
+        self.counters = Counters(self.count)
+        self.finite = FiniteSoFar(images, device)
+        self._left, self._age = self.count - 1, 0  # codes that the slowest image lacked `_age` steps ago
+        self._readback = Readback(device)
+        self._mask = TreeMask(self.cache, begun.prefix, nodes)
+        self.ahead = torch.arange(depth + 1, device=device)
+        self._slots = torch.arange(nodes, device=device) + self.cache.first_stage_slot
+        self._index = 0
+
+    def is_done(self) -> bool:
+        """Return whether every image is finished. Reads from the device only if that is possible by now."""
+        if self._left > self._age * (self.depth + 1):
+            return False
+        if self._age > 0:
+            known = self._readback.read(self.known)
+            if known is None:
+                return False
+            self._left, self._age = self.count - known, 0
+        return self._left <= 0
+
+    def sample_first(self, verifier: Verifier) -> Step:
+        """Sample code 0 from the logits of the prompt."""
+        place = torch.zeros_like(self.known)[:, None]
+        if verifier.reads_samples:
+            self.codes[:, :1] = self.sample(verifier, self.begun.logits, place)
+        else:
+            self.codes[:, :1] = verifier.draw(self.distribution.log_probs(self.begun.logits, place), place, self.noise)
+        self.finite.look(self.begun.logits)
+        features = self.begun.features[:, :, -1:].flatten(0, 1)
+        scores = FirstScores(self.begun.logits.flatten(0, 1), features)
+        return Step(0, place[:, 0], torch.ones_like(self.known), self.codes[:, :1].clone(), scores)
+
+    def sample(
+        self, verifier: Verifier, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]
+    ) -> Int[Tensor, "b n"]:
+        """Return the target's samples for a verifier that reads only those: by the target's sampler if it has one."""
+        quick = self.target.sampler(self.distribution, self.noise)
+        if quick is not None:
+            return quick(logits, places)[..., 0]
+        return verifier.draw(self.distribution.scores(logits, places), places, self.noise)
+
+    def prefill(self, condition: Condition) -> Prefill:
+        """Return the results of the pass over the prompt, for a drafter."""
+        begun = self.begun
+        return Prefill(begun.features, begun.mask, self.codes[:, 0], begun.fused, condition)
+
+    def score(self, tree: DraftTree) -> Scores:
+        """Run the target over the tree; all rows of an image see the same codes."""
+        rows, config, shape = self.cache.rows, self.target.config, tree.scored or tree.shape
+        mask = self._mask.update(self.known - 1, shape.ancestors)
+        places = (self.known[:, None] - 1 + shape.depths).clamp(max=self.count - 1)
+        positions = (places + config.cls_token_num).repeat_interleave(rows, 0)
+        inputs = self.target.tok_embeddings(tree.tokens).repeat_interleave(rows, 0)
+        slots = self._slots[: shape.num_nodes].expand(len(positions), -1)
+        return self.target(inputs, positions, mask, cache=self.cache, slots=slots, **self._reported)
+
+    def advance(self, tree: DraftTree, scores: Scores, verified: Verified) -> Step:
+        """Count the new codes as known; on the device only."""
+        start = self.known
+        self.known = start + verified.counts
+        return Step(0, start, verified.counts, verified.fresh, scores, tree, verified.verdict)
+
+    def record_step(self, step: Step) -> Step:
+        """Return the step with its number, and record it in the counters; on the host only."""
+        assert step.tree is not None and step.verdict is not None
+        self._index += 1
+        # Leftovers are large, and only the drafter reads them.
+        self.counters.enter(step.tree.shape, replace(step.verdict, leftovers=None), step.start)
+        self._age += 1
+        return replace(step, index=self._index)
+
+    def generation(self, steps: list[Step], seconds: dict[str, float]) -> Generation:
+        """Return the finished grids with the statistics of the run."""
+        totals = self.counters.totals(len(self.known), self.depth, self.known.device)
+        return Generation(
+            codes=self.codes[:, : self.count],
+            passes=totals.passes,
+            accepted=totals.accepted,
+            reached=totals.reached,
+            relaxed=totals.relaxed,
+            total_variation=totals.total_variation,
+            steps=steps,
+            seconds=seconds,
+            total_variation_max=totals.total_variation_max,
+            latent_distance=totals.latent_distance,
+            is_finite=self.finite.flags,
+        )
+
+
+class Readback:
+    """Reads on the host how many codes the slowest image has. A GPU runs one step ahead and never waits for the host.
+
+    On a GPU the number is copied asynchronously: `read` returns that of the previous call, None at the first.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._posted: tuple[Tensor, torch.cuda.Event] | None = None
+
+    def read(self, known: Int[Tensor, " b"]) -> int | None:
+        """Return the smallest number of known codes of any image."""
+        if not self._is_cuda:
+            return int(known.min())  # sync
+        last, place = self._posted, torch.empty((), dtype=known.dtype, pin_memory=True)
+        place.copy_(known.min(), non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._posted = place, event
+        if last is None:
+            return None
+        last[1].synchronize()  # sync with the step before the last
+        return int(last[0])
+
+
+class DraftedStepper(Stepper):
+    """Steps of a run with a drafter and a verifier."""
+
+    def __init__(self, run: "Run", drafter: Drafter, verifier: Verifier, programs: Programs, watch: Stopwatch) -> None:
+        self.run, self.drafter, self.verifier = run, drafter, verifier
+        self.programs, self.watch = programs, watch
+        self.step: Step | None = None
+
+    @property
+    def state_holders(self) -> tuple[object, ...]:
+        """Itself, the run, and the drafter with its members."""
+        return (self, self.run, self.drafter, *self.drafter.members)
+
+    def record_step(self, step: Step) -> Step:
+        """Record a step in the run."""
+        return self.run.record_step(step)
+
+    def work(self) -> Step:
+        """Draft, score, verify and commit."""
+        tree = self.programs.draft(self.drafter, self.step)
+        self.watch.lap("propose")
+        scores = self.run.score(tree)
+        self.watch.lap("score")
+        verified = self.programs.verify(self.run, self.verifier, tree, scores)
+        self.watch.lap("walk")
+        self.step = self.run.advance(tree, scores, verified)
+        return self.step
 
 
 @torch.no_grad()
@@ -32,66 +287,50 @@ def generate(
     prompts: PromptCache | None = None,
     reproducible: bool = False,
     programs: Programs | None = None,
-    graphs: bool = False,
 ) -> Generation:
-    """Decodes with a drafter and a verifier; images advance each at its own pace and idle when they are done.
+    """Decode with a drafter and a verifier. Each image advances by its own number of codes, and idles when it is done.
 
-    Noise comes from `keys`, a (seed, image number) each. ValueError for a verifier that cannot judge this drafter's
-    trees. `programs` and `graphs` are faster ways of the same steps (`decoding.compiled`, `decoding.graphs`). The host
-    waits for the device only when the slowest image could be done.
+    `keys` are the (seed, image number) of each image's noise. `programs` are how an engine runs the parts of a step
+    (`Engine.programs`). The host waits for the device only when the slowest image could be done. ValueError for a
+    verifier that cannot verify this drafter's trees.
     """
     check_modes(drafter, verifier)
-    if graphs:
-        check_graphs(drafter)
     condition = condition.to(target.tok_embeddings.weight.device)
     watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
     kept = steps if keep_steps else None
     # 1) the prompt gives code 0
     how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible}
     begun = start_for(drafter, target, condition, sampling=sampling, keys=keys, **how)
-    law = sampling.soft() if verifier.reads_soft_law else sampling
-    run = Run(target, begun, law, drafter.max_nodes, drafter.depth, taps_of(drafter))
-    tell(run.draw_first(verifier), callback, kept)
+    distribution = sampling.untruncated() if verifier.reads_untruncated else sampling
+    run = Run(target, begun, distribution, drafter.max_nodes, drafter.depth, drafter.taps)
+    report(run.sample_first(verifier), callback, kept)
     drafter.begin(run.prefill(condition), begun.noise)
     watch.lap("prefill")
-    turns: Turns = DraftedTurns(run, drafter, verifier, programs or Programs(), watch)
-    turns = GraphedTurns(turns) if graphs else turns
+    programs = programs or Programs()
+    stepper = programs.wrap(DraftedStepper(run, drafter, verifier, programs, watch))
     while not run.is_done():
-        # 2) observe what the last step gave and propose, score, walk and commit
-        tell(turns.turn(), callback, kept)
+        # 2) observe the last step and propose a tree, score it, walk it and commit the path
+        report(stepper.take_step(), callback, kept)
         watch.lap("commit")
     return run.generation(steps, watch.seconds)
 
 
 def start_for(drafter: Drafter, target: Target, condition: Condition, **how: Any) -> Start:
-    """The pass over the prompt with what a drafter needs of it; `how` is as for `prefill.start`."""
+    """Run the pass over the prompt for a drafter; `how` is as for `prefill.start`."""
     whole = drafter.needs_whole_prefix
-    return start(target, condition, stage=drafter.max_nodes, needs_whole_prefix=whole, taps=taps_of(drafter), **how)
-
-
-def taps_of(drafter: Drafter) -> tuple[int, ...]:
-    """The layers of the target of which a drafter reads what enters them; most read none."""
-    return getattr(drafter, "taps", ())
+    return start(target, condition, stage=drafter.max_nodes, needs_whole_prefix=whole, taps=drafter.taps, **how)
 
 
 def check_modes(drafter: Drafter, verifier: Verifier) -> None:
-    """Refuses a verifier that cannot judge trees drawn in this way; ValueError names the modes that it can."""
+    """Raise ValueError if a verifier cannot verify the trees of a drafter; the message names the modes that it can."""
     if drafter.mode not in verifier.modes:
         legal = ", ".join(sorted(verifier.modes))
         raise ValueError(
             f'{type(verifier).__name__} cannot verify trees drafted in mode "{drafter.mode}": use one of {legal}'
         )
-    if getattr(verifier, "reads_log_q", False) and not getattr(drafter, "records_log_q", True):
+    if verifier.reads_log_q and not drafter.records_log_q:
         raise ValueError(
-            f"{type(verifier).__name__} moves the law toward log q, which this {type(drafter).__name__} does not "
-            "record: make it with records_log_q=True, or use a drafter of mode sampled"
-        )
-
-
-def check_graphs(drafter: Drafter) -> None:
-    """Refuses, as a graph, steps whose size the host chooses from what it learns of the step before."""
-    if getattr(drafter, "asks_host", False):
-        raise ValueError(
-            f"the trees of this {type(drafter).__name__} change size from step to step, which a CUDA graph cannot: "
-            "set adaptive to False, or leave graphs out"
+            f"{type(verifier).__name__} moves the distribution toward log q, which this "
+            f"{type(drafter).__name__} does not record: make it with records_log_q=True, or use a drafter of mode "
+            "sampled"
         )

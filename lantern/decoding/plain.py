@@ -1,4 +1,4 @@
-"""Plain decoding, one code a pass: the baseline of every speedup and the oracle of every test."""
+"""Plain decoding, one code per pass: the baseline of speedups and the reference of tests."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,15 +6,12 @@ from typing import Any
 
 import torch
 
+from lantern.core.sampling import Sampling
+from lantern.core.types import Callback, Condition, Generation, Scores, Step, Target
+from lantern.decoding.accounting import FiniteSoFar, Stopwatch, report
 from lantern.decoding.cache import StaticCache
-from lantern.decoding.finite import FiniteSoFar
-from lantern.decoding.graphs import GraphedTurns
+from lantern.decoding.loop import Programs, Stepper
 from lantern.decoding.prefill import FirstScores, PromptCache, Start, start
-from lantern.decoding.stopwatch import Stopwatch
-from lantern.decoding.telling import tell
-from lantern.decoding.turns import Turns
-from lantern.sampling import Sampling
-from lantern.types import Callback, Condition, Generation, Scores, Step, Target
 
 
 @torch.no_grad()
@@ -32,36 +29,36 @@ def generate(
     cache: StaticCache | None = None,
     prompts: PromptCache | None = None,
     reproducible: bool = False,
-    graphs: bool = False,
+    programs: Programs | None = None,
 ) -> Generation:
-    """Draws code j of each image as argmax(log p_j + g_j), with the noise g of its key (seed, image number).
+    """Sample code j of each image as argmax(log p_j + g_j), with the noise g of its key (seed, image number).
 
-    `drafter` and `verifier` are part of the signature that all decoders share, and None here. `callback` sees every
-    step. With `graphs` a step is one CUDA graph. An image's codes do not depend on its batch, but for rounding.
+    `drafter` and `verifier` are part of the signature that all decoders share, and None here. `callback` is called
+    with every step. `programs` are as in `loop.generate`. Up to rounding, an image's codes do not depend on its batch.
     """
     condition = condition.to(target.tok_embeddings.weight.device)
     watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
     kept = steps if keep_steps else None
     # 1) the prompt gives code 0
     how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible}
-    run = PlainTurns(target, start(target, condition, sampling=sampling, keys=keys, stage=0, **how), sampling, watch)
+    run = PlainStepper(target, start(target, condition, sampling=sampling, keys=keys, stage=0, **how), sampling, watch)
     watch.lap("prefill")
-    tell(run.draw_first(), callback, kept)
-    turns: Turns = GraphedTurns(run) if graphs else run
+    report(run.sample_first(), callback, kept)
+    stepper = (programs or Programs()).wrap(run)
     for _ in range(target.config.block_size - 1):
-        # 2) score the last code and draw the next
-        tell(turns.turn(), callback, kept)
+        # 2) score the last code and sample the next
+        report(stepper.take_step(), callback, kept)
     return run.generation(steps)
 
 
-class PlainTurns(Turns):
-    """Passes over one code each. `place` is the number of the code that was drawn last, the same in every image."""
+class PlainStepper(Stepper):
+    """Steps of one code each. `place` is the number of the last sampled code, the same in every image."""
 
     def __init__(self, target: Target, begun: Start, sampling: Sampling, watch: Stopwatch) -> None:
         self.target, self.begun, self.sampling, self.watch = target, begun, sampling, watch
         cache, images, device = begun.cache, len(begun.mask), begun.mask.device
         self.codes = torch.zeros(images, target.config.block_size, dtype=torch.long, device=device)
-        self.place, self.drawn = self.codes.new_zeros(images, 1), self.codes.new_zeros(images, 1)
+        self.place, self.sampled = self.codes.new_zeros(images, 1), self.codes.new_zeros(images, 1)
         self.finite = FiniteSoFar(images, device)
         mask = cache.buffer.new_full((images, cache.rows, 1, cache.slots), -torch.inf)
         mask[..., : cache.prefix] = begun.prefix[:, None, None]
@@ -71,43 +68,43 @@ class PlainTurns(Turns):
         self._index = 0
 
     @property
-    def owners(self) -> tuple[object, ...]:
+    def state_holders(self) -> tuple[object, ...]:
         """Itself."""
         return (self,)
 
-    def draw_first(self) -> Step:
-        """Draws code 0 from what the prompt says."""
+    def sample_first(self) -> Step:
+        """Sample code 0 from the logits of the prompt."""
         logits, features = self.begun.logits, self.begun.features[:, :, -1:]
-        return self.book(self.draw(FirstScores(logits.flatten(0, 1), features.flatten(0, 1))))
+        return self.record_step(self.sample(FirstScores(logits.flatten(0, 1), features.flatten(0, 1))))
 
     def work(self) -> Step:
-        """Scores the last code and draws the next."""
+        """Score the last code and sample the next."""
         prefix, config = self.begun.cache.prefix, self.target.config
         self.mask.index_fill_(-1, self.place[0] + prefix, 0.0)
         at = self.place[:1].expand(len(self.mask), -1)
-        inputs = self.target.tok_embeddings(self.drawn).repeat_interleave(self.begun.cache.rows, 0)
+        inputs = self.target.tok_embeddings(self.sampled).repeat_interleave(self.begun.cache.rows, 0)
         scores = self.target(inputs, at + config.cls_token_num, self.mask, cache=self.begun.cache, slots=at + prefix)
         self.place = self.place + 1
         self.watch.lap("score")
-        return self.draw(scores)
+        return self.sample(scores)
 
-    def draw(self, scores: Scores) -> Step:
-        """Draws the code at `place` from the law that a pass gave."""
+    def sample(self, scores: Scores) -> Step:
+        """Sample the code at `place` from the logits of a pass."""
         logits = scores.logits.unflatten(0, (-1, self.begun.cache.rows))
-        law = self.sampling.scores(logits, self.place)
-        self.drawn = (law + self.begun.noise.gumbel(self.place)).argmax(-1)
-        self.codes.scatter_(1, self.place, self.drawn)
+        log_probs = self.sampling.scores(logits, self.place)
+        self.sampled = (log_probs + self.begun.noise.gumbel(self.place)).argmax(-1)
+        self.codes.scatter_(1, self.place, self.sampled)
         self.finite.look(logits)
         self.watch.lap("draw")
-        return Step(0, self.place[:, 0], self._once, self.drawn, scores)
+        return Step(0, self.place[:, 0], self._once, self.sampled, scores)
 
-    def book(self, step: Step) -> Step:
-        """The step with its number, its codes where no later step writes."""
+    def record_step(self, step: Step) -> Step:
+        """Return the step with its number; its codes are in memory that no later step writes to."""
         j, self._index = self._index, self._index + 1
         return replace(step, index=j, start=self._numbers[:, j], codes=self.codes[:, j : j + 1])
 
     def generation(self, steps: list[Step]) -> Generation:
-        """The finished grids."""
+        """Return the finished grids."""
         images, count = self.codes.shape
         none, free = self.codes.new_zeros(images, 0), torch.zeros(images, device=self.codes.device)
         return Generation(

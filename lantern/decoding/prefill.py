@@ -1,4 +1,4 @@
-"""The pass over the prompt, with which every generation begins."""
+"""The pass over the prompt, which begins every generation."""
 
 import dataclasses
 import hashlib
@@ -11,21 +11,21 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lantern.core.noise import Noise
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition, Target
 from lantern.decoding.cache import StaticCache
-from lantern.noise import Noise
-from lantern.sampling import Sampling
-from lantern.types import Condition, Target
 
-FP32_ROWS = 16  # from so many rows on, fp32 products were found to round alike
+FP32_ROWS = 16  # fp32 products were measured to round alike from this number of rows on
 
 
 @dataclass(frozen=True)
 class PromptState:
-    """What a target makes of prompts: all that codes and drafters ever see of them.
+    """A target's results for prompts: all that codes and drafters read of them.
 
-    `means` are each layer's mean values over the words (see `Transformer.read_prompt`), `features` those of the last
-    slot, or of all slots for drafters that read them, and `fused` what entered the layers that a drafter taps, if any;
-    `mask` says which slots are no padding.
+    `means` are each layer's mean values over the words (see `Transformer.read_prompt`). `features` are those of the
+    last slot, or of all slots for drafters that read them. `fused` are the inputs of the layers that a drafter taps, if
+    any. `mask` is False for padding.
     """
 
     means: Float[Tensor, "b l r h d"]
@@ -35,14 +35,14 @@ class PromptState:
     fused: Float[Tensor, "b r t k"] | None = None
 
     def at(self, image: int) -> "PromptState":
-        """The state of one image, as a batch of one."""
+        """Return the state of one image, as a batch of one."""
         parts: list[Any] = [None if part is None else part[image : image + 1] for part in _fields(self)]
         return PromptState(*parts)
 
 
 @dataclass(frozen=True)
 class Start:
-    """What the pass over the prompt leaves: a filled cache, what codes see of it, the law of the first code."""
+    """Results of the pass over the prompt: a filled cache, its mask, and the logits of the first code."""
 
     cache: StaticCache
     noise: Noise
@@ -63,9 +63,9 @@ class FirstScores:
 
 
 class PromptCache:
-    """Prompt states of earlier calls, the latest `limit` of them: another seed of a prompt costs no pass over it.
+    """Prompt states of earlier calls, the latest `limit` of them, so that another seed needs no pass over the prompt.
 
-    States are found by what the target is told, byte for byte, and forgotten when the target's weights change.
+    States are looked up by the bytes of the condition, and dropped when the target's weights change.
     """
 
     def __init__(self, limit: int = 256) -> None:
@@ -86,9 +86,9 @@ class PromptCache:
         taps: tuple[int, ...] = (),
         alone: bool = False,
     ) -> PromptState:
-        """The states of these prompts; those that are new are read in one pass, or `alone`, each in a pass of its own.
+        """Return the states of these prompts; new ones are read in one pass, or with `alone` in a pass each.
 
-        Alone, a state does not depend on the prompt's company, bit for bit.
+        With `alone` the bits of a state do not depend on the other prompts.
         """
         weights = tuple((parameter.data_ptr(), parameter._version) for parameter in target.parameters())
         if weights != self._weights:
@@ -126,16 +126,16 @@ def start(
     prompts: PromptCache | None = None,
     reproducible: bool = False,
 ) -> Start:
-    """Scores the prompt, or takes its state from `prompts`; `cache` is used again if it has the right size.
+    """Score the prompt, or take its state from `prompts`; `cache` is reused if it has the right size.
 
-    `reproducible` says how attention is to round, see `make_cache`, and that prompts are read one by one.
+    With `reproducible` prompts are read one by one, and the cache is that of reproducible decoding (`make_cache`).
     """
     if len(keys) != condition.batch:
         raise ValueError(f"got {len(keys)} noise keys for {condition.batch} images, wanted one (seed, number) each")
-    if getattr(target, "training", False):
+    if target.training:
         raise ValueError("the target is in training mode, in which dropout is random: call .eval() on it first")
     prompts = prompts if prompts is not None else PromptCache()
-    alone = reproducible or getattr(target, "is_fused", False)  # where passes keep their promise, prompts do too
+    alone = reproducible or target.is_batch_invariant  # prompts must be as invariant as passes
     state = prompts.read(
         target, condition, rows=sampling.rows, needs_whole_prefix=needs_whole_prefix, taps=taps, alone=alone
     )
@@ -148,7 +148,7 @@ def start(
         vocab_size=config.vocab_size,
         device=state.mask.device,
         is_silent=sampling.is_greedy,
-        make_uniforms=getattr(target, "make_uniforms", None),  # of a target's runner, where it makes them faster
+        make_uniforms=target.make_uniforms,  # faster ones of an engine, if any
     )
     last = state.features[:, :, -1:]
     logits = torch.cat([target.head(of_one) for of_one in last.split(1 if alone else len(last))])
@@ -158,10 +158,10 @@ def start(
 def read_prompts(
     target: Target, condition: Condition, *, rows: int, needs_whole_prefix: bool, taps: tuple[int, ...] = ()
 ) -> PromptState:
-    """Both guidance rows of each prompt, which share its mask.
+    """Read both guidance rows of each prompt, which share its mask.
 
-    The padding that all prompts share is cut off unless a drafter wants it: the rotary rows of the prompt are zero, so
-    that cutting changes nothing. ValueError for padding behind words and for more slots than the model has.
+    Padding that all prompts share is cut off unless a drafter reads it. The rotary rows of the prompt are zero, so
+    cutting changes nothing. ValueError for padding behind words and for more slots than the model has.
     """
     slots = target.config.cls_token_num
     condition = pad_prefix(condition, slots) if needs_whole_prefix else cut_common_padding(condition)
@@ -170,8 +170,8 @@ def read_prompts(
         raise ValueError(f"the condition has {mask.shape[1]} slots, the model takes at most {slots}")
     inputs = embed_condition(target, condition, rows)
     entered: dict[int, Tensor] = dict.fromkeys(taps, inputs)
-    told = {"entered": entered} if taps else {}
-    features, means = target.read_prompt(inputs.flatten(0, 1), mask.repeat_interleave(rows, 0), **told)
+    reported = {"entered": entered} if taps else {}
+    features, means = target.read_prompt(inputs.flatten(0, 1), mask.repeat_interleave(rows, 0), **reported)
     features = features.unflatten(0, inputs.shape[:2])
     fused = torch.cat([entered[layer] for layer in taps], -1).unflatten(0, inputs.shape[:2]) if taps else None
     kept = slice(None) if needs_whole_prefix else slice(-1, None)
@@ -185,9 +185,9 @@ def read_prompts(
 
 
 def prefix_scores(counts: Int[Tensor, " b"], cache: StaticCache) -> Float[Tensor, "b p"]:
-    """What is added to the scores of the prompt's slots: log n for n words, as one number or as two.
+    """Return what is added to the attention scores of the prompt's slots: log n for n words, in one slot or in two.
 
-    In half precision log n is off by up to 1.6 %: a second slot of the same value makes up for what the first lacks.
+    In half precision log n is off by up to 1.6 %. A second slot of the same value compensates for the rounding.
     """
     logs = counts.double().log()
     if cache.prefix == 1:
@@ -200,12 +200,12 @@ def prefix_scores(counts: Int[Tensor, " b"], cache: StaticCache) -> Float[Tensor
 def make_cache(
     target: Target, state: PromptState, stage: int, reproducible: bool = False, used: StaticCache | None = None
 ) -> StaticCache:
-    """A cache of the size that these prompts ask for: `used` if it has it, else a fresh one.
+    """Return a cache of the size that these prompts need: `used` if it fits, else a new one.
 
-    On a CPU it is fp32 whatever the model is: rotated keys are fp32 already, and attention is faster so. `reproducible`
-    makes it fp64: codes lie in other places in a tree than in plain decoding, so attention adds them up in another
-    order, and in fp64 the difference is gone once the result is rounded to the model's precision. In fp32 it asks for
-    passes of at least FP32_ROWS rows too: a matrix product of fewer rows adds up in another order.
+    On a CPU it is fp32 for every model: rotated keys are fp32 already, and attention is faster. With `reproducible` it
+    is fp64: codes are at other slots in a tree than in plain decoding, so attention sums them in another order, and in
+    fp64 the difference vanishes when the result is rounded to the model's precision. For fp32 models passes then have
+    at least FP32_ROWS rows too, since a matrix product of fewer rows sums in another order.
     """
     config, device = target.config, state.mask.device
     weights = target.tok_embeddings.weight
@@ -214,15 +214,15 @@ def make_cache(
     images, _, rows, heads, head_dim = state.means.shape
     prefix = 1 if dtype in (torch.float32, torch.float64) else 2
     least = FP32_ROWS if reproducible and weights.dtype == torch.float32 else 0
-    wanted = {"images": images, "rows": rows, "prefix": prefix, "codes": config.block_size, "stage": stage}
-    wanted["least_rows"] = least
-    if used is not None and {name: getattr(used, name) for name in wanted} == wanted and used.buffer.dtype == dtype:
+    expected = {"images": images, "rows": rows, "prefix": prefix, "codes": config.block_size, "stage": stage}
+    expected["least_rows"] = least
+    if used is not None and {name: getattr(used, name) for name in expected} == expected and used.buffer.dtype == dtype:
         return used
-    return StaticCache(layers=config.n_layer, heads=heads, head_dim=head_dim, dtype=dtype, device=device, **wanted)
+    return StaticCache(layers=config.n_layer, heads=heads, head_dim=head_dim, dtype=dtype, device=device, **expected)
 
 
 def embed_condition(target: Target, condition: Condition, rows: int) -> Float[Tensor, "b r t c"]:
-    """The conditional and, with guidance, the unconditional rows of each image."""
+    """Return the conditional and, with guidance, the unconditional row of each image."""
     if condition.labels is None:
         assert condition.embeddings is not None
         given = condition.embeddings.to(target.tok_embeddings.weight.dtype)
@@ -235,7 +235,7 @@ def embed_condition(target: Target, condition: Condition, rows: int) -> Float[Te
 
 
 def prefix_mask(condition: Condition) -> Bool[Tensor, "b t"]:
-    """Which conditioning slots hold something."""
+    """Return which conditioning slots are no padding."""
     if condition.labels is not None:
         return torch.ones(condition.batch, 1, dtype=torch.bool, device=condition.device)
     assert condition.mask is not None
@@ -243,7 +243,7 @@ def prefix_mask(condition: Condition) -> Bool[Tensor, "b t"]:
 
 
 def cut_common_padding(condition: Condition) -> Condition:
-    """Without the slots that are padding in every image; at least one slot stays. Padding must be on the left."""
+    """Drop the slots that are padding in every image; at least one slot stays. ValueError for padding behind words."""
     if condition.embeddings is None or condition.mask is None:
         return condition
     if bool((condition.mask[:, 1:] < condition.mask[:, :-1]).any()):

@@ -1,4 +1,4 @@
-"""What drafters learn from, and what they say of it: the two nouns between a drafter's module and its training."""
+"""Training examples and predictions: the interface between a drafter's module and its training."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, runtime_checkable
@@ -11,17 +11,17 @@ EXTRAS = ("prompt", "layers")
 
 
 def fused_layers(count: int) -> tuple[int, int, int]:
-    """Which of a target's layers EAGLE-3 taps, by what enters them: 2, L/2 and L - 3 (arXiv:2503.01840)."""
+    """Return the layers of a target whose inputs EAGLE-3 reads: 2, L/2 and L - 3 (arXiv:2503.01840)."""
     return min(2, count - 1), count // 2, max(count - 3, 0)
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Pictures that the target made, with what it felt while it made them. Entry i of a feature axis predicts code i.
+    """Codes of pictures that the target made, with its features. Entry i of a feature axis predicts code i.
 
-    `rows` are features after the final norm, conditional and unconditional; `scales` the guidance of each picture.
+    `rows` are features after the final norm, conditional and unconditional; `scales` is the guidance of each picture.
     `words` and `mask` are its caption's features, padded on the left. Only for modules whose `reads` names them:
-    `prompt`, features of the caption's slots before the one that predicts code 0; `layers`, what entered the layers
+    `prompt`, features of the caption's slots before the one that predicts code 0; `layers`, the inputs of the layers
     that `fused_layers` names.
     """
 
@@ -35,27 +35,27 @@ class Examples:
 
     @property
     def guided(self) -> Float[Tensor, "b n c"]:
-        """F* = f_u + s (f_c - f_u): the features whose head logits are the guided logits."""
+        """Return F* = f_u + s (f_c - f_u), the features whose head logits are the guided logits."""
         return self.guide(self.rows)
 
     def guide(self, rows: Float[Tensor, "b 2 *rest"]) -> Float[Tensor, " b *rest"]:
-        """Combines both rows of anything by each picture's guidance."""
+        """Combine the two rows of a tensor by each picture's guidance."""
         scales = self.scales.view(-1, *[1] * (rows.ndim - 2))
         return rows[:, 1] + scales * (rows[:, 0] - rows[:, 1])
 
     def to(self, device: torch.device) -> "Examples":
-        """The same on a device."""
+        """Return the same on a device."""
         here = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: x.to(device) for name, x in here.items() if x is not None})
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a drafter says at one depth: entry j is about code `places[j]`, drafted `depth` codes past what is known.
+    """Predictions at one depth: entry j is for code `places[j]`, drafted `depth` codes past the known ones.
 
-    Depth 1 is the first draft. Give one of: `features`, estimates of F*, which the target's head turns into logits;
-    `rows`, the same of both guidance rows; `logits` of a head of one's own, -inf for codes it never drafts (with
-    `features` beside them if those are to be regressed too). `weights` multiply the loss of entries.
+    Depth 1 is the first draft. Set one of: `features`, estimates of F*, which the target's head turns into logits;
+    `rows`, the same for both guidance rows; `logits` of the module's own head, -inf for codes that it never drafts
+    (with `features` as well if they are regressed too). `weights` multiply the loss of the entries.
     """
 
     depth: int
@@ -68,23 +68,23 @@ class Prediction:
 
 @runtime_checkable
 class Trainee(Protocol):
-    """A module that the training loop can train. `reads` names the EXTRAS that it wants of `Examples`.
+    """A module that the training loop can train. `reads` names the EXTRAS of `Examples` that it needs.
 
-    Its config is a frozen dataclass with the fields `kind` and `target`, and a classmethod `for_target(config of the
-    target, **changes)`.
+    Its config is a frozen dataclass with the fields `kind` and `target` and a classmethod `for_target(target_config,
+    **changes)`.
     """
 
     config: Any
 
     @property
     def reads(self) -> frozenset[str]:
-        """Names out of EXTRAS."""
+        """Return names out of EXTRAS."""
         ...
 
     def init_for(self, target: Any, generator: torch.Generator) -> None:
-        """Weights to begin training from, for this target."""
+        """Set the weights from which training starts, for this target."""
         ...
 
     def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
-        """What it drafts at depths 1 .. `depths` from true codes, fed as drafting will feed it; with gradients."""
+        """Return its drafts at depths 1 .. `depths` from true codes, with gradients; inputs are as in drafting."""
         ...

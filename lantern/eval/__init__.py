@@ -1,6 +1,7 @@
-"""Measuring quality and speed: `lantern.eval.<question>`.
+"""Measurement of quality and speed: metrics, speed, protocols and boards.
 
-The code stands in `eval/` at the root of a checkout and inside this folder in a wheel.
+The code is in `eval/` at the root of a checkout and in this folder in a wheel. Only commands and training scripts
+import it; it may import everything of lantern.
 """
 
 from pathlib import Path

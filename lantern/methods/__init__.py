@@ -1,25 +1,12 @@
-"""Method names: which drafter, tree, verifier and relaxation stand behind each, as plain data.
+"""Methods by name: which drafter, tree, verifier and relaxation stand behind each, and what can be set.
 
-Importing this costs no torch. A method is added in one file of its own, as a row of `exact` or `relaxed`, and is
-checked by the contract test from then on. `lantern.catalog` puts methods together.
+`spec` says what a method is, `registry` finds it, `decoder` builds what decodes with it. Importing this folder needs no
+torch. Drafters, policies and relaxations import `spec` and `context`; nothing here imports them except by the name of
+their module.
 """
 
-import difflib
+from lantern.methods.context import DrafterContext
+from lantern.methods.registry import METHODS, find, register, specs
+from lantern.methods.spec import AddOn, Method, MethodSpec, Setting
 
-from lantern.methods.exact import EXACT
-from lantern.methods.kit import Kit
-from lantern.methods.method import Method
-from lantern.methods.relaxed import RELAXED
-
-__all__ = ["METHODS", "Kit", "Method", "find"]
-
-METHODS: dict[str, Method] = {method.name: method for method in (*EXACT, *RELAXED)}
-
-
-def find(name: str) -> Method:
-    """The method of a name; ValueError gives the nearest one."""
-    if name in METHODS:
-        return METHODS[name]
-    near = difflib.get_close_matches(str(name), METHODS, n=1, cutoff=0.4)
-    hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(METHODS)}"
-    raise ValueError(f'method "{str(name)[:80]}" is unknown: {hint}')
+__all__ = ["METHODS", "AddOn", "DrafterContext", "Method", "MethodSpec", "Setting", "find", "register", "specs"]

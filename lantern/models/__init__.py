@@ -1,6 +1,6 @@
-"""The models that Lantern decodes: `lantern.models.llamagen`.
+"""Models on disk: folders, trained add-ons, compatibility checks, and the model families (`lantern.models.llamagen`).
 
-Their code stands in `models/` at the root of a checkout and inside this folder in a wheel.
+May import core, drafters and methods. A family's code is in `models/` at the root of a checkout, in a wheel in here.
 """
 
 from pathlib import Path

@@ -1,1 +1,5 @@
-"""Training: one loop, one file a stage."""
+"""Training: the loop, one file per stage (tokenizer, target, drafter, policy), data sources, and add-on tables.
+
+Imported by `lantern.cli` and by recipes. Imports core, decoding, drafters, verifiers, methods, models and the step
+costs of `lantern.generation.tuning`.
+"""

@@ -1,108 +1,46 @@
-"""Prepared data: pictures of one size, captions with weights, and what made them, in one small folder.
+"""Prepared data: pictures of one size, captions with weights, and where they came from, in one small folder.
 
-A folder holds `pictures.tar` (PNG files, numbered), `records.jsonl` (one record a line) and `summary.json`. `prepare`
-writes it, `Prepared.open` reads it.
+A folder holds `pictures.tar` (PNG files, numbered), `records.jsonl` (one record per line) and `summary.json`.
+`write_prepared` writes it, `Prepared.open` reads it. `sources.py` and recipes provide the pictures.
 """
 
 import hashlib
 import json
+import os
 import shutil
 import tarfile
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-SOURCES = ("emoji", "folder", "classes", "webdataset")
-FILES = {"pictures.tar", "records.jsonl", "summary.json"}
+from lantern.core.config import one_line
+from lantern.core.io import atomic_write
+
+CACHE = "pictures.npy"  # all pictures decoded, written when they are first read
+FILES = {"pictures.tar", "records.jsonl", "summary.json", CACHE}
 KINDS = ("plain", "colour", "count", "pair")
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """What to prepare. `source` is one of SOURCES; the other fields that it does not use are ignored.
-
-    size: side of a picture in pixels. seed: of everything random. path: what a source other than emoji reads.
-    concepts: lists of concepts. styles: which art. reserved: the evaluation prompts whose words no caption may hold.
-    held_out: share of cells (emoji: concept and style; otherwise: pictures) kept from training. mirrors: add a
-    mirror image of each plain picture; shifts: add so many shifted ones. colours, counts, pairs: how many
-    composites to make. Relative paths are resolved against the file that the config is loaded from.
-    """
-
-    source: str = "emoji"
-    size: int = 64
-    seed: int = 0
-    path: str = ""
-    concepts: tuple[str, ...] = ()
-    styles: tuple[str, ...] = ("3d", "flat", "noto")
-    reserved: str = ""
-    held_out: float = 0.05
-    mirrors: bool = False
-    shifts: int = 0
-    colours: int = 0
-    counts: int = 0
-    pairs: int = 0
-
-    def __post_init__(self) -> None:
-        if self.source not in SOURCES:
-            raise ValueError(f"source is {self.source!r}, wanted one of {', '.join(SOURCES)}: change the config")
-        if not 8 <= self.size <= 4096:
-            raise ValueError(f"size is {self.size}, wanted 8 to 4096 pixels: change the config")
-        if not 0 <= self.held_out < 0.5:
-            raise ValueError(f"held_out is {self.held_out}, wanted at least 0 and less than 0.5")
-        if min(self.seed, self.shifts, self.colours, self.counts, self.pairs) < 0:
-            raise ValueError("seed, shifts, colours, counts and pairs must not be negative")
-        unknown = set(self.styles) - {"3d", "flat", "noto"}
-        if unknown or not self.styles:
-            raise ValueError(f"styles are {list(self.styles)}, wanted some of 3d, flat, noto")
-        if self.source == "emoji" and not self.concepts:
-            raise ValueError("concepts is empty, wanted at least one list such as concepts-core.txt")
-        if self.source != "emoji" and not self.path:
-            raise ValueError(f"path is empty, wanted the {self.source} data to read")
-
-    @classmethod
-    def load(cls, path: Path) -> "DataConfig":
-        """Read a JSON config. Raises ValueError, in one line, when the file or a field is not right."""
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}: cannot be read as a JSON config: {error}") from error
-        if not isinstance(values, dict):
-            raise ValueError(f"{path}: wanted a JSON object of fields, got {type(values).__name__}")
-        known = {f.name: type(f.default) for f in fields(cls)}
-        for name, value in values.items():
-            if name not in known:
-                raise ValueError(f"{path}: no field {name!r}; there are {', '.join(known)}")
-            wanted = {tuple: list, float: (int, float)}.get(known[name], known[name])
-            if not isinstance(value, wanted) or (isinstance(value, bool) != (known[name] is bool)):
-                raise ValueError(f"{path}: {name} is {value!r}, wanted a {known[name].__name__}")
-        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        config = cls(**given)
-        home = path.resolve().parent
-        return replace(
-            config,
-            path=str(home / config.path) if config.path else "",
-            concepts=tuple(str(home / name) for name in config.concepts),
-            reserved=str(home / config.reserved) if config.reserved else "",
-        )
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Record:
-    """One picture and what may be said of it.
+    """One picture with its captions.
 
     image: its number. captions: (text, weight) pairs, weights summing to one. kind: one of KINDS. concepts: names, one
-    for plain, colour and count, two for a pair (left, right), none where unknown. split: train or heldout.
-    variant: original, mirror or shift. may_mirror: the mirror image is as good a picture. colour: the one it was
-    given, or "". number: how many things it shows.
+    for plain, colour and count, two for a pair (left, right), none if unknown. style: name of the style or "".
+    split: train or heldout. variant: original, mirror or shift. may_mirror: the mirror image is valid too. colour: the
+    colour that it was given, or "". number: how many things it shows.
     """
 
     image: int
@@ -119,7 +57,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a preparation made and from what; written as `summary.json`.
+    """Contents and origin of prepared data, written as `summary.json`.
 
     counts: records by kind, split and style. skipped: unreadable or uncaptioned inputs, the first hundred by name.
     packages: name, version, sha256 and licence of each archive. sha256: of pictures.tar; bytes: of the whole folder
@@ -142,9 +80,12 @@ class Summary:
         return f"{self.records} pictures, {self.bytes / 2**20:.1f} MiB, {self.num_skipped} inputs left out"
 
 
+Made = tuple[np.ndarray, Record]  # a picture (h w 3, bytes) with its record
+
+
 @dataclass
 class Writer:
-    """Takes pictures and records one by one and writes them down at once; `close` completes the folder."""
+    """Writes pictures and records one by one; `close` completes the folder."""
 
     folder: Path
     records: list[Record] = field(default_factory=list)
@@ -156,15 +97,31 @@ class Writer:
 
     def add(self, picture: UInt8[np.ndarray, "h w 3"], record: Record) -> None:
         """Append a picture; the record's `image` is set to its number."""
-        from PIL import Image
+        self._append(encode_png(picture), record)
 
-        buffer = BytesIO()
-        Image.fromarray(picture).save(buffer, "PNG", compress_level=9)
+    def add_all(self, jobs: Iterable[Callable[[], Made | str]], *, workers: int | None = None) -> Iterator[str | None]:
+        """Append the picture of each job in order; yield None, or the text that a job returns instead of a picture.
+
+        Jobs run in threads on all cores, or in `workers`: Pillow and NumPy release Python's lock in most of the work.
+        The number of workers does not change what is written.
+        """
+
+        def run(job: Callable[[], Made | str]) -> tuple[bytes, Record] | str:
+            made = job()
+            return made if isinstance(made, str) else (encode_png(made[0]), made[1])
+
+        for done in map_ahead(run, jobs, workers=workers or os.cpu_count() or 1):
+            if isinstance(done, str):
+                yield done
+            else:
+                self._append(*done)
+                yield None
+
+    def _append(self, png: bytes, record: Record) -> None:
         number = len(self.records)
         info = tarfile.TarInfo(f"{number:06d}.png")
-        info.size = buffer.tell()
-        buffer.seek(0)
-        self.tar.addfile(info, buffer)
+        info.size = len(png)
+        self.tar.addfile(info, BytesIO(png))
         self.records.append(replace(record, image=number))
 
     def close(self) -> None:
@@ -177,7 +134,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A folder of prepared data. Pictures are decoded when asked for."""
+    """A folder of prepared data. Pictures are decoded on access."""
 
     folder: Path
     records: list[Record]
@@ -196,32 +153,75 @@ class Prepared:
         return cls(folder, records, summary)
 
     def image(self, number: int) -> UInt8[Tensor, "3 h w"]:
-        """One picture by its number."""
+        """Return one picture by its number."""
         with tarfile.open(self.folder / "pictures.tar") as tar:
             file = tar.extractfile(f"{number:06d}.png")
             assert file is not None
             return decode_png(file.read())
 
+    @property
+    def digest(self) -> str:
+        """The sha256 of pictures.tar, from the summary if it has one."""
+        if found := self.summary.get("sha256"):
+            return str(found)
+        with (self.folder / "pictures.tar").open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
     def images(self) -> UInt8[Tensor, "n 3 h w"]:
-        """All pictures, in order of their numbers."""
+        """Return all pictures in order of their numbers, mapped from a cache of decoded pictures."""
+        path = self.folder / CACHE
+        try:
+            if not path.exists():
+                pictures = self._decode()
+                with atomic_write(path) as temporary, temporary.open("wb") as file:
+                    np.save(file, pictures.numpy())
+            # copy on write: the pictures stay on disk, and no caller changes the file
+            found = torch.from_numpy(np.load(path, mmap_mode="c"))
+        except PermissionError:
+            found = self._decode()
+        except (EOFError, ValueError) as error:
+            raise ValueError(f"{path} cannot be read ({one_line(error)}): remove it") from error
+        if len(found) != len(self.records):
+            raise ValueError(f"{self.folder}: {len(found)} pictures but {len(self.records)} records: prepare it again")
+        return found
+
+    def _decode(self) -> UInt8[Tensor, "n 3 h w"]:
+        """Decode all pictures on all cores; Pillow releases Python's lock meanwhile."""
         with tarfile.open(self.folder / "pictures.tar") as tar:
-            files = (tar.extractfile(member) for member in tar)
-            pictures = [decode_png(file.read()) for file in files if file is not None]
-        if len(pictures) != len(self.records):
-            raise ValueError(
-                f"{self.folder}: {len(pictures)} pictures but {len(self.records)} records: prepare it again"
-            )
-        return torch.stack(pictures)
+            files = [file.read() for member in tar if (file := tar.extractfile(member)) is not None]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            return torch.stack(list(threads.map(decode_png, files)))
+
+
+def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int) -> Iterator[Result]:
+    """Yield the results of items in order, computed in threads a few items ahead."""
+    waiting: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(workers) as threads:
+        for item in items:
+            waiting.append(threads.submit(function, item))
+            if len(waiting) > 4 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def encode_png(picture: UInt8[np.ndarray, "h w 3"]) -> bytes:
+    """Return a picture as a PNG file."""
+    from PIL import Image
+
+    buffer = BytesIO()
+    Image.fromarray(picture).save(buffer, "PNG", compress_level=9)
+    return buffer.getvalue()
 
 
 def record_of(values: dict[str, Any]) -> Record:
-    """A record from its JSON form."""
+    """Return a record from its JSON form."""
     captions = tuple((text, weight) for text, weight in values.pop("captions"))
     return Record(captions=captions, concepts=tuple(values.pop("concepts")), **values)
 
 
 def decode_png(data: bytes) -> UInt8[Tensor, "3 h w"]:
-    """A PNG file's pixels, channels first."""
+    """Return a PNG file's pixels, channels first."""
     from PIL import Image
 
     with Image.open(BytesIO(data)) as image:
@@ -229,46 +229,48 @@ def decode_png(data: bytes) -> UInt8[Tensor, "3 h w"]:
 
 
 def share_of(key: str) -> float:
-    """A number in [0, 1) that depends on the key alone: the same on every machine, in every order."""
+    """Return a number in [0, 1) that depends on the key alone, the same on every machine and in every order."""
     return int(hashlib.md5(key.encode()).hexdigest()[:13], 16) / 16**13
 
 
 def count_by(records: Iterable[Record]) -> dict[str, dict[str, int]]:
-    """How many records there are of each kind, split and style."""
+    """Count the records of each kind, split and style."""
     listed = list(records)
     return {
         name: dict(sorted(Counter(getattr(r, name) for r in listed).items())) for name in ("kind", "split", "style")
     }
 
 
-def prepare(config: DataConfig, *, out: Path, packages: Path, progress: Progress | None = None) -> Summary:
+@dataclass(frozen=True)
+class Filled:
+    """What a source reports after writing: inputs it left out ("name: reason") and the packages it used."""
+
+    skipped: list[str]
+    packages: list[dict[str, str]] = field(default_factory=list)
+
+
+def write_prepared(
+    out: Path, fill: Callable[[Writer], Filled], *, source: str, origin: str, seed: int, size: int
+) -> Summary:
     """Prepare data into `out`, which is replaced as a whole once everything is written.
 
-    packages: folder of npm archives, for the emoji source; missing ones are fetched into it. progress: called with
-    (done, total), total 0 where it is not known.
-    Raises ValueError, in one line, for wrong archives, a wrong path, or when no picture is usable.
+    `fill` adds pictures and records to the writer. `origin` names the input in the error that no picture is usable.
+    Raises ValueError, in one line, if `out` holds something else or no picture is usable.
     """
-    from lantern.training.emoji_set import write_emoji
-    from lantern.training.sources import write_source
-
     if out.exists() and not (out.is_dir() and {path.name for path in out.iterdir()} <= FILES):
         raise ValueError(f"{out} exists and is no prepared data: choose another folder or remove it")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     writer = Writer(partial)
-    report = progress or (lambda done, total: None)
     try:
-        if config.source == "emoji":
-            skipped, used = write_emoji(config, writer, packages=packages, progress=report)
-        else:
-            skipped, used = write_source(config, writer, progress=report), []
+        filled = fill(writer)
         writer.close()
         if not writer.records:
             raise ValueError(
-                f"{config.path or config.source}: no usable picture with a caption among "
-                f"{len(skipped)}, first of them: {', '.join(skipped[:3]) or 'none'}"
+                f"{origin}: no usable picture with a caption among {len(filled.skipped)}, first of them: "
+                f"{', '.join(filled.skipped[:3]) or 'none'}"
             )
-        summary = summarise(config, writer, skipped=skipped, packages=used)
+        summary = summarise(writer, filled, source=source, seed=seed, size=size)
         text = json.dumps(asdict(summary), indent=2, ensure_ascii=False)
         (partial / "summary.json").write_text(text + "\n", encoding="utf-8")
         shutil.rmtree(out, ignore_errors=True)
@@ -279,20 +281,20 @@ def prepare(config: DataConfig, *, out: Path, packages: Path, progress: Progress
     return summary
 
 
-def summarise(config: DataConfig, writer: Writer, *, skipped: list[str], packages: list[dict[str, str]]) -> Summary:
-    """The summary of a finished writer."""
+def summarise(writer: Writer, filled: Filled, *, source: str, seed: int, size: int) -> Summary:
+    """Return the summary of a finished writer."""
     with (writer.folder / "pictures.tar").open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return Summary(
-        source=config.source,
-        seed=config.seed,
-        size=config.size,
+        source=source,
+        seed=seed,
+        size=size,
         records=len(writer.records),
         concepts=len({name for record in writer.records for name in record.concepts}),
         counts=count_by(writer.records),
-        num_skipped=len(skipped),
-        skipped=tuple(skipped[:100]),
-        packages=tuple(packages),
+        num_skipped=len(filled.skipped),
+        skipped=tuple(filled.skipped[:100]),
+        packages=tuple(filled.packages),
         sha256=digest,
         bytes=sum(path.stat().st_size for path in writer.folder.iterdir()),
     )

@@ -1,8 +1,8 @@
-"""Training of a drafter of any kind, on pictures that the target itself makes (`lantern train drafter`).
+"""Training of a drafter of any kind on pictures that the target generates (`lantern train drafter`).
 
-Online the target makes pictures as they are needed, offline they are made once and cached. The losses compare the
-drafter's laws with the target's, after guidance and filters, at every depth of a training-time test
-(arXiv:2503.01840): see losses.py.
+Online, the target generates pictures when they are needed; offline, they are generated once and cached. The losses
+compare the drafter's distributions with the target's, after guidance and filters, at every depth of a training-time
+test (arXiv:2503.01840): see losses.py.
 """
 
 import hashlib
@@ -13,36 +13,38 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from lantern.config import build_config, read_json_object
+from lantern.core.io import load_component, save_component, weights_digest
+from lantern.core.sampling import Sampling
 from lantern.drafters.examples import Examples, Prediction, Trainee
-from lantern.io import load_component, save_component, weights_digest
 from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.sampling import Sampling
-from lantern.training.contact import save_grid
+from lantern.training.config import load_training_config, with_overrides
 from lantern.training.data import Prepared
+from lantern.training.draft_metrics import Draft, HeldOutDrafts
 from lantern.training.feature_cache import FeatureCache
 from lantern.training.features import Captions, fingerprint
-from lantern.training.held_out import Draft, HeldOut
 from lantern.training.kinds import find_kind, load_kind, new_module
-from lantern.training.loop import LoopConfig, Task, step_seed, with_overrides
+from lantern.training.log import save_sheet
+from lantern.training.loop import LoopConfig, Task, step_seed
 from lantern.training.loop import train as run_loop
 from lantern.training.losses import Objective, acceptance, feature_regression
+from lantern.training.schedule import adjusted
 from lantern.training.teacher import Source, Teacher
 
-MOST = 1 << 31  # pictures that an online run can tell apart
+MOST = 1 << 31  # different pictures of an online run
 
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """What to train and how. `kind` is a name of `kinds.KINDS`, `model` changes fields of its config.
+    """Settings of a drafter. `kind` is the name of a trained drafter, `model` changes fields of its config.
 
-    `source`: "offline" makes `pictures` pictures first and caches their features, `shard` to a file; "online" makes
-    them when they are needed, fresh ones in every batch where `pictures` is 0. They are made at `guidance` and the
-    filters `temperature`, `top_k` and `top_p`, under which the losses compare laws too; a batch draws its scale from
-    `scales`. The first `held_out` pictures are kept aside. `unroll` is how many depths the drafter learns.
+    `source`: "offline" generates `pictures` pictures first and caches their features, `shard` per file; "online"
+    generates them when they are needed, new ones in every batch if `pictures` is 0. They are sampled at `guidance` with
+    `temperature`, `top_k` and `top_p`; the losses compare distributions under the same filters, at a guidance scale
+    sampled from `scales` per picture of a batch. The first `held_out` pictures are held out. `unroll` is the number of
+    depths that the drafter learns.
     """
 
     loop: LoopConfig
@@ -73,24 +75,21 @@ class DrafterConfig:
         if len(self.scales) != 2 or not 0 < self.scales[0] <= self.scales[1]:
             raise ValueError(f"scales is {list(self.scales)}, wanted the lowest and the highest guidance, above 0")
         if self.sampling.is_greedy:
-            raise ValueError("temperature is 0: a drafter learns laws, wanted above 0")
+            raise ValueError("temperature is 0: a drafter learns distributions, wanted above 0")
 
     @property
     def sampling(self) -> Sampling:
-        """How pictures are drawn."""
+        """How pictures are sampled."""
         return Sampling(self.guidance, self.temperature, self.top_k, self.top_p)
 
     @classmethod
     def load(cls, path: Path) -> "DrafterConfig":
-        """Reads JSON; ValueError names an unknown field with the nearest, or one of the wrong type."""
-        raw = read_json_object(path)
-        parts = {"loop": LoopConfig, "objective": Objective}
-        built = {name: build_config(kind, raw[name], source=path) for name, kind in parts.items() if name in raw}
-        return build_config(cls, {**raw, **built}, source=path)
+        """Read a JSON config; ValueError names an unknown field with the nearest, or one of the wrong type."""
+        return load_training_config(cls, path)
 
 
 class DrafterTask(Task):
-    """What every kind of drafter shares: where pictures come from, the losses of its drafts, and figures of them."""
+    """The part of training that all drafters share: source of pictures, losses of drafts, held-out figures."""
 
     def __init__(
         self,
@@ -102,29 +101,28 @@ class DrafterTask(Task):
         vq: VQVAE | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.law = config, config.sampling
+        self.config, self.sampling = config, config.sampling
         self.drafter = module or new_module(config.kind, target, config.model, seed=config.loop.seed)
-        # of specialists the later ones would be left as they began
+        # later specialist layers would not be trained otherwise
         if config.unroll < (least := getattr(self.drafter, "least_depths", 1)):
-            raise ValueError(
-                f"unroll is {config.unroll}, wanted at least {least}: the depth where the last layer begins"
-            )
+            raise ValueError(f"unroll is {config.unroll}, wanted at least {least}: the first depth of the last layer")
         self.frozen = (target.requires_grad_(False).eval(), *([vq.eval()] if vq is not None else []))
         self._source = source
-        self._held: HeldOut | None = None
+        self.has_background_batches = config.source == "offline"  # online, the target runs to make a batch
+        self._held: HeldOutDrafts | None = None
 
     @property
     def trainee(self) -> Trainee:
-        """The module, as what it can say."""
+        """The module by the protocol of trained drafters."""
         return cast(Trainee, self.drafter)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """AdamW over what the drafter wants trained."""
+        """Return AdamW over the trainable weights of the drafter."""
         config, trained = self.config, [p for p in self.drafter.parameters() if p.requires_grad]
         return [torch.optim.AdamW(trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay)]
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Examples]:
-        """Examples at guidance scales of their own."""
+        """Return examples, each at its own guidance scale."""
         config, generator = self.config, torch.Generator().manual_seed(step_seed(self.config.loop.seed, step, rank))
         numbers = torch.randint(config.held_out, config.pictures or MOST, (config.batch,), generator=generator)
         low, high = config.scales
@@ -137,74 +135,79 @@ class DrafterTask(Task):
         return Examples(scales=scales.to(device), **{**whole, "codes": read["codes"].long()})
 
     def _draft(self, examples: Examples) -> list[tuple[Draft, Prediction]]:
-        """The laws of every depth, target's and drafter's."""
+        """Return the target's and the drafter's distributions at every depth."""
         head = cast(Transformer, self.frozen[0]).head
-        # rounded to bf16, guided logits would be another law
+        # guided logits rounded to bf16 would be another distribution
         with torch.no_grad(), torch.autocast(examples.codes.device.type, enabled=False):
-            p = self.law.filtered(head(examples.guided)).exp()
+            p = self.sampling.filtered(head(examples.guided)).exp()
         made = []
-        for said in self.trainee.training_predictions(examples, self.config.unroll):
-            logits = said.logits
+        for predicted in self.trainee.training_predictions(examples, self.config.unroll):
+            logits = predicted.logits
             if logits is None:
-                features = said.features if said.rows is None else examples.guide(said.rows)
+                features = predicted.features if predicted.rows is None else examples.guide(predicted.rows)
                 assert features is not None
                 logits = head(features)
-            made.append((Draft(said.depth, said.places, p[:, said.places], self.law.filtered(logits)), said))
+            made.append(
+                (
+                    Draft(predicted.depth, predicted.places, p[:, predicted.places], self.sampling.filtered(logits)),
+                    predicted,
+                )
+            )
         return made
 
-    def _loss(self, draft: Draft, said: Prediction, examples: Examples) -> Tensor:
-        """One value an entry, weighed as the drafter asks."""
+    def _loss(self, draft: Draft, predicted: Prediction, examples: Examples) -> Tensor:
+        """Return one value per entry, with the drafter's weights."""
         objective = self.config.objective
-        loss = objective.of_laws(draft.p, draft.log_q)
-        if objective.regression and said.features is not None:
-            wanted = examples.guided[:, said.places]
-            loss = loss + objective.regression * feature_regression(said.features, wanted)
-        if objective.regression and said.rows is not None:
-            apart = feature_regression(said.rows, examples.rows[:, :, said.places])
+        loss = objective.of_distributions(draft.p, draft.log_q)
+        if objective.regression and predicted.features is not None:
+            expected = examples.guided[:, predicted.places]
+            loss = loss + objective.regression * feature_regression(predicted.features, expected)
+        if objective.regression and predicted.rows is not None:
+            apart = feature_regression(predicted.rows, examples.rows[:, :, predicted.places])
             loss = loss + objective.regression * apart.mean(1)
-        return loss if said.weights is None else loss * said.weights
+        return loss if predicted.weights is None else loss * predicted.weights
 
     def forward(self, examples: Examples) -> dict[str, Tensor]:
-        """The faded sum of the depths' losses, and the acceptance of the first and the last."""
+        """Return the sum of the depths' losses, faded by depth, and the acceptance at the first and the last depth."""
         drafts = self._draft(examples)
         fades = [self.config.objective.fade ** (draft.depth - 1) for draft, _ in drafts]
-        losses = [self._loss(draft, said, examples).mean() for draft, said in drafts]
+        losses = [self._loss(draft, predicted, examples).mean() for draft, predicted in drafts]
         first, last = (acceptance(d.p, d.log_q).mean() for d in (drafts[0][0], drafts[-1][0]))
         loss = torch.stack([fade * loss for fade, loss in zip(fades, losses, strict=True)]).sum()
         return {"loss": loss, "accepted_first": first, "accepted_last": last}
 
     @property
-    def held(self) -> HeldOut:
-        """The pictures kept aside, at the guidance that they were made with."""
+    def held(self) -> HeldOutDrafts:
+        """The held-out pictures, at the guidance that they were sampled with."""
         if self._held is None:
             config, device = self.config, next(self.drafter.parameters()).device
             numbers = list(range(config.held_out))
             blocks = [numbers[i : i + config.batch] for i in range(0, len(numbers), config.batch)]
             scales = [torch.full((len(block),), config.guidance) for block in blocks]
-            kept = [self._examples(block, s, device) for block, s in zip(blocks, scales, strict=True)]
-            self._held = HeldOut(kept, lambda examples: [draft for draft, _ in self._draft(examples)])
+            held = [self._examples(block, s, device) for block, s in zip(blocks, scales, strict=True)]
+            self._held = HeldOutDrafts(held, lambda examples: [draft for draft, _ in self._draft(examples)])
         return self._held
 
     def evaluate(self) -> dict[str, float]:
-        """Acceptance and hit rates of every depth on pictures kept aside."""
+        """Return acceptance and hit rates of every depth on held-out pictures."""
         return self.held.measure()
 
     def sample(self, path: Path) -> None:
-        """Where drafts are accepted, a map a depth; with a VQ tokenizer, what first drafts look like beside it."""
+        """Write a map of acceptance per depth, or, with a VQ tokenizer, pictures made of first drafts."""
         if len(self.frozen) == 1:
             maps = self.held.maps()
-            save_grid(maps, path, columns=len(maps))
+            save_sheet(maps, path, columns=len(maps))
         else:
             pictures = self.held.pictures(cast(VQVAE, self.frozen[1]))
-            save_grid(pictures, path, columns=self.config.batch)
+            save_sheet(pictures, path, columns=self.config.batch)
 
     def export(self, folder: Path) -> None:
-        """Writes the drafter to `folder/drafter`."""
+        """Write the drafter to `folder/drafter`."""
         save_component(self.drafter.state_dict(), self.trainee.config, folder / "drafter", dtype=torch.bfloat16)
 
 
 def make_source(config: DrafterConfig, teacher: Teacher, root: Path, signature: str) -> Source:
-    """The teacher itself, or its pictures on disk, made if they are not there."""
+    """Return the teacher itself, or the cache of its pictures on disk, which is filled first."""
     if config.source == "online":
         return teacher
     cache = FeatureCache(root / f"features-{signature}", pictures=config.pictures, shard=config.shard)
@@ -215,13 +218,13 @@ def make_source(config: DrafterConfig, teacher: Teacher, root: Path, signature: 
 def make_teacher(
     config: DrafterConfig, target: Transformer, captions: Captions, prepared: Prepared, reads: frozenset[str]
 ) -> Teacher:
-    """A teacher that draws the main captions of training pictures."""
+    """Return a teacher that generates pictures for the main captions of training pictures."""
     texts = [record.captions[0][0] for record in prepared.records if record.split == "train"]
     return Teacher(target, captions, texts, sampling=config.sampling, seed=config.loop.seed, reads=reads)
 
 
 def sign(config: DrafterConfig, teacher: Teacher, read: str) -> str:
-    """A name for a teacher's pictures: other weights, captions, sampling or extras give another."""
+    """Return a name for a teacher's pictures that depends on weights, captions, sampling and extras."""
     weights, numbers = weights_digest(teacher.target.state_dict()), (config.loop.seed, config.pictures, config.shard)
     made = repr((weights, read, numbers, teacher.slots, teacher.sampling, sorted(teacher.reads)))
     return hashlib.sha256(made.encode()).hexdigest()[:16]
@@ -241,15 +244,17 @@ def train(
     cache: Path | None = None,
     steps: int | None = None,
     decay: int | None = None,
+    minutes: float | None = None,
 ) -> None:
-    """Trains a drafter for a target and writes `out/drafter`; resumes what `out` holds.
+    """Train a drafter for a target and write `out/drafter`; resume what `out` holds.
 
-    `init` is a trained drafter of the same kind to begin from, also one as released with LANTERN; it keeps its form.
-    With `vq`, samples are pictures. Caption and picture features lie in `cache`, or in `out`: runs may share them.
+    `init` is a trained drafter of the same kind to start from, LANTERN's released ones included; it keeps its sizes.
+    With `vq`, samples are pictures. Features of captions and pictures are cached in `cache`, by default `out`; runs may
+    share them.
     """
     if kind is not None and kind != config.kind:
         raise ValueError(f"the config trains kind {config.kind}, got --kind {kind}: give a config of that kind")
-    config = with_overrides(config, loop=with_overrides(config.loop, steps=steps, decay=decay))
+    config = with_overrides(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
     model = load_component(Transformer, TransformerConfig, target)
     if init is None:
         module = new_module(config.kind, model, config.model, seed=config.loop.seed)

@@ -1,7 +1,7 @@
-"""Pictures that a teacher made and what it felt, on disk: sharded safetensors, filled once, read at random.
+"""Pictures of a teacher with their features on disk: sharded safetensors, filled once, read at random.
 
-A folder holds `00000.safetensors`, `00001.safetensors`, ...: shard k is pictures k * shard and on. Shards are written
-aside and renamed, so that a stopped build goes on with the first one missing.
+A folder holds `00000.safetensors`, `00001.safetensors`, ...: shard k starts with picture k * shard. Shards are written
+to a temporary file and renamed, so that a stopped build continues with the first missing shard.
 """
 
 import math
@@ -14,15 +14,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from lantern.io import atomic_write
+from lantern.core.io import atomic_write
 from lantern.training.teacher import Teacher
 
-SPARE = 1 << 26  # bytes of the disk that a cache leaves alone
-BATCH = 64  # pictures made together
+SPARE = 1 << 26  # bytes of the disk that stay free
+BATCH = 64  # pictures generated together
 
 
-def in_units(size: float) -> str:
-    """Bytes for people."""
+def format_bytes(size: float) -> str:
+    """Return a number of bytes with its unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"
@@ -31,7 +31,7 @@ def in_units(size: float) -> str:
 
 
 class FeatureCache:
-    """The first `pictures` pictures of a teacher, `shard` to a file."""
+    """The first `pictures` pictures of a teacher, `shard` per file."""
 
     def __init__(self, folder: Path, *, pictures: int, shard: int) -> None:
         self.folder, self.pictures, self.shard = folder, pictures, shard
@@ -42,14 +42,14 @@ class FeatureCache:
         return range(-(-self.pictures // self.shard))
 
     def estimate(self, teacher: Teacher) -> int:
-        """Bytes of tensors of all pictures."""
+        """Return the bytes of the tensors of all pictures."""
         each = sum(math.prod(shape) * dtype.itemsize for shape, dtype in teacher.shapes().values())
         return each * self.pictures
 
     def fill(self, teacher: Teacher) -> None:
-        """Makes what is missing, each of several processes its share, after it has said how much disk that takes.
+        """Generate the missing shards, each of several processes its share, and print the disk space it takes.
 
-        ValueError if the disk has less room.
+        ValueError if the disk has less space.
         """
         from accelerate import PartialState
 
@@ -64,7 +64,7 @@ class FeatureCache:
         state.wait_for_everyone()
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Tensors of these pictures."""
+        """Return the tensors of these pictures."""
         from safetensors import safe_open
 
         rows: dict[int, dict[str, Tensor]] = {}
@@ -81,12 +81,13 @@ class FeatureCache:
 
     def _announce(self, teacher: Teacher, share: float) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        whole, free = self.estimate(teacher), shutil.disk_usage(self.folder).free
-        each = in_units(whole / self.pictures)
-        text = f"feature cache {self.folder}: {self.pictures} pictures of {each}, {in_units(whole)}"
-        print(f"{text}; {in_units(whole * share)} to write, {in_units(free)} free", file=sys.stderr)
-        if whole * share + SPARE > free:
-            raise ValueError(f'{text} do not fit on a disk with {in_units(free)} left: fewer, or "source": "online"')
+        total, free = self.estimate(teacher), shutil.disk_usage(self.folder).free
+        each = format_bytes(total / self.pictures)
+        text = f"feature cache {self.folder}: {self.pictures} pictures of {each}, {format_bytes(total)}"
+        print(f"{text}; {format_bytes(total * share)} to write, {format_bytes(free)} free", file=sys.stderr)
+        if total * share + SPARE > free:
+            advice = 'use fewer pictures, or "source": "online"'
+            raise ValueError(f"{text} do not fit on a disk with {format_bytes(free)} left: {advice}")
 
     def _make(self, teacher: Teacher, shards: Sequence[int], *, is_quiet: bool) -> None:
         from safetensors.torch import save_file

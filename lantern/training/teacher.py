@@ -1,4 +1,4 @@
-"""The target as a teacher: it makes pictures by plain decoding and tells what it felt while it made them."""
+"""The target as a teacher: pictures by plain decoding, with the features of the target along them."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,28 +8,28 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition
 from lantern.decoding.plain import generate
 from lantern.drafters.examples import fused_layers
 from lantern.models.llamagen.transformer import Transformer
-from lantern.sampling import Sampling
 from lantern.training.features import Captions
 from lantern.training.loop import step_seed
-from lantern.types import Condition
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class Source(Protocol):
-    """Where pictures come from, by number; picture i is the same from every source of one teacher."""
+    """A source of pictures by number; picture i is the same from every source of one teacher."""
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Codes, rows and what else `Examples` may hold, of these pictures."""
+        """Return codes, rows and other fields of `Examples` of these pictures."""
         ...
 
 
 @contextmanager
 def taps(target: Transformer, layers: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Lends a list that fills with what enters these layers in the next pass, in the order given."""
+    """Yield a list that receives the inputs of these layers in the next pass, in the order given."""
     found: dict[int, Tensor] = {}
     seen: list[Tensor] = []
 
@@ -37,7 +37,7 @@ def taps(target: Transformer, layers: Sequence[int]) -> Iterator[list[Tensor]]:
         def hook(_: Any, inputs: tuple[Any, ...]) -> None:
             found[layer] = inputs[0]
             if is_last:
-                seen.extend(found[wanted] for wanted in layers)
+                seen.extend(found[each] for each in layers)
 
         return hook
 
@@ -59,9 +59,9 @@ def read_pictures(
     *,
     reads: Collection[str] = (),
 ) -> dict[str, Tensor]:
-    """Features that predict each code, in the conditional and the unconditional row: `rows`, and the extras asked for.
+    """Return the features that predict each code, conditional and unconditional: `rows`, and the extras in `reads`.
 
-    Padding sees only padding, as when the prompt is read for decoding.
+    Padding attends to padding alone, as in the prefill of decoding.
     """
     slots, layers = words.shape[1], fused_layers(target.config.n_layer)
     valid = torch.nn.functional.pad(mask, (0, codes.shape[1] - 1), value=True)
@@ -80,10 +80,10 @@ def read_pictures(
 
 
 class Teacher:
-    """Makes picture number i: a caption and noise that depend on the seed and i only, whatever the batch.
+    """Generates picture number i with a caption and noise that depend on the seed and i alone, not on the batch.
 
-    `texts` are the captions to draw from; `reads` names what a drafter wants beside codes and rows. A drafter that
-    reads the prompt gets every slot of it, padding included. Features are kept in bf16, as a feature cache keeps them.
+    `texts` are the captions to choose from; `reads` names the extra fields that a drafter reads. A drafter that reads
+    the prompt gets every slot of it, padding included. Features are in bf16, as in a feature cache.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Teacher:
         self.slots = config.cls_token_num if "prompt" in self.reads else captions.features.shape[1]
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Makes these pictures, on the target's device."""
+        """Generate these pictures on the target's device."""
         chosen = self._rows[[step_seed(self.seed, number, 0) % len(self._rows) for number in numbers]]
         device = self.target.tok_embeddings.weight.device
         missing = self.slots - self._captions.features.shape[1]
@@ -111,12 +111,12 @@ class Teacher:
         mask = torch.nn.functional.pad(self._captions.mask[chosen], (missing, 0)).to(device)
         keys = [(self.seed, number) for number in numbers]
         codes = generate(self.target, Condition(embeddings=words, mask=mask), sampling=self.sampling, keys=keys).codes
-        felt = read_pictures(self.target, words, mask, codes, reads=self.reads)
-        kept = {name: x.bfloat16() for name, x in {**felt, "words": words}.items()}
+        teacher_features = read_pictures(self.target, words, mask, codes, reads=self.reads)
+        kept = {name: x.bfloat16() for name, x in {**teacher_features, "words": words}.items()}
         return {"codes": codes.int(), "mask": mask, **kept}
 
     def shapes(self) -> Shapes:
-        """What one picture's tensors take."""
+        """Return shape and dtype of one picture's tensors."""
         config, half = self.target.config, torch.bfloat16
         found: Shapes = {
             "codes": ((config.block_size,), torch.int32),

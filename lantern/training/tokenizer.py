@@ -1,6 +1,10 @@
-"""Training of the VQ tokenizer: reconstruction and perceptual loss, moving-average codebook, dead codes revived."""
+"""Training of the VQ tokenizer, and of its decoder alone under fixed codes.
 
-import json
+The tokenizer has a reconstruction and a perceptual loss, a codebook of moving averages, and unused codes are replaced.
+The decoder alone improves the pictures of a trained target: half the time it reads the codes as the encoder gives
+them, half the time with one code for the background, as a target with `unify_background` generates them.
+"""
+
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,17 +13,25 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.io import load_module, save_component
+from lantern.core.io import load_module, save_component
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels, to_uint8
-from lantern.training.contact import save_grid
+from lantern.training.config import load_training_config, with_overrides
 from lantern.training.data import Prepared
-from lantern.training.loop import LoopConfig, Task, step_seed, with_overrides
+from lantern.training.features import picture_codes
+from lantern.training.log import save_sheet
+from lantern.training.loop import LoopConfig, Task, step_seed
 from lantern.training.loop import train as run_loop
+from lantern.training.schedule import adjusted
 
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """What to train and how; `free_steps` is how long the encoder learns before its vectors are quantised."""
+    """Model and settings of the tokenizer.
+
+    `shift` moves pictures by up to so many pixels. `perceptual` weighs the perceptual loss, 0 for none. `free_steps` is
+    how long the encoder learns before its vectors are quantised. `composites` is the share of pictures that are not of
+    kind plain.
+    """
 
     model: VQConfig
     loop: LoopConfig
@@ -35,12 +47,8 @@ class TokenizerConfig:
 
     @classmethod
     def load(cls, path: Path) -> "TokenizerConfig":
-        """Reads JSON; an unknown field is a ValueError."""
-        raw = json.loads(path.read_text())
-        try:
-            return cls(**{**raw, "model": VQConfig(**raw["model"]), "loop": LoopConfig(**raw["loop"])})
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"{path}: {error}") from None
+        """Read a JSON config; ValueError names the file and the wrong field."""
+        return load_training_config(cls, path)
 
 
 class TokenizerTask(Task):
@@ -49,7 +57,7 @@ class TokenizerTask(Task):
     counts: Tensor
     sums: Tensor
 
-    def __init__(self, config: TokenizerConfig, pictures: Prepared, packages: Path) -> None:
+    def __init__(self, config: TokenizerConfig, pictures: Prepared, packages: Path | None) -> None:
         super().__init__()
         self.config = config
         torch.manual_seed(config.loop.seed)
@@ -74,12 +82,12 @@ class TokenizerTask(Task):
         self._held = images[torch.tensor(held or plain[:64])]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """AdamW over encoder and decoder."""
+        """Return AdamW over encoder and decoder."""
         trained = [p for p in self.vq.parameters() if p.requires_grad]
         return [torch.optim.AdamW(trained, lr=self.config.lr, betas=(0.9, 0.95), weight_decay=0.01)]
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
-        """Pictures, flipped and shifted, on a white ground; and the step."""
+        """Return pictures, flipped and shifted on white, and the step."""
         config = self.config
         generator = torch.Generator().manual_seed(step_seed(config.loop.seed, step, rank))
         draw = torch.rand(config.batch, 3, generator=generator)
@@ -97,7 +105,7 @@ class TokenizerTask(Task):
         return to_pixels(x).to(device), torch.tensor(step)
 
     def forward(self, pixels: Float[Tensor, "b 3 h w"], step: Int[Tensor, ""]) -> dict[str, Tensor]:
-        """Reconstruction through the codebook; through the bare vectors while `free_steps` last."""
+        """Return the losses of the reconstruction from codes, during `free_steps` from unquantised vectors."""
         config = self.config
         z = F.normalize(self.vq.latents(pixels).float(), dim=1)
         flat = z.permute(0, 2, 3, 1).flatten(0, 2)
@@ -108,11 +116,13 @@ class TokenizerTask(Task):
         self._seen = (flat.detach(), codes)
         made = self.vq.decode_latents(z if is_free else z + (quantised - z).detach())
         commit = z.new_zeros(()) if is_free else (z - quantised).square().sum(1).mean()
-        figures = self.likeness(made, pixels)
+        figures = self.reconstruction_loss(made, pixels)
         return {**figures, "loss": figures["loss"] + config.commit * commit, "commit": commit}
 
-    def likeness(self, made: Float[Tensor, "b 3 h w"], pixels: Float[Tensor, "b 3 h w"]) -> dict[str, Tensor]:
-        """L1 + L2 of pixels, and on a third of the batch, because it is dear, the perceptual distance."""
+    def reconstruction_loss(
+        self, made: Float[Tensor, "b 3 h w"], pixels: Float[Tensor, "b 3 h w"]
+    ) -> dict[str, Tensor]:
+        """Return L1 + L2 of pixels and the perceptual distance, which is costly, of a third of the batch."""
         pixel = (made - pixels).abs().mean() + (made - pixels).square().mean()
         part = max(1, len(made) // 3)
         perceptual = self.frozen[0](made[:part], pixels[:part]) if self.frozen else pixel.new_zeros(())
@@ -120,7 +130,7 @@ class TokenizerTask(Task):
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
-        """Moves the codebook toward what was assigned to it, and gives unused codes the worst-served vectors."""
+        """Move the codebook toward the vectors assigned to it; unused codes become the vectors of largest error."""
         assert self._seen is not None
         flat, codes = self._seen
         weight, decay = self.vq.quantize.embedding.weight, self.config.codebook_decay
@@ -139,7 +149,7 @@ class TokenizerTask(Task):
         weight.copy_(F.normalize(self.sums, dim=-1))
 
     def _begin_codebook(self) -> None:
-        """Starts every code at a random encoded vector."""
+        """Set every code to a random encoded vector."""
         generator = torch.Generator().manual_seed(self.config.loop.seed)
         chosen = self._plain[torch.randperm(len(self._plain), generator=generator)[:512]]
         device = self.sums.device
@@ -152,7 +162,7 @@ class TokenizerTask(Task):
         self.vq.quantize.embedding.weight.copy_(F.normalize(self.sums, dim=-1))
 
     def evaluate(self) -> dict[str, float]:
-        """PSNR (dB, of bytes) and codebook use on the held-out pictures; use of the codebook on training ones."""
+        """Return PSNR (dB, of bytes) on held-out pictures, use and perplexity of the codebook on training ones."""
         device = self.sums.device
         errors, used = [], []
         for x in self._held.split(64):
@@ -163,21 +173,21 @@ class TokenizerTask(Task):
             used.append(self.vq.encode(to_pixels(self._images[index]).to(device)))
         mse = torch.cat(errors).clamp(min=1e-3)
         share = torch.bincount(torch.cat(used).flatten().cpu(), minlength=len(self.counts)).float()
-        law = share / share.sum()
+        distribution = share / share.sum()
         return {
             "psnr": float((10 * torch.log10(255.0**2 / mse)).mean()),
             "used": float((share > 0).float().mean()),
-            "perplexity": float(torch.exp(-(law * law.clamp(min=1e-12).log()).sum())),
+            "perplexity": float(torch.exp(-(distribution * distribution.clamp(min=1e-12).log()).sum())),
         }
 
     def sample(self, path: Path) -> None:
-        """Held-out pictures above their reconstructions."""
+        """Write held-out pictures above their reconstructions."""
         x = self._held[:16]
         made = to_uint8(self.vq.decode(self.vq.encode(to_pixels(x).to(self.sums.device)))).permute(0, 3, 1, 2).cpu()
-        save_grid(torch.cat([x, made]), path, columns=16)
+        save_sheet(torch.cat([x, made]), path, columns=16)
 
     def export(self, folder: Path) -> None:
-        """Writes the tokenizer to `folder/vqvae`."""
+        """Write the tokenizer to `folder/vqvae`."""
         save_component(self.vq.state_dict(), self.config.model, folder / "vqvae", dtype=torch.bfloat16)
 
 
@@ -186,17 +196,70 @@ def train(
     *,
     out: Path,
     data: Path,
-    packages: Path,
+    packages: Path | None = None,
     init: Path | None = None,
     steps: int | None = None,
     decay: int | None = None,
+    minutes: float | None = None,
 ) -> None:
-    """Trains a tokenizer on prepared pictures and writes `out/vqvae`; resumes what `out` holds.
+    """Train a tokenizer on prepared pictures and write `out/vqvae`; resume what `out` holds.
 
-    `init` is a trained tokenizer to begin from.
+    `packages` is the folder of the network of the perceptual loss, see `Perceptual`. `init` is a trained tokenizer to
+    start from.
     """
-    config = with_overrides(config, loop=with_overrides(config.loop, steps=steps, decay=decay))
+    config = with_overrides(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
     task = TokenizerTask(config, Prepared.open(data), packages)
     if init is not None:
         load_module(task.vq, init)
     run_loop(task, config.loop, out=out)
+
+
+class DecoderTask(TokenizerTask):
+    """The task of the tokenizer with encoder and codebook frozen."""
+
+    def __init__(
+        self, config: TokenizerConfig, pictures: Prepared, packages: Path | None, vq: Path, cache: Path
+    ) -> None:
+        super().__init__(config, pictures, packages)
+        load_module(self.vq, vq)
+        for module in (self.vq.encoder, self.vq.quant_conv):
+            module.requires_grad_(False)
+        kinds = [picture_codes(self.vq, pictures, vq_folder=vq, cache=cache, unify=unify) for unify in (False, True)]
+        self._codes = torch.stack(kinds)
+
+    def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Return pictures and their codes."""
+        config = self.config
+        generator = torch.Generator().manual_seed(step_seed(config.loop.seed, step, rank))
+        draw = torch.rand(config.batch, 3, generator=generator)
+        chosen = torch.where(
+            draw[:, 0] < config.composites,
+            self._others[(draw[:, 1] * len(self._others)).long()],
+            self._plain[(draw[:, 1] * len(self._plain)).long()],
+        )
+        codes = self._codes[(draw[:, 2] < 0.5).long(), chosen].long()
+        return to_pixels(self._images[chosen]).to(device), codes.to(device)
+
+    def forward(self, pixels: Float[Tensor, "b 3 h w"], codes: Int[Tensor, "b n"]) -> dict[str, Tensor]:
+        """Return the reconstruction loss of the decoded codes."""
+        return self.reconstruction_loss(self.vq.decode(codes), pixels)
+
+    def after_step(self, step: int) -> None:
+        """Leave the codebook as it is."""
+
+
+def train_decoder(
+    config: TokenizerConfig,
+    *,
+    out: Path,
+    data: Path,
+    vq: Path,
+    packages: Path | None = None,
+    steps: int | None = None,
+    decay: int | None = None,
+    minutes: float | None = None,
+) -> None:
+    """Train the decoder of the tokenizer in `vq` and write `out/vqvae`; resume what `out` holds."""
+    config = with_overrides(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
+    out.mkdir(parents=True, exist_ok=True)
+    run_loop(DecoderTask(config, Prepared.open(data), packages, vq, out), config.loop, out=out)

@@ -1,1 +1,5 @@
-"""Verifiers: how much of a draft tree is kept."""
+"""Verifiers: they decide how much of a draft tree is kept. `relaxations/` holds the rules that relax them.
+
+Imported by `methods`, `engines` and the evaluation.
+Imports `core` only.
+"""

@@ -1,4 +1,4 @@
-"""Relaxed greedy decoding: at temperature 0 a child is kept if its raised probability would be the largest."""
+"""Relaxed greedy decoding: at temperature 0 a child is kept if its raised probability is the largest."""
 
 from dataclasses import dataclass
 
@@ -7,52 +7,51 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.types import Claimant, DraftTree, NoiseSource, Verdict
+from lantern.core.types import Claimant, DraftTree, NoiseSource, Verdict, VerifierDefaults
 from lantern.verifiers.path import deepest_path, parent_values
 
 
 @dataclass(frozen=True)
-class GreedyVerifier:
-    """LANTERN at temperature 0 (arXiv:2410.03355): all nodes are judged at once, the deepest path wins.
+class GreedyVerifier(VerifierDefaults):
+    """LANTERN at temperature 0 (arXiv:2410.03355): all nodes are tested at once and the deepest path is kept.
 
-    Mass is measured on the law at temperature 1 without filters, so the loop hands over that one: what is reported as
-    total variation is the mass claimed from neighbours under it. Neighbours keep
-    their own mass, which cannot change which code is the largest. Siblings may match together: with nothing random
-    in the test, choosing the one that leads deepest is free.
+    Mass is measured on the distribution at temperature 1 without filters (`reads_untruncated`). The reported total
+    variation is the mass claimed from neighbours under it. Neighbours keep their own mass, which cannot change which
+    code is the largest. Several siblings may match; the test is deterministic, so the one that leads deepest is taken.
     """
 
     relaxation: Claimant
     modes: frozenset[str] = frozenset({"point", "gumbel"})
-    reads_soft_law: bool = True
+    reads_untruncated: bool = True
     is_exact: bool = False
 
     def __post_init__(self) -> None:
-        if not hasattr(self.relaxation, "claim"):
+        if not self.relaxation.has_greedy_form:
             name = type(self.relaxation).__name__
             raise ValueError(f"{name} has no greedy form: use bounded, lantern or lantern++, or a temperature above 0")
 
     def draw(
         self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
     ) -> Int[Tensor, "b n"]:
-        """The most likely code, the lowest among equals."""
+        """Return the most likely code, the lowest among equals."""
         return log_p.argmax(-1)
 
     def walk(
         self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
     ) -> Verdict:
-        """Keeps the deepest path of children that are, or with their neighbours' mass become, the most likely."""
+        """Keep the deepest path of children that are the most likely code, or become it with their neighbours' mass."""
         codes, parents = log_p.shape[-1], tree.shape.parents.expand(tree.tokens.shape)
         best = log_p.argmax(-1)
         largest = log_p.gather(-1, best[..., None])[..., 0].exp()
-        laws = log_p.exp().flatten(1)
+        probs = log_p.exp().flatten(1)
         near = self.relaxation.neighbours(tree.tokens)
-        own = laws.gather(1, parents * codes + tree.tokens)
-        around = laws.gather(1, ((parents * codes)[..., None] + near).flatten(1)).view(near.shape)
+        own = probs.gather(1, parents * codes + tree.tokens)
+        around = probs.gather(1, ((parents * codes)[..., None] + near).flatten(1)).view(near.shape)
         claim = self.relaxation.claim(tree.tokens, own, around)
-        wanted, bar = parent_values(best, tree.shape), largest.gather(1, parents)
-        is_best = tree.tokens == wanted
+        expected, bar = parent_values(best, tree.shape), largest.gather(1, parents)
+        is_best = tree.tokens == expected
         raised = own + claim.mass
-        matches = is_best | (raised > bar) | ((raised == bar) & (tree.tokens < wanted))
+        matches = is_best | (raised > bar) | ((raised == bar) & (tree.tokens < expected))
         matches[:, 0] = True
         path = deepest_path(matches, tree.shape)
         is_relaxed = ~is_best.gather(1, path.nodes)

@@ -1,4 +1,4 @@
-"""The deepest path of a tree whose nodes all match: the whole walk in a dozen operations, without a loop."""
+"""The deepest path of matching nodes in a tree, found in a fixed number of tensor operations without a loop."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from lantern.types import TreeShape
+from lantern.core.types import TreeShape
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,14 @@ class Path:
 
 
 def parent_values(values: Int[Tensor, "b n"], shape: TreeShape) -> Int[Tensor, "b n"]:
-    """For each node the value of its parent."""
+    """Return for each node the value of its parent."""
     return values.gather(1, shape.parents.expand(values.shape))
 
 
 def deepest_path(matches: Bool[Tensor, "b n"], shape: TreeShape) -> Path:
-    """The longest path from the root on which every node matches, the lowest node first among equals.
+    """Return the longest path from the root on which every node matches; among equals the one with the lowest end node.
 
-    Nodes that carry the same codes from the root on are interchangeable, so which of them is named does not matter.
+    Nodes with the same codes from the root on are interchangeable, so the choice among them does not matter.
     """
     depths = shape.depths.expand(matches.shape)
     is_broken = (shape.ancestors & ~matches[:, None, :]).any(-1)

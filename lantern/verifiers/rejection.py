@@ -1,4 +1,4 @@
-"""Multi-round rejection: children are tested one after the other, each against what the last refusal left."""
+"""Multi-round rejection: children are tested one after the other, each against what the last rejection left."""
 
 from dataclasses import dataclass
 
@@ -7,76 +7,76 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.noise import Purpose
-from lantern.types import Acceptance, DraftTree, NoiseSource, Ruling, Trial, Verdict
+from lantern.core.noise import Purpose
+from lantern.core.types import Acceptance, DraftTree, NoiseSource, Ruling, Trial, Verdict, VerifierDefaults
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a node's children: the one `taken` where `is_accepted`, and the law `left` by the refusals.
+    """The result of testing a node's children: the child `taken` where `is_accepted`, and the distribution `left`.
 
-    `price` sums that of the tests made.
+    `cost` is the sum over the tests made.
     """
 
     is_accepted: Bool[Tensor, " b"]
     taken: Int[Tensor, " b"]
     left: Float[Tensor, "b v"]
     is_relaxed: Bool[Tensor, " b"]
-    price: "Price"
+    cost: "Cost"
 
 
 @dataclass(frozen=True)
-class Price:
-    """What relaxed tests cost: total variation, and moved mass times L2 distance, None where no vectors are at hand."""
+class Cost:
+    """Cost of relaxed tests: total variation, and moved mass times L2 distance (None without code vectors)."""
 
     total_variation: Float[Tensor, " b"]
     latent_distance: Float[Tensor, " b"] | None
 
 
 @dataclass(frozen=True)
-class RejectionVerifier:
-    """Accepts a child x with probability min(1, p(x) / q(x)); after a refusal p becomes norm(max(p - q, 0)).
+class RejectionVerifier(VerifierDefaults):
+    """Accept a child x with probability min(1, p(x) / q(x)); after a rejection p becomes norm(max(p - q, 0)).
 
-    Leviathan et al., arXiv:2211.17192, for one child; in rounds over siblings arXiv:2305.09781, with draws without
-    replacement as EAGLE tests them, arXiv:2401.15077. Siblings are tested in draw order, one only after the one
-    before it was refused. With q a point mass ("point") a refusal zeroes p(x); draws without replacement
-    ("sampled") take x out of q, independent draws ("iid") leave q as it is. If all are refused the next code is
-    drawn from what is left, by noise that no drafting has touched.
+    Leviathan et al., arXiv:2211.17192, for one child; in rounds over siblings arXiv:2305.09781; with samples without
+    replacement as EAGLE tests them, arXiv:2401.15077. Siblings are tested in sampling order, each only after the one
+    before it was rejected. With q a point mass ("point") a rejection sets p(x) to 0; samples without replacement
+    ("sampled") remove x from q; independent samples ("iid") leave q unchanged. If all children are rejected, the next
+    code is sampled from what is left, with noise that drafting does not use.
 
-    `relaxation` (LANTERN, LANTERN++, GSD, tolerance) has its own chance of acceptance, and its own law that a refusal
-    leaves. The law that it emits is closed for one draft at most, so its price is a bound: at each test made, the
-    chance that the test and an exact one from the same state part, in accepting x or in what they leave (`price`).
-    Summed over the tests of a code this is, in the mean over drafts, at least the total variation between the
-    emitted law and p; single sums scatter about that mean, so their maximum is one of outcomes, cut off at 1.
+    `relaxation` (LANTERN, LANTERN++, GSD, tolerance) defines its own acceptance probability and its own distribution
+    after a rejection. The distribution of its output has a closed form for one draft at most, so the reported total
+    variation is a bound: per test, the probability that this test and an exact test from the same state differ, in
+    accepting x or in what they leave (`cost_of`). The expectation over drafts of the sum over the tests of a code is at
+    least the total variation between the output distribution and p. Single sums vary around it; each is capped at 1.
     """
 
     relaxation: Acceptance | None = None
     modes: frozenset[str] = frozenset({"point", "sampled", "iid"})
-    reads_soft_law: bool = False
+    reads_untruncated: bool = False
 
     def __post_init__(self) -> None:
         if self.relaxation is None:
             return
-        if not hasattr(self.relaxation, "judge"):
+        if not self.relaxation.judges_codes:
             name = type(self.relaxation).__name__
-            raise ValueError(f"{name} changes the law itself: use RelaxedVerifier({name}(...), RejectionVerifier())")
+            raise ValueError(f"{name} relaxes distributions: use RelaxedVerifier({name}(...), RejectionVerifier())")
         object.__setattr__(self, "modes", self.modes & self.relaxation.modes)
 
     @property
     def is_exact(self) -> bool:
-        """Whether codes follow the target's own law."""
+        """Whether codes follow the target's own distribution."""
         return self.relaxation is None
 
     def draw(
         self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
     ) -> Int[Tensor, "b n"]:
-        """Draws by noise of its own."""
+        """Sample with the noise of residuals."""
         return (log_p + noise.gumbel(positions, Purpose.RESIDUAL)).argmax(-1)
 
     def walk(
         self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
     ) -> Verdict:
-        """Descends while a child is accepted, then draws from what is left (below a leaf: from p)."""
+        """Descend while a child is accepted, then sample from what is left (below a leaf: from p)."""
         images = torch.arange(len(tree.tokens), device=tree.tokens.device)
         node, last = torch.zeros_like(images), torch.zeros_like(images)
         is_alive = torch.ones_like(node, dtype=torch.bool)
@@ -99,8 +99,8 @@ class RejectionVerifier:
         if self.relaxation is None:
             return Verdict(path, accepted.sum(1), next_token)
         relaxed = torch.stack([outcome.is_relaxed for outcome in outcomes], 1).float()
-        spent = torch.stack([outcome.price.total_variation for outcome in outcomes], 1).clamp(max=1.0)
-        distances = [outcome.price.latent_distance for outcome in outcomes]
+        spent = torch.stack([outcome.cost.total_variation for outcome in outcomes], 1).clamp(max=1.0)
+        distances = [outcome.cost.latent_distance for outcome in outcomes]
         known = [distance for distance in distances if distance is not None]
         distance = pad(torch.stack(known, 1), (0, 1)) if len(known) == len(distances) else None
         return Verdict(path, accepted.sum(1), next_token, relaxed, pad(spent, (0, 1)), distance)
@@ -114,23 +114,23 @@ class RejectionVerifier:
         uniforms: Float[Tensor, "b w"],
         is_alive: Bool[Tensor, " b"],
     ) -> Outcome:
-        """Tests the children of `node` in draw order, in the images that are still alive."""
+        """Test the children of `node` in sampling order, in the images that are still descending."""
         zeros = torch.zeros_like(node)
         free = torch.zeros_like(p[:, 0])
-        outcome = Outcome(zeros.bool(), zeros, p, zeros.bool(), Price(free, free))
+        outcome = Outcome(zeros.bool(), zeros, p, zeros.bool(), Cost(free, free))
         of_node = tree.shape.parents == node[:, None]
         of_node[:, 0] = False
         for rank in range(uniforms.shape[1]):
             is_child = of_node & (tree.shape.ranks == rank)
             child = is_child.long().argmax(1)
             code = tree.tokens.gather(1, child[:, None])
-            law = torch.zeros_like(p).scatter_(1, code, 1.0) if q is None else q
-            own_q = law.gather(1, code)[:, 0]
-            # A code that q cannot draw stands for "no child": its law said nothing, so it is passed over.
+            proposal = torch.zeros_like(p).scatter_(1, code, 1.0) if q is None else q
+            own_q = proposal.gather(1, code)[:, 0]
+            # A code with q = 0 marks "no child" and is skipped.
             is_tested = is_alive & ~outcome.is_accepted & is_child.any(1) & (own_q > 0)
-            outcome = self._test(outcome, child, code[:, 0], law, uniforms[:, rank] * own_q, is_tested, tree.mode)
+            outcome = self._test(outcome, child, code[:, 0], proposal, uniforms[:, rank] * own_q, is_tested, tree.mode)
             if tree.mode == "sampled":
-                q = normalised(law.scatter(1, code, 0.0), law)
+                q = normalised(proposal.scatter(1, code, 0.0), proposal)
         return outcome
 
     def _test(
@@ -143,31 +143,31 @@ class RejectionVerifier:
         is_tested: Bool[Tensor, " b"],
         mode: str,
     ) -> Outcome:
-        """Accepts where the threshold u q(x) is below the mass of x; elsewhere computes what is left."""
+        """Accept where the threshold u q(x) is below the mass of x; elsewhere compute what is left."""
         trial = Trial(before.left, q, code, mode == "point")
-        own, spent = trial.own_p, before.price
+        own, cost = trial.own_p, before.cost
         if self.relaxation is None:
             mass, left = own, (trial.p - q).clamp(min=0.0)
         else:
             ruling = self.relaxation.judge(trial)
             mass, left = ruling.mass, ruling.left
-            spent = add(before.price, price(trial, ruling), is_tested)
+            cost = add(before.cost, cost_of(trial, ruling), is_tested)
         is_accepted = is_tested & (threshold < mass)
-        is_refused = is_tested & ~is_accepted
+        is_rejected = is_tested & ~is_accepted
         return Outcome(
             is_accepted=before.is_accepted | is_accepted,
             taken=torch.where(is_accepted, child, before.taken),
-            left=torch.where(is_refused[:, None], normalised(left, trial.p), trial.p),
+            left=torch.where(is_rejected[:, None], normalised(left, trial.p), trial.p),
             is_relaxed=before.is_relaxed | (is_accepted & ~(threshold < own)),
-            price=spent,
+            cost=cost,
         )
 
 
-def price(trial: Trial, ruling: Ruling) -> Price:
-    """What one test costs, whatever comes of it: the chance of parting from an exact test of x from the same state.
+def cost_of(trial: Trial, ruling: Ruling) -> Cost:
+    """Return the cost of one test: the probability that it differs from an exact test of x from the same state.
 
-    They part where one accepts and the other does not, by a - a', and where both refuse by the total variation
-    between what they leave. Distance is counted of what is accepted: mass gained by x times the rule's reach.
+    The tests differ by |a - a'| in accepting and, where both reject, by the total variation between what they leave.
+    Distance is counted for accepted mass only: the mass gained by x times the rule's reach.
     """
     exact_left = (trial.p - trial.q).clamp(min=0.0)
     own_q = trial.own_q.clamp(min=torch.finfo(trial.q.dtype).tiny)
@@ -175,18 +175,18 @@ def price(trial: Trial, ruling: Ruling) -> Price:
     apart = (normalised(ruling.left, trial.p) - normalised(exact_left, trial.p)).abs().sum(1) / 2
     gain = chance - exact_chance
     spent = gain.abs() + (1.0 - torch.maximum(chance, exact_chance)) * apart
-    return Price(spent, None if ruling.reach is None else gain.clamp(min=0.0) * ruling.reach)
+    return Cost(spent, None if ruling.reach is None else gain.clamp(min=0.0) * ruling.reach)
 
 
-def add(before: Price, test: Price, is_tested: Bool[Tensor, " b"]) -> Price:
-    """The sum of prices, where there was a test."""
+def add(before: Cost, test: Cost, is_tested: Bool[Tensor, " b"]) -> Cost:
+    """Return the sum of the costs where a test was made, `before` elsewhere."""
     distance = None
     if before.latent_distance is not None and test.latent_distance is not None:
         distance = before.latent_distance + torch.where(is_tested, test.latent_distance, 0.0)
-    return Price(before.total_variation + torch.where(is_tested, test.total_variation, 0.0), distance)
+    return Cost(before.total_variation + torch.where(is_tested, test.total_variation, 0.0), distance)
 
 
-def normalised(law: Float[Tensor, "b v"], otherwise: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
-    """The law scaled to sum 1; `otherwise` where nothing is left, which only rounding can bring about."""
-    total = law.sum(1, keepdim=True)
-    return torch.where(total > 0, law / total, otherwise)
+def normalised(distribution: Float[Tensor, "b v"], otherwise: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
+    """Return the distribution scaled to sum 1, or `otherwise` where rounding leaves no mass."""
+    total = distribution.sum(1, keepdim=True)
+    return torch.where(total > 0, distribution / total, otherwise)

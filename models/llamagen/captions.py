@@ -1,7 +1,7 @@
 """Cleaning of captions as LlamaGen's text-conditional models were trained with it.
 
-The rules come from the captions of web images: addresses, file names, article numbers and shop phrases say nothing of
-the picture. LlamaGen applies the whole set twice, and so does `clean_caption`.
+The rules come from the captions of web images: addresses, file names, article numbers and shop phrases do not
+describe the picture. `clean_caption` applies the whole set twice, like LlamaGen.
 """
 
 import html
@@ -48,7 +48,7 @@ SYMBOLS = _rules(
     (rf"(?<!\S)\S+\.{_FILE_TYPE}", ""),
     (r"[\"']{2,}", '"'),
     (r"\.{2,}", " "),
-    (r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+", " "),
+    (r"[#®•©™&@·º½¾¿¡~()\[\]{}|\\/*]+", " "),
     (r"\s+\.\s+", " "),
 )
 JOINERS = re.compile(r"[-_]")
@@ -95,7 +95,7 @@ class _Text(HTMLParser):
 
 
 def without_markup(text: str) -> str:
-    """The text of an HTML fragment; a fragment that no parser accepts is returned as it is."""
+    """Return the text of an HTML fragment, or the fragment itself if it cannot be parsed."""
     parser = _Text()
     try:
         parser.feed(text)
@@ -127,7 +127,7 @@ def _clean_once(text: str) -> str:
 
 
 def clean_caption(text: str) -> str:
-    """The caption as LlamaGen's text encoder gets to see it: lower case, cleaned twice.
+    """Return the caption as input of LlamaGen's text encoder: lower case, cleaned twice.
 
     May return the empty string. Deletes Chinese characters, sizes such as `100x200`, and words such as `jpg`.
     """

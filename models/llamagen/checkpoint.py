@@ -1,7 +1,7 @@
-"""Released checkpoints, recognised and made strict: LlamaGen's `.pt` files, LANTERN's targets and drafters.
+"""Reader of released checkpoints: LlamaGen's `.pt` files, LANTERN's targets and drafters.
 
-A released file says neither what it is nor for which picture size it was trained. `read_checkpoint` unwraps
-it, recognises kind and size from its tensors, asks for what they cannot tell, and refuses what does not fit.
+A released file records neither its kind nor its picture size. `read_checkpoint` unwraps the file and recognises kind
+and size from its tensors. It raises an error if they leave something open or if a tensor does not fit.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lantern.config import build_config, one_line, read_json_object
-from lantern.io import check_finite, check_state, load_tensors
+from lantern.core.config import build_config, one_line, read_json_object
+from lantern.core.io import check_finite, check_state, load_tensors
 from lantern.models.llamagen import lantern_layout
 from lantern.models.llamagen.config import SIZES, TransformerConfig
 from lantern.models.llamagen.transformer import Transformer
@@ -25,7 +25,7 @@ from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 
 Kind = Literal["t2i", "c2i", "vq", "drafter"]
 WRAPPINGS = ("model", "module", "state_dict", "ema")
-WRAPPER_PREFIXES = ("_orig_mod.", "module.")
+WRAPPER_PREFIXES = ("_orig_mod.", "module.", "_fsdp_wrapped_module.")
 CODEBOOK_USED = "quantize.codebook_used"
 
 
@@ -40,9 +40,9 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """What a released LANTERN drafter is: EAGLE-1 on both guidance rows, one decoder layer, no norm at its input.
+    """Shape of a released LANTERN drafter: EAGLE-1 on both guidance rows, one decoder layer, no norm at its input.
 
-    `cls_token_num` counts the drafter's own conditioning slots; `sees_padding` says that it attends to the
+    `cls_token_num` counts the drafter's own conditioning slots; with `sees_padding` it attends to the
     features of padded caption slots too.
     """
 
@@ -77,8 +77,8 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Read a released file, or a folder with `config.json` and `pytorch_model.bin` or `model.safetensors`.
 
-    `config` and `block_size` (codes a picture) give what the tensors cannot tell and go before what the file
-    says. ValueError, in one line with the file's name, for anything that does not fit.
+    `config` and `block_size` (codes per picture) complete and override what the file records. Raises ValueError, one
+    line with the file's name, for anything that does not fit.
     """
     path = Path(path)
     try:
@@ -96,7 +96,7 @@ def read_checkpoint(
 
 
 def recognise(state: Mapping[str, Tensor]) -> Kind:
-    """Tell what a state dict is from its tensor names."""
+    """Return the kind of a state dict, from its tensor names."""
     if lantern_layout.is_drafter(state):
         return "drafter"
     if any(name.startswith(("encoder.", "decoder.", "quantize.")) for name in state):
@@ -130,16 +130,20 @@ def _load(path: Path) -> tuple[Any, dict[str, Any]]:
 
 
 def _unwrap(raw: Any, known: dict[str, Any], *, prefers_ema: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Find the state dict inside its wrapping, with clean names; add to `known` what the training arguments say."""
+    """Find the state dict inside its wrapping, with clean names; add the training arguments to `known`."""
     if not isinstance(raw, Mapping):
         raise ValueError(f"holds a {type(raw).__name__}, wanted a dict of tensors")
     known = _from_arguments(raw.get("args")) | known
     order = ("ema", *WRAPPINGS) if prefers_ema else WRAPPINGS
-    inner = next((raw[name] for name in order if isinstance(raw.get(name), Mapping)), raw)
+    inner: Mapping[Any, Any] = raw
+    while wrapped := next((inner[name] for name in order if isinstance(inner.get(name), Mapping)), None):
+        inner = wrapped
     state = {}
     for name, tensor in inner.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ValueError(f"entry {str(name)[:60]!r} is a {type(tensor).__name__}, wanted a tensor")
+        for prefix in WRAPPER_PREFIXES:  # FSDP puts its prefix at every wrapped module, not only in front
+            name = name.replace(prefix, "") if prefix == "_fsdp_wrapped_module." else name
         while name.startswith(WRAPPER_PREFIXES):
             name = name.split(".", 1)[1]
         # rotary table and decoding cache: recomputed, never weights
@@ -252,7 +256,7 @@ def _count(state: Mapping[str, Tensor], prefix: str) -> int:
 
 
 def _heads(dim: int, n_layer: int | None = None) -> dict[str, int]:
-    """Give the heads of the released size that is this wide (and deep); no shape tells them."""
+    """Return the number of heads of the released size with this width (and depth); shapes do not determine it."""
     sizes = [size for size in SIZES.values() if size["dim"] == dim and n_layer in (None, size["n_layer"])]
     return {"n_head": sizes[0]["n_head"]} if sizes else {}
 
@@ -265,9 +269,9 @@ def _multiple_of(dim: int, hidden: int) -> int:
 
 
 def _complete(fields: dict[str, Any]) -> dict[str, Any]:
-    """Ask for what tensors cannot tell if neither the file nor the caller gave it."""
+    """Raise an error if heads or picture size are known from neither tensors, file nor caller."""
     if fields.get("n_head") is None:
-        raise ValueError('cannot tell the number of heads from shapes; give --config with {"n_head": ...}')
+        raise ValueError('shapes do not determine the number of heads; give --config with {"n_head": ...}')
     if fields.get("block_size") is None:
         raise ValueError("does not record its picture size; give --image-size (256, 384, 512) or --grid")
     return fields

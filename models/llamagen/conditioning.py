@@ -1,4 +1,4 @@
-"""What a LlamaGen transformer is conditioned on: a class or a caption, as its first slots."""
+"""Conditioning of a LlamaGen transformer: a class or a caption, as its first slots."""
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +17,11 @@ class LabelEmbedder(nn.Module):
         self.embedding_table = nn.Embedding(config.num_classes + (config.class_dropout_prob > 0), config.dim)
 
     def forward(self, labels: Int[Tensor, " b"]) -> Float[Tensor, "b 1 c"]:
-        """Embeds labels in [0, num_classes); num_classes itself is the unconditional one."""
+        """Embed labels in [0, num_classes); num_classes itself is the unconditional one."""
         return self.embedding_table(labels)[:, None]
 
     def unconditional(self, labels: Int[Tensor, " b"]) -> Float[Tensor, "b 1 c"]:
-        """The guidance row of each label."""
+        """Return the guidance row of each label."""
         return self(torch.full_like(labels, self.num_classes))
 
 
@@ -34,7 +34,7 @@ class CaptionProjection(nn.Module):
         self.fc2 = nn.Linear(dim, dim, bias=False)
 
     def forward(self, x: Float[Tensor, "b t e"]) -> Float[Tensor, "b t c"]:
-        """Maps caption features to the model's width."""
+        """Map caption features to the model's width."""
         return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
 
 
@@ -51,10 +51,10 @@ class CaptionEmbedder(nn.Module):
         self.register_buffer("uncond_embedding", uncond)
 
     def forward(self, captions: Float[Tensor, "b t e"]) -> Float[Tensor, "b t c"]:
-        """Embeds left-padded caption features; t may be shorter than cls_token_num (pads cut off)."""
+        """Embed left-padded caption features; t may be shorter than cls_token_num (pads cut off)."""
         return self.cap_proj(captions)
 
     def unconditional(self, captions: Float[Tensor, "b t e"]) -> Float[Tensor, "b t c"]:
-        """The guidance rows: the last t rows of the stored embedding, whatever the caption says."""
+        """Return the guidance rows: the last t rows of the stored embedding, for any caption."""
         rows = self.uncond_embedding[-captions.shape[1] :].to(captions.dtype)
         return self.cap_proj(rows.expand(captions.shape[0], -1, -1))

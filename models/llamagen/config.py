@@ -8,7 +8,7 @@ from typing import Literal
 # A config past these is a damaged file, not a model: refused before anything is allocated.
 LIMITS = {
     "dim": 1 << 16,
-    "n_layer": 1024,
+    "n_layer": 256,
     "n_head": 1024,
     "multiple_of": 1 << 16,
     "cls_token_num": 1 << 13,
@@ -60,6 +60,12 @@ class TransformerConfig:
         for name, most in LIMITS.items():
             if not 1 <= getattr(self, name) <= most:
                 raise ValueError(f"{name} is {getattr(self, name)}, wanted from 1 to {most}")
+        if not 1 < self.rope_base <= 1e9:
+            raise ValueError(f"rope_base is {self.rope_base:g}, wanted above 1, at most 1e9")
+        if not 0 < self.norm_eps < 1:
+            raise ValueError(f"norm_eps is {self.norm_eps:g}, wanted above 0, below 1")
+        if self.ffn_dim_multiplier is not None and not 0 < self.ffn_dim_multiplier <= 64:
+            raise ValueError(f"ffn_dim_multiplier is {self.ffn_dim_multiplier:g}, wanted above 0, at most 64")
 
     @property
     def grid(self) -> int:

@@ -47,7 +47,7 @@ def is_drafter(state: Mapping[str, Tensor]) -> bool:
 
 
 def target_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a LANTERN target's tensors and fuse its projections; unknown names stay, for strict checks to name."""
+    """Rename a LANTERN target's tensors and fuse its projections; unknown names stay, and strict checks report them."""
     renamed = {_renamed(name): tensor for name, tensor in state.items()}
     return _with_fused_qkv({name.removeprefix("model."): tensor for name, tensor in renamed.items()})
 

@@ -1,4 +1,4 @@
-"""The layers of a LlamaGen transformer: norm, attention, feed-forward, and the block that they make."""
+"""The layers of a LlamaGen transformer: norm, attention, feed-forward and block."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,12 +13,12 @@ from lantern.models.llamagen.rotary import rotate
 
 @runtime_checkable
 class LayerCache(Protocol):
-    """Where a pass leaves its keys and values and finds those of earlier passes."""
+    """Store of keys and values, those of earlier passes included."""
 
     def write(
         self, layer: int, slots: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"]
     ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:
-        """Stores n keys and values at `slots` of a layer and returns all of that layer's."""
+        """Store n keys and values at `slots` of a layer; return all of that layer."""
         ...
 
 
@@ -31,7 +31,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
-        """Normalises the last axis."""
+        """Normalise the last axis."""
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # one operation on a CPU, where a mean is three
         scale = torch.rsqrt(length * length / x.shape[-1] + self.eps)
@@ -51,15 +51,15 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n c"],
-        turns: Float[Tensor, "b n 3 1 half 2"],
+        factors: Float[Tensor, "b n 3 1 half 2"],
         mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
         *,
         layer: int,
         cache: LayerCache | None,
         slots: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n c"]:
-        """Attends to the cache (or, without one, to x itself); no mask means causal, numbers are added to scores."""
-        turned = rotate(self.wqkv(x).unflatten(-1, (3, self.n_head, -1)), turns)
+        """Attend to the cache, or to x without one. No mask is causal; a float mask is added to the scores."""
+        turned = rotate(self.wqkv(x).unflatten(-1, (3, self.n_head, -1)), factors)
         if cache is None:
             q, k, v = turned.to(x.dtype).transpose(1, 3).unbind(2)
         else:
@@ -105,7 +105,7 @@ class FeedForward(nn.Module):
         self.register_load_state_dict_pre_hook(_join_gate)
 
     def forward(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
-        """Maps dim -> hidden -> dim."""
+        """Map dim -> hidden -> dim."""
         gate, up = self.w13(x).chunk(2, dim=-1)
         return self.w2(F.silu(gate) * up)
 
@@ -136,7 +136,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b n c"],
-        turns: Float[Tensor, "b n 3 1 half 2"],
+        factors: Float[Tensor, "b n 3 1 half 2"],
         mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
         *,
         layer: int,
@@ -144,7 +144,9 @@ class Block(nn.Module):
         slots: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n c"]:
         """Attention, then feed-forward, each added to its input."""
-        return self._add(x, self.attention(self.attention_norm(x), turns, mask, layer=layer, cache=cache, slots=slots))
+        return self._add(
+            x, self.attention(self.attention_norm(x), factors, mask, layer=layer, cache=cache, slots=slots)
+        )
 
     def read(self, x: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> tuple[Tensor, Float[Tensor, "b h d"]]:
         """The same for conditioning slots, with the mean of their values."""

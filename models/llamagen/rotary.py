@@ -1,4 +1,4 @@
-"""Two-dimensional rotary positions: the table, what it turns by, and the turning."""
+"""Two-dimensional rotary positions: the table, its factors, and the rotation."""
 
 import torch
 from jaxtyping import Float, Int
@@ -6,9 +6,9 @@ from torch import Tensor
 
 
 def rope_table(grid: int, prefix: int, head_dim: int, base: float) -> Float[Tensor, "p half 2"]:
-    """Two-dimensional rotary table (cos, sin); its first `prefix` rows are ZERO, not the identity.
+    """Return the two-dimensional rotary table (cos, sin); its first `prefix` rows are ZERO, not the identity.
 
-    Half the frequencies turn with the row, half with the column. Zero rows make queries and keys of every
+    Half the frequencies belong to the row, half to the column. Zero rows make queries and keys of every
     conditioning slot exactly zero, as in the released models.
     """
     half = head_dim // 2
@@ -16,25 +16,25 @@ def rope_table(grid: int, prefix: int, head_dim: int, base: float) -> Float[Tens
     angles = torch.outer(torch.arange(grid).float(), frequencies)
     rows = angles[:, None, :].expand(grid, grid, -1)
     columns = angles[None, :, :].expand(grid, grid, -1)
-    turn = torch.cat([rows, columns], dim=-1).reshape(grid * grid, half)
-    table = torch.stack([turn.cos(), turn.sin()], dim=-1)
+    factor = torch.cat([rows, columns], dim=-1).reshape(grid * grid, half)
+    table = torch.stack([factor.cos(), factor.sin()], dim=-1)
     return torch.cat([torch.zeros(prefix, half, 2), table])
 
 
-def turns_at(table: Float[Tensor, "p half 2"], positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n 3 1 half 2"]:
-    """What queries, keys and values at these rows of the rotary table are turned by: (cos, sin), for values (1, 0)."""
-    turn = table[positions].float()
-    rest = torch.zeros_like(turn)
+def rope_factors(table: Float[Tensor, "p half 2"], positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n 3 1 half 2"]:
+    """Return the factors of queries, keys and values at rows of the table: (cos, sin), and (1, 0) for values."""
+    factor = table[positions].float()
+    rest = torch.zeros_like(factor)
     rest[..., 0] = 1.0
-    return torch.stack([turn, turn, rest], dim=2)[:, :, :, None]
+    return torch.stack([factor, factor, rest], dim=2)[:, :, :, None]
 
 
-def rotate(x: Float[Tensor, "b n k h d"], turns: Float[Tensor, "b n k 1 half 2"]) -> Float[Tensor, "b n k h d"]:
-    """Turns interleaved pairs (x[2i], x[2i+1]) as complex numbers; the result is fp32."""
+def rotate(x: Float[Tensor, "b n k h d"], factors: Float[Tensor, "b n k 1 half 2"]) -> Float[Tensor, "b n k h d"]:
+    """Rotate interleaved pairs (x[2i], x[2i+1]) as complex numbers; the result is fp32."""
     pairs = x.float().unflatten(-1, (-1, 2))
     if not torch.compiler.is_compiling():
-        product = torch.view_as_complex(pairs) * torch.view_as_complex(turns)
+        product = torch.view_as_complex(pairs) * torch.view_as_complex(factors)
         return torch.view_as_real(product).flatten(-2)
-    even, odd = pairs.unbind(-1)  # the compiler fuses real arithmetic, and none on complex numbers
-    cos, sin = turns.unbind(-1)
+    even, odd = pairs.unbind(-1)  # the compiler fuses real arithmetic only
+    cos, sin = factors.unbind(-1)
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)

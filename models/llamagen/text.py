@@ -4,7 +4,8 @@ LlamaGen (arXiv:2406.06525) conditions on FLAN-T5-XL. Any T5-type encoder folder
 embedded model included; only the width of the embeddings and the number of `slots` differ.
 """
 
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lantern.core.config import one_line, read_json_object
 from lantern.models.llamagen.captions import clean_caption
 
+# A config past these is a damaged file, not a model: refused before anything is allocated.
+LIMITS = {
+    **{"num_layers": 256, "num_decoder_layers": 256, "num_heads": 1024, "d_kv": 1 << 12, "d_model": 1 << 16},
+    **{"d_ff": 1 << 18, "vocab_size": 1 << 21, "relative_attention_num_buckets": 1 << 12},
+}
+EMOJI_MODIFIERS = {"\ufe0e", "\ufe0f", "\u200d", *map(chr, range(0x1F3FB, 0x1F400))}
 T5_TYPES = ("t5", "mt5", "umt5")
 WEIGHT_FILES = (
     "model.safetensors",
@@ -27,7 +35,7 @@ TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
 
 @dataclass(frozen=True)
 class TextCondition:
-    """What the transformer is told of each prompt, right-aligned in its slots.
+    """Conditioning of the transformer for each prompt, right-aligned in its slots.
 
     embeddings: (b, t, c), zero where the mask is false. mask: (b, t), true for words and the end token.
     """
@@ -37,21 +45,56 @@ class TextCondition:
 
 
 def rotate_to_right(embeddings: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> TextCondition:
-    """Turn right-padded rows into left-padded ones, with zeros in the padding.
+    """Convert right-padded rows to left-padded ones, with zeros in the padding.
 
-    With two valid of four slots, `[a b . .]` becomes `[0 0 a b]`; the encoder itself has run right-padded, because
-    its relative positions were trained that way. Raises ValueError for a mask that is not right-padded.
+    With two valid of four slots, `[a b . .]` becomes `[0 0 a b]`; the encoder runs right-padded, because its
+    relative positions were trained that way. Raises ValueError for a mask that is not right-padded.
     """
     slots = mask.shape[1]
     count = mask.sum(1, keepdim=True)
     place = torch.arange(slots, device=mask.device)
     if not torch.equal(mask, place < count):
-        raise ValueError("the mask has gaps; rotate_to_right wants each row's valid slots first")
+        raise ValueError("got a mask with gaps, wanted the valid slots of each row first")
     # Slot i of the result reads slot i + n of the source, around the end.
     source = (place + count) % slots
-    turned = embeddings.gather(1, source[..., None].expand_as(embeddings))
+    rotated = embeddings.gather(1, source[..., None].expand_as(embeddings))
     right = place >= slots - count
-    return TextCondition(turned.masked_fill(~right[..., None], 0), right)
+    return TextCondition(rotated.masked_fill(~right[..., None], 0), right)
+
+
+def named_emoji(prompt: str, is_unknown: Callable[[str], bool]) -> str:
+    """Replace emoji characters for which `is_unknown` holds by their Unicode names in lower case ("red apple").
+
+    Skin tones, variation selectors and joiners are removed with them.
+    """
+    if prompt.isascii():
+        return prompt
+    parts = []
+    for character in prompt:
+        if unicodedata.category(character) == "So" and is_unknown(character):
+            parts.append(f" {unicodedata.name(character, '').lower()} ")
+        elif character not in EMOJI_MODIFIERS:
+            parts.append(character)
+    return "".join(parts)
+
+
+def check_limits(path: Path) -> None:
+    """Refuse a T5 config with a size that is no positive integer or beyond LIMITS; ValueError names file and field."""
+    values = read_json_object(path)
+    for name, most in LIMITS.items():
+        value = values.get(name, 1)
+        if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
+            raise ValueError(f"{path}: {name} is {str(value)[:40]}, wanted from 1 to {most}")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Load a tokenizer of transformers from local files; ValueError names the folder of a damaged one."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # as above
+        raise ValueError(f"{folder} holds no tokenizer that loads: {one_line(error)}") from error
 
 
 class TextEncoder:
@@ -70,14 +113,18 @@ class TextEncoder:
         folder may also be the parent of `text_encoder/` and `tokenizer/` (the layout of diffusers). A folder with a
         whole T5 loads its encoder. Raises ValueError naming the file that is missing.
         """
-        from transformers import AutoModelForTextEncoding, AutoTokenizer, logging
+        from transformers import AutoModelForTextEncoding, logging
 
         weights, words = resolve_folders(Path(folder), None if tokenizer_dir is None else Path(tokenizer_dir))
         was = logging.get_verbosity()
         logging.set_verbosity_error()  # a whole T5's decoder weights are unused on purpose
+        check_limits(weights / "config.json")
         try:
             model = AutoModelForTextEncoding.from_pretrained(weights, local_files_only=True, dtype=dtype)
-            tokenizer = AutoTokenizer.from_pretrained(words, local_files_only=True)
+        except Exception as error:  # transformers and the readers below it raise of every kind for damaged files
+            raise ValueError(f"{weights} holds no text encoder that loads: {one_line(error)}") from error
+        else:
+            tokenizer = load_tokenizer(words)
         finally:
             logging.set_verbosity(was)
         return cls(model, tokenizer)
@@ -96,6 +143,33 @@ class TextEncoder:
     def width(self) -> int:
         """Channels of an embedding (2048 for FLAN-T5-XL)."""
         return self.model.config.d_model
+
+    def knows(self, prompt: str) -> bool:
+        """Return whether the tokenizer knows any word of a prompt.
+
+        Of tokenizers of whole words and word pieces a word is known if it is a single piece; of others (sentence
+        pieces, which spell every word of their alphabet) if it has a piece at all. Words of one or two letters count
+        only where there are no others. Emoji characters count by their names (`named_emoji`).
+        """
+        if self.tokenizer.unk_token_id is None:
+            return True
+        words = clean_caption(self._named(prompt)).split()
+        words = [word for word in words if len(word) > 2] or words
+        spells = type(self.tokenizer.backend_tokenizer.model).__name__ in ("Unigram", "BPE")
+        for word in words:
+            ids = self.tokenizer(word, add_special_tokens=False)["input_ids"]
+            if any(piece != self.tokenizer.unk_token_id for piece in ids) and (spells or len(ids) == 1):
+                return True
+        return False
+
+    def _named(self, prompt: str) -> str:
+        """The prompt with each emoji character that the tokenizer does not know replaced by its name."""
+        unknown = self.tokenizer.unk_token_id
+
+        def is_unknown(character: str) -> bool:
+            return unknown in self.tokenizer(character, add_special_tokens=False)["input_ids"]
+
+        return prompt if unknown is None else named_emoji(prompt, is_unknown)
 
     def encode(
         self,
@@ -121,7 +195,7 @@ class TextEncoder:
         return rotate_to_right(torch.cat(rows), mask)
 
     def _caption(self, prompt: str, clean: bool, allow_empty: bool) -> str:
-        caption = clean_caption(prompt) if clean else prompt
+        caption = clean_caption(self._named(prompt)) if clean else prompt
         if not caption.strip() and not allow_empty:
             shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
             why = "is empty" if not prompt.strip() else "is empty once cleaned"
@@ -140,7 +214,7 @@ class TextEncoder:
 
 
 def checked_prompts(prompts: Sequence[str], slots: int, batch_size: int) -> Sequence[str]:
-    """The prompts, if there is at least one, in a list, and the sizes are positive; else a ValueError."""
+    """Return the prompts; ValueError unless they are a list of at least one and the sizes are positive."""
     if isinstance(prompts, str) or not prompts:
         raise ValueError(f"got {prompts!r} as prompts, wanted a list of at least one")
     if slots < 1 or batch_size < 1:
@@ -149,14 +223,13 @@ def checked_prompts(prompts: Sequence[str], slots: int, batch_size: int) -> Sequ
 
 
 def resolve_folders(folder: Path, tokenizer_dir: Path | None) -> tuple[Path, Path]:
-    """The folder of the weights and that of the tokenizer. Raises ValueError naming the file that is missing."""
-    import json
+    """Return the folders of weights and tokenizer. ValueError names a missing file."""
 
     if (folder / "text_encoder").is_dir():
         folder = folder / "text_encoder"
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder / 'config.json'} is missing; give the folder of a T5-type encoder")
-    kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+    kind = read_json_object(folder / "config.json").get("model_type")
     if kind not in T5_TYPES:
         raise ValueError(f"{folder / 'config.json'} has model_type {kind!r}, wanted one of {', '.join(T5_TYPES)}")
     if not any((folder / name).is_file() for name in WEIGHT_FILES):

@@ -1,23 +1,24 @@
 """The LlamaGen transformer: caption or class in, logits over VQ codes out (arXiv:2406.06525, section 3.2)."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lantern.core.types import TargetDefaults
 from lantern.models.llamagen.conditioning import CaptionEmbedder, LabelEmbedder
 from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.layers import Block, LayerCache, RMSNorm
-from lantern.models.llamagen.rotary import rope_table, turns_at
+from lantern.models.llamagen.rotary import rope_factors, rope_table
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What the target says of n inputs: fp32 logits `(rows n v)`, and features `(rows n c)` after the final norm.
+    """Result for n inputs: fp32 logits `(rows n v)`, and features `(rows n c)` after the final norm.
 
-    `fused` is what entered the layers that were asked for, side by side; None where none were.
+    `fused` holds the inputs of the tapped layers, concatenated; None without taps.
     """
 
     logits: Float[Tensor, "rows n v"]
@@ -25,13 +26,11 @@ class Scores:
     fused: Float[Tensor, "rows n k"] | None = None
 
 
-class Transformer(nn.Module):
+class Transformer(nn.Module, TargetDefaults):
     """LlamaGen's transformer. One forward serves prefill, plain and tree passes: positions and mask are arguments."""
 
     rope: Tensor
     layers: Any  # a ModuleList of Block, which the type checker takes for modules of any kind
-    # what code that runs passes in another way puts on a target; copies of it are run layer by layer
-    runner: ClassVar = ("forward", "draft_head", "draws", "fused_pass", "is_fused", "make_uniforms", "_run_by")
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -45,10 +44,6 @@ class Transformer(nn.Module):
         table = rope_table(config.grid, config.cls_token_num, config.head_dim, config.rope_base)
         self.register_buffer("rope", table, persistent=False)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """All but how passes are run, which speaks of this module's memory."""
-        return {name: value for name, value in self.__dict__.items() if name not in (*self.runner, "_int4", "_int8")}
-
     def init_weights(self, generator: torch.Generator) -> None:
         """Normal(0, initializer_range) for linears and embeddings, zero for the output head, as the reference does."""
         for module in self.modules():
@@ -57,7 +52,7 @@ class Transformer(nn.Module):
         self.output.weight.data.zero_()
 
     def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
-        """Features after the final norm to fp32 logits."""
+        """Return fp32 logits of features after the final norm."""
         return self.output(features).float()
 
     def features(
@@ -70,29 +65,29 @@ class Transformer(nn.Module):
         slots: Int[Tensor, "b n"] | None = None,
         entered: dict[int, Tensor] | None = None,
     ) -> Float[Tensor, "b n c"]:
-        """Runs the layers and the final norm over embedded inputs.
+        """Run the layers and the final norm over embedded inputs.
 
         `positions` are rows of the rotary table: conditioning slots first (cls_token_num of them), then the
-        codes in raster order. `mask` says which of the s cache slots (without a cache: of the n inputs)
-        each input sees, or is added to the scores; None is causal. With a cache, keys and values go to `slots`.
-        `entered` is filled with what enters the layers that are its keys.
+        codes in raster order. A boolean `mask` selects the cache slots (without a cache: the inputs)
+        that each input attends to; a float mask is added to the scores; None is causal.
+        With a cache, keys and values go to `slots`. `entered` receives the inputs of the layers that are its keys.
         """
-        turns = turns_at(self.rope, positions)
+        factors = rope_factors(self.rope, positions)
         x = self.tok_dropout(inputs)
         for layer, block in enumerate(self.layers):
             if entered is not None and layer in entered:
                 entered[layer] = x
-            x = block(x, turns, mask, layer=layer, cache=cache, slots=slots)
+            x = block(x, factors, mask, layer=layer, cache=cache, slots=slots)
         return self.norm(x)
 
     def read_prompt(
         self, inputs: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"], *, entered: dict[int, Tensor] | None = None
     ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "l b h d"]]:
-        """Features of conditioning slots (padding on the left), and each layer's mean value over the words.
+        """Return features of conditioning slots (padding on the left), and the mean value of each layer over the words.
 
         Rotary rows of the prompt are zero, so its queries and keys are zero: attention among conditioning slots is a
         running mean, and to a code the n words of a prompt are one key of zeros with log n added to its score, and
-        these means as its value. `features` computes the same without knowing that. `entered` as there.
+        these means as its value. `features` computes the same without this shortcut. `entered` as there.
         """
         x, means = inputs, []
         for layer, block in enumerate(self.layers):
@@ -112,10 +107,10 @@ class Transformer(nn.Module):
         slots: Int[Tensor, "b n"] | None = None,
         taps: tuple[int, ...] = (),
     ) -> Scores:
-        """As `features`, with the head's logits: row i is the law of the code that follows input i.
+        """Run `features` and the head: row i of the logits is the distribution of the code that follows input i.
 
-        `taps` are layers of which what enters them is given side by side. A cache that asks for more rows than there
-        are (`least_rows`) gets the last input again and again, whose scores are dropped.
+        `taps` are layers whose inputs are returned, concatenated. If a cache needs more rows than there are
+        (`least_rows`), the last input is repeated and its scores are dropped.
         """
         count, least = inputs.shape[1], -(-getattr(cache, "least_rows", 0) // inputs.shape[0])
         if count < least:
@@ -133,5 +128,5 @@ class Transformer(nn.Module):
 
 
 def _repeat_last(x: Tensor, count: int) -> Tensor:
-    """`x` with its last entry along axis 1 repeated until there are `count`."""
+    """Return `x` with its last entry along axis 1 repeated up to `count` entries."""
     return torch.cat([x, x[:, -1:].expand(-1, count - x.shape[1], *x.shape[2:])], dim=1)

@@ -65,12 +65,12 @@ class VQConfig:
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """The tokenizer's one normalisation."""
+    """The normalisation of all layers of the tokenizer."""
     return nn.GroupNorm(32, channels, eps=1e-6)
 
 
 class ResnetBlock(nn.Module):
-    """norm-swish-conv twice, added to the input."""
+    """Residual block: norm-swish-conv twice, added to the input."""
 
     def __init__(self, channels: int, out: int, dropout: float) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class ResnetBlock(nn.Module):
             self.nin_shortcut = nn.Conv2d(channels, out, 1)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d h w"]:
-        """Maps channels -> out at one resolution."""
+        """Map channels -> out at one resolution."""
         h = self.conv1(F.silu(self.norm1(x)))
         h = self.conv2(self.dropout(F.silu(self.norm2(h))))
         return h + (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x)
@@ -116,7 +116,7 @@ class Downsample(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, stride=2)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
-        """Maps (h, w) -> (h/2, w/2)."""
+        """Map (h, w) -> (h/2, w/2)."""
         return self.conv(F.pad(x, (0, 1, 0, 1)))
 
 
@@ -128,7 +128,7 @@ class Upsample(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h2 w2"]:
-        """Maps (h, w) -> (2h, 2w)."""
+        """Map (h, w) -> (2h, 2w)."""
         return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
 
 
@@ -160,7 +160,7 @@ def middle(channels: int, dropout: float) -> nn.ModuleList:
 
 
 class Encoder(nn.Module):
-    """Picture to `z_channels` at the code grid's resolution."""
+    """Encoder: picture to `z_channels` at the resolution of the code grid."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class Encoder(nn.Module):
         self.conv_out = nn.Conv2d(previous, config.z_channels, 3, padding=1)
 
     def forward(self, x: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b z h2 w2"]:
-        """Maps pixels in [-1, 1] to latents."""
+        """Map pixels in [-1, 1] to latents."""
         x = self.conv_in(x)
         for block in (*self.conv_blocks, *self.mid):
             x = block(x)
@@ -190,7 +190,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents at the code grid's resolution back to pixels; its first block is the lowest resolution."""
+    """Decoder: latents at the resolution of the code grid to pixels; its first block has the lowest resolution."""
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -212,11 +212,11 @@ class Decoder(nn.Module):
 
     @property
     def last_layer(self) -> Tensor:
-        """Weight of the last convolution (adversarial losses balance on it)."""
+        """Weight of the last convolution, used to balance adversarial losses."""
         return self.conv_out.weight
 
     def forward(self, z: Float[Tensor, "b z h w"]) -> Float[Tensor, "b 3 h2 w2"]:
-        """Maps latents to pixels, nominally in [-1, 1], not clamped."""
+        """Map latents to pixels, nominally in [-1, 1], not clamped."""
         x = self.conv_in(z)
         for block in (*self.mid, *self.conv_blocks):
             x = block(x)
@@ -224,7 +224,7 @@ class Decoder(nn.Module):
 
 
 class Codebook(nn.Module):
-    """The codes; rows are l2-normalised when used, not when stored."""
+    """The codebook; rows are l2-normalised when used, not when stored."""
 
     codebook_used: Tensor
 
@@ -278,6 +278,9 @@ class VQVAE(nn.Module):
         side = round(codes.shape[1] ** 0.5)
         if side * side != codes.shape[1]:
             raise ValueError(f"got {codes.shape[1]} codes a picture, wanted a square grid")
+        if not codes.is_meta and not 0 <= int(codes.min()) <= int(codes.max()) < self.config.codebook_size:
+            lowest, highest = int(codes.min()), int(codes.max())
+            raise ValueError(f"codes are from {lowest} to {highest}, wanted 0 to {self.config.codebook_size - 1}")
         vectors = self.quantize.codes()[codes.long()].unflatten(1, (side, side)).permute(0, 3, 1, 2)
         return self.decode_latents(vectors)
 

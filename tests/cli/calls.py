@@ -11,18 +11,18 @@ Capture = pytest.CaptureFixture[str]
 
 
 def made(model: str, *arguments: str) -> int:
-    """Draws a red apple; the exit code."""
+    """Run `lantern-generate` for a red apple; return the exit code."""
     return main(["--model", model, "--prompt", "a red apple", *arguments])
 
 
 def grid(model: str, *arguments: str) -> list[list[int]]:
-    """The codes of a red apple, as they are written."""
+    """Return the written codes of a red apple."""
     assert made(model, "--tokens", "grid.json", *arguments) == 0
     return json.loads(Path("grid.json").read_text())
 
 
 def refusal(capsys: Capture, code: int, expected: int = 2) -> str:
-    """The one line on stderr that a call that could not be ended with."""
+    """Return the one line on stderr of a refused call."""
     seen = capsys.readouterr()
     lines = seen.err.splitlines()
     assert (code, len(lines), seen.out) == (expected, 1, ""), (code, seen)

@@ -1,4 +1,4 @@
-"""`lantern assemble`: a folder that loads, and components that do not belong together refused in a line."""
+"""`lantern assemble`: a folder that loads, and one-line errors for components that do not fit together."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from lantern.cli.assemble import main
-from lantern.drafters.eagle import Eagle, EagleConfig
-from lantern.io import load_state, read_config, save_component, weights_digest
-from lantern.model_folder import load_model
+from lantern.core.io import load_state, read_config, save_component, weights_digest
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.models.folder import load_model
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.relaxations.neighbours import proximity_table
+from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_config, tiny_target
 
 VQ = VQConfig(ch=32, encoder_ch_mult=(1, 1), decoder_ch_mult=(1, 1), z_channels=8, codebook_size=24, num_res_blocks=1)
@@ -57,8 +57,8 @@ def test_drafter_of_another_size_is_refused_before_anything_is_copied(
     save_component(drafter.state_dict(), drafter.config, tmp_path / "d2")
     assert main([str(tmp_path / "model"), *options({**components, "drafter": tmp_path / "d2"})]) == 2
     error = capsys.readouterr().err.strip()
-    assert f"drafter {tmp_path / 'd2'} drafts 30 codes of width 48, 16 a picture" in error
-    assert "but model model has 24 codes of width 32, 16 a picture" in error and "--method plain" in error
+    assert f"drafter {tmp_path / 'd2'} drafts 30 codes of width 48, 16 per picture" in error
+    assert "but model model has 24 codes of width 32, 16 per picture" in error and "--method plain" in error
     assert not (tmp_path / "model").exists()
     assert "\n" not in error
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lantern.catalog import METHODS
 from lantern.cli.bench import DTYPES, SHAPES, main
-from lantern.cli.measuring import PLAIN_KINDS as KINDS
-from lantern.eval import race
-from lantern.eval.variants import METHOD_KINDS, PLAIN_KINDS
-from lantern.model_folder import DTYPES as KNOWN_DTYPES
+from lantern.cli.measurement_options import PLAIN_KINDS as KINDS
+from lantern.eval.speed import race
+from lantern.eval.speed.contenders import METHOD_KINDS, PLAIN_KINDS
+from lantern.methods.decoder import METHODS
+from lantern.models.folder import DTYPES as KNOWN_DTYPES
 from lantern.models.llamagen.config import SIZES
 from tests.tiny_folder import save_tiny_model
 
@@ -23,31 +23,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def test_the_options_name_what_there_is() -> None:
+def test_options_list_all_choices() -> None:
     assert set(KINDS) == set(PLAIN_KINDS) | set(METHOD_KINDS)
     assert set(DTYPES) == set(KNOWN_DTYPES) and set(SHAPES) == set(SIZES)
 
 
-def test_json_is_one_line_and_the_table_is_beside(
+def test_json_is_one_line_and_the_table_is_on_stderr(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "deep" / "bench.json"
     assert main(["--model", str(folder), *QUICK, "--json", "--out", str(out)]) == 0
-    said = capsys.readouterr()
-    (line,) = said.out.splitlines()
+    output = capsys.readouterr()
+    (line,) = output.out.splitlines()
     figures = json.loads(line)
     assert figures["races"][0]["results"][0]["claim"] is None
     assert out.read_text(encoding="utf-8") == line + "\n" and list(out.parent.iterdir()) == [out]
-    assert "no claim" in said.err and "images/s" in said.err
+    assert "no claim" in output.err and "images/s" in output.err
 
 
-def test_without_json_the_table_is_all(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_json_only_the_table_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--model", str(folder), *QUICK]) == 0
-    said = capsys.readouterr()
-    assert "plain" in said.out and "{" not in said.out and said.err == ""
+    output = capsys.readouterr()
+    assert "plain" in output.out and "{" not in output.out and output.err == ""
 
 
-def test_other_codes_than_plain_are_code_1(
+def test_codes_that_differ_from_plain_give_exit_code_1(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = race.Made.of
@@ -60,13 +60,11 @@ def test_other_codes_than_plain_are_code_1(
     monkeypatch.setattr(race.Made, "of", altered)
     assert main(["--model", str(folder), *QUICK]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(
-        "lantern: error: eagle1 (eager fp32, batch 1) gave other codes than plain decoding in 1 of 1"
-    )
+    assert line.startswith("lantern: error: eagle1 (eager fp32, batch 1) differs from plain decoding in 1 of 1")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wanted"),
+    ("arguments", "expected"),
     [
         (["--methods", "eagel1"], 'did you mean "eagle1"'),
         (["--tau", "3"], "--tau is an option of --shape"),
@@ -78,16 +76,16 @@ def test_other_codes_than_plain_are_code_1(
         (["--out", "."], "wanted a file"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], wanted: str
+def test_invalid_input_is_refused_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
 ) -> None:
     given = arguments if {"--model", "--shape"} & set(arguments) else ["--model", str(folder), *arguments]
     assert main(given) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert wanted in line
+    assert expected in line
 
 
-def test_help_loads_no_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = """
 import sys
 from lantern.cli.main import main

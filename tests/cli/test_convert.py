@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lantern.cli.main import main
-from lantern.io import load_component, load_state, read_config
+from lantern.core.io import load_component, load_state, read_config
 from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.transformer import Transformer
 
@@ -46,11 +46,11 @@ def test_the_image_size_gives_the_grid(checkpoint: Path) -> None:
     assert load_state(checkpoint.parent / "out")["norm.weight"].dtype == torch.bfloat16
 
 
-def test_a_component_is_replaced_only_by_force(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_component_is_replaced_only_with_force(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _convert(checkpoint, "--grid", "4") == 0
     capsys.readouterr()
     assert _convert(checkpoint, "--grid", "8") == 2
-    assert "--force replaces it" in _refusal(capsys)
+    assert "replace it with --force" in _refusal(capsys)
     assert _convert(checkpoint, "--grid", "8", "--force") == 0
     assert read_config(checkpoint.parent / "out")["block_size"] == 64
 
@@ -66,7 +66,7 @@ def test_a_component_is_replaced_only_by_force(checkpoint: Path, capsys: pytest.
         (["--grid", "4", "--kind", "t2v"], "did you mean t2i?"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_inconsistent_input_is_refused(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     assert _convert(checkpoint, *options) == 2
@@ -80,7 +80,7 @@ def test_a_damaged_file_is_refused(checkpoint: Path, capsys: pytest.CaptureFixtu
     assert "c2i.pt is no whole checkpoint" in _refusal(capsys)
 
 
-def test_a_folder_that_cannot_be_written_is_a_failure(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_read_only_folder_is_a_failure(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkpoint.parent / "out").write_text("a file where the folder should be")
     assert _convert(checkpoint, "--grid", "4") == 1
     assert "out" in _refusal(capsys)

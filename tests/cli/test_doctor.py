@@ -1,30 +1,30 @@
 import pytest
 
 from lantern.cli import doctor
-from lantern.cli.doctor import Finding, pairing
+from lantern.cli.doctor import Finding, compatibility
 from lantern.cli.main import main
 
 
 @pytest.mark.parametrize(
     ("torch", "torchvision"), [("2.9.0", "0.24.1"), ("2.11.0+cu130", "0.26.0"), ("2.13.0+cpu", "0.28.0")]
 )
-def test_versions_released_together_are_a_pair(torch: str, torchvision: str) -> None:
-    assert not pairing(torch, torchvision).repair
+def test_versions_released_together_are_compatible(torch: str, torchvision: str) -> None:
+    assert not compatibility(torch, torchvision).repair
 
 
 def test_a_torchvision_ahead_of_its_torch_gets_a_repair() -> None:
-    assert pairing("2.13.0+cpu", "0.29.2").repair.endswith('"torch==2.13.*" "torchvision==0.28.*"')
+    assert compatibility("2.13.0+cpu", "0.29.2").repair.endswith('"torch==2.13.*" "torchvision==0.28.*"')
 
 
 def test_a_torch_too_old_gets_a_supported_range() -> None:
-    assert '"torch>=2.9,<2.14"' in pairing("2.4.1", "0.19.1").repair
+    assert '"torch>=2.9,<2.14"' in compatibility("2.4.1", "0.19.1").repair
 
 
-def test_a_version_that_is_no_release_is_no_fault() -> None:
-    assert not pairing("git", "0.28.0").repair
+def test_an_unreleased_version_is_not_a_fault() -> None:
+    assert not compatibility("git", "0.28.0").repair
 
 
-def test_the_report_names_what_matters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_lists_versions_and_devices(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor"])
     out = capsys.readouterr().out
     assert all(word in out for word in ("lantern", "python", "torch", "torchvision", "cpu", "embedded model"))
@@ -38,15 +38,16 @@ def test_a_fault_is_code_1_with_its_repair(capsys: pytest.CaptureFixture[str], m
         "ok      good",
         "broken  bad",
         "        run: mend it",
-        "something is off",
+        "faults found",
     ]
 
 
-def test_a_missing_compiler_is_told_and_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported_and_not_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    (finding,) = doctor._compiler()
-    assert "g++ 9 or later, which was not found" in finding.text and not finding.repair
+    *_, last = findings = list(doctor._engines())
+    assert "g++ 9 or later, which was not found" in last.text
+    assert not any(finding.repair for finding in findings)
 
 
 def test_a_missing_package_is_a_fault_with_its_repair(monkeypatch: pytest.MonkeyPatch) -> None:

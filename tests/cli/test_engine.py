@@ -1,48 +1,109 @@
-"""What is advised where passes could be faster."""
+"""The options that choose an engine, and the advice where `auto` chose a slow one."""
 
-import shutil
+import argparse
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lantern.catalog import Engine
-from lantern.cli.engine import advice
+from lantern.cli.engine_options import add_engine, advice, dtype_of, engine_of
 from lantern.cli.generate import main
-from lantern.model_folder import Model
+from lantern.engines.compiled import CompiledEngine
+from lantern.engines.cpu import build
+from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.engine import AutoEngine, EagerEngine, Engine
+from lantern.models.folder import Model
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
 
-FUSABLE: dict[str, Any] = {"dim": 64, "n_head": 2, "vocab_size": 32}
+FITTING: dict[str, Any] = {"dim": 64, "n_head": 2, "vocab_size": 32}
 
 
-@pytest.fixture(autouse=True)
-def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+def parsed(*options: str, dtype: str = "auto") -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_engine(parser)
+    parser.set_defaults(dtype=dtype)
+    return parser.parse_args(options)
 
 
-def test_fused_passes_are_advised_where_they_can_be_had() -> None:
-    told = advice(Model("toy", tiny_target(**FUSABLE)))
-    assert told is not None and told.startswith("--fused ")
+@pytest.fixture
+def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is not built; there is a compiler."""
+    monkeypatch.setattr(build, "missing", lambda: "the C++ library is not built")
+    monkeypatch.setattr(build, "find_compiler", lambda: "g++")
 
 
-@pytest.mark.parametrize("engine", [Engine(fused=True), Engine(compile=True), Engine(reproducible=True)])
-def test_nothing_is_advised_to_who_has_chosen(engine: Engine) -> None:
-    assert advice(Model("toy", tiny_target(**FUSABLE), engine=engine)) is None
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), AutoEngine()),
+        (("--engine", "cpu", "--weights", "int8"), CpuEngine(weights="int8")),
+        (("--engine", "graph"), GraphEngine()),
+        (("--weights", "int4", "--reproducible"), AutoEngine(weights="int4", reproducible=True)),
+        (("--weights", "bf16"), AutoEngine()),
+    ],
+)
+def test_options_choose_engine_and_weights(options: tuple[str, ...], expected: Engine) -> None:
+    assert engine_of(parsed(*options)) == expected
 
 
-def test_nothing_is_advised_for_other_widths_or_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert advice(Model("toy", tiny_target())) is None
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert advice(Model("toy", tiny_target(**FUSABLE))) is None
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--fused",), CpuEngine()),
+        (("--fused", "--compile", "--int8"), CpuEngine(compiles_steps=True, weights="int8")),
+        (("--compile",), CompiledEngine()),
+        (("--cuda-graphs", "--compile"), GraphEngine(compiles_steps=True)),
+        (("--int8",), AutoEngine(weights="int8")),
+    ],
+)
+def test_deprecated_options_keep_working_with_one_warning(
+    options: tuple[str, ...], expected: Engine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert engine_of(parsed(*options)) == expected
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{options[0]} is deprecated: use --" in line
+
+
+def test_deprecated_options_are_not_combined_with_new_ones() -> None:
+    with pytest.raises(ValueError, match="--fused cannot be combined with --engine"):
+        engine_of(parsed("--fused", "--engine", "eager"))
+
+
+def test_bf16_weights_are_the_dtype() -> None:
+    assert dtype_of(parsed("--weights", "bf16")) == "bf16" and dtype_of(parsed(dtype="fp16")) == "fp16"
+    with pytest.raises(ValueError, match="--weights bf16 contradicts --dtype fp32"):
+        dtype_of(parsed("--weights", "bf16", dtype="fp32"))
+
+
+def test_advice_is_given_where_the_library_is_not_built(unbuilt: None) -> None:
+    reported = advice(Model("toy", tiny_target(**FITTING), engine=AutoEngine()))
+    assert reported is not None and "lantern doctor --build" in reported
+
+
+@pytest.mark.parametrize("engine", [CompiledEngine(), EagerEngine(reproducible=True), EagerEngine()])
+def test_no_advice_is_given_if_an_engine_was_chosen(engine: Engine, unbuilt: None) -> None:
+    assert advice(Model("toy", tiny_target(**FITTING), engine=engine)) is None
+
+
+def test_no_advice_is_given_for_other_widths_or_without_a_compiler(
+    unbuilt: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert advice(Model("toy", tiny_target(), engine=AutoEngine())) is None
+
+    def no_compiler() -> str:
+        raise ValueError("no g++")
+
+    monkeypatch.setattr(build, "find_compiler", no_compiler)
+    assert advice(Model("toy", tiny_target(**FITTING), engine=AutoEngine())) is None
 
 
 @pytest.mark.parametrize("is_quiet", [False, True])
-def test_the_advice_is_the_last_line_unless_all_is_to_be_quiet(
-    is_quiet: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_advice_is_the_last_line_unless_quiet(
+    is_quiet: bool, unbuilt: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model, quiet = str(save_tiny_model(tmp_path / "toy", **FUSABLE)), ["--quiet"] * is_quiet
+    model, quiet = str(save_tiny_model(tmp_path / "toy", **FITTING)), ["--quiet"] * is_quiet
     assert main(["--model", model, "--prompt", "a cat", "--tokens", str(tmp_path / "grid.json"), *quiet]) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if "--fused" in line] == ([] if is_quiet else lines[-1:])
+    assert [line for line in lines if "doctor --build" in line] == ([] if is_quiet else lines[-1:])

@@ -1,4 +1,4 @@
-"""What `lantern-generate` writes and prints, with a model of toy size."""
+"""Files and output of `lantern-generate`, with a toy model."""
 
 import json
 import re
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lantern.catalog import METHODS
 from lantern.cli.generate import main
+from lantern.methods.decoder import METHODS
 from tests.cli.calls import Capture, grid, made, refusal
 from tests.tiny_folder import save_tiny_model
 
@@ -26,7 +26,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_prompt_becomes_a_picture_whose_path_is_printed(model: str, capsys: Capture) -> None:
+def test_a_picture_is_saved_and_its_path_is_printed(model: str, capsys: Capture) -> None:
     from PIL import Image
 
     assert made(model) == 0
@@ -36,7 +36,7 @@ def test_a_prompt_becomes_a_picture_whose_path_is_printed(model: str, capsys: Ca
         assert image.size == (8, 8)
 
 
-def test_the_picture_says_what_made_it(model: str) -> None:
+def test_the_picture_has_its_settings_as_metadata(model: str) -> None:
     from PIL import Image
 
     assert made(model, "--seed", "7", "--method", "plain", "--out", "x.png") == 0
@@ -47,19 +47,19 @@ def test_the_picture_says_what_made_it(model: str) -> None:
     assert "trainedAlgorithmicMedia" in text["XML:com.adobe.xmp"] and json.loads(text["sampling"])["top_k"] == 12
 
 
-def test_the_prompt_can_be_left_out_of_the_picture(model: str) -> None:
+def test_the_prompt_can_be_left_out_of_the_metadata(model: str) -> None:
     assert made(model, "--no-prompt-in-metadata", "--out", "x.png") == 0
     assert b"apple" not in Path("x.png").read_bytes()
 
 
-def test_the_command_is_also_one_of_lantern_s(model: str, capsys: Capture) -> None:
+def test_the_command_is_also_a_subcommand_of_lantern(model: str, capsys: Capture) -> None:
     from lantern.cli.main import main as lantern
 
     assert lantern(["generate", "--model", model, "--prompt", "two cat", "--out", "y.png"]) == 0
     assert Path(capsys.readouterr().out.strip()).is_file()
 
 
-def test_same_seed_same_picture_and_another_seed_another(model: str) -> None:
+def test_the_seed_determines_the_picture(model: str) -> None:
     assert grid(model) == grid(model) != grid(model, "--seed", "1")
 
 
@@ -68,12 +68,12 @@ def test_exact_methods_give_the_codes_of_plain_decoding(model: str, method: str)
     assert grid(model, "--method", method) == grid(model, "--method", "plain")
 
 
-def test_the_model_s_defaults_hold_until_others_are_given(model: str) -> None:
+def test_options_replace_the_defaults_of_the_model(model: str) -> None:
     assert grid(model, "--method", "plain") == grid(model, "--method", "plain", "--guidance", "3", "--top-k", "12")
     assert grid(model, "--method", "plain") != grid(model, "--method", "plain", "--guidance", "9", "--top-k", "0")
 
 
-def test_codes_need_no_vq_and_make_no_picture(model: str, tmp_path: Path) -> None:
+def test_writing_codes_needs_no_vq_and_makes_no_picture(model: str, tmp_path: Path) -> None:
     import shutil
 
     copy = shutil.copytree(model, tmp_path / "copy")
@@ -88,7 +88,7 @@ def test_codes_of_several_pictures_are_a_list_of_grids(model: str) -> None:
     assert len(codes) == 3 and codes[0] == grid(model)
 
 
-def test_codes_and_pictures_together(model: str) -> None:
+def test_codes_and_pictures_can_be_written_together(model: str) -> None:
     assert made(model, "--tokens", "t.json", "--out", "pictures/") == 0
     assert Path("t.json").is_file() and len(list(Path("pictures").glob("*.png"))) == 1
 
@@ -109,7 +109,7 @@ def test_json_is_one_object_with_all_figures(model: str, capsys: Capture) -> Non
     assert len(set(found["tokens_sha256"])) == 2 and all(Path(path).is_file() for path in found["paths"])
 
 
-def test_json_tells_latency_and_throughput_of_batches(model: str, capsys: Capture) -> None:
+def test_json_reports_latency_and_throughput_of_batches(model: str, capsys: Capture) -> None:
     assert made(model, "--json", "-n", "5", "--batch", "3") == 0
     found = json.loads(capsys.readouterr().out)
     assert [one["batch"] for one in found["pictures"]] == [3, 3, 3, 2, 2]
@@ -122,13 +122,13 @@ def test_json_tells_latency_and_throughput_of_batches(model: str, capsys: Captur
     assert found["latency"] == found["pictures"][0]["latency"]
 
 
-def test_the_summary_tells_throughput(model: str, capsys: Capture) -> None:
+def test_the_summary_reports_throughput(model: str, capsys: Capture) -> None:
     assert made(model, "-n", "2", "--batch", "2") == 0
-    assert re.search(r" s, [0-9.]+ images and [0-9]+ codes a second$", capsys.readouterr().err.strip())
+    assert re.search(r" s, [0-9.]+ images and [0-9]+ codes per second$", capsys.readouterr().err.strip())
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name].drafter])
-def test_every_method_draws(model: str, method: str, capsys: Capture) -> None:
+@pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].is_plain])
+def test_every_method_makes_a_picture(model: str, method: str, capsys: Capture) -> None:
     settings_of = {
         "lantern": ["--k", "4", "--delta", "0.2"],
         "lantern++": ["--k", "4", "--lambda", "3"],
@@ -145,7 +145,7 @@ def test_every_method_draws(model: str, method: str, capsys: Capture) -> None:
     assert Path(capsys.readouterr().out.strip()).is_file()
 
 
-def test_comparison_tells_figures_and_saves_the_two_side_by_side(model: str, capsys: Capture) -> None:
+def test_comparison_reports_figures_and_saves_the_two_side_by_side(model: str, capsys: Capture) -> None:
     from PIL import Image
 
     assert made(model, "--compare", "--method", "eagle1", "--out", "pair.png", "--repeats", "2") == 0
@@ -157,14 +157,14 @@ def test_comparison_tells_figures_and_saves_the_two_side_by_side(model: str, cap
         assert list(image.crop((0, 0, 8, 8)).tobytes()) == list(image.crop((16, 0, 24, 8)).tobytes())
 
 
-def test_comparison_as_json_tells_what_relaxation_costs(model: str, capsys: Capture) -> None:
+def test_comparison_as_json_reports_what_relaxation_costs(model: str, capsys: Capture) -> None:
     assert made(model, "--compare", "--json", "--method", "lantern", "--k", "8", "--delta", "0.5") == 0
     [found] = json.loads(capsys.readouterr().out)["comparisons"]
     assert found["plain"]["passes"] == 16 and found["method"]["total_variation"] > 0
     assert found["identical"] == (found["plain"]["tokens_sha256"] == found["method"]["tokens_sha256"])
 
 
-def test_plain_is_not_compared_with_itself(model: str, capsys: Capture) -> None:
+def test_plain_decoding_is_not_compared_with_itself(model: str, capsys: Capture) -> None:
     assert "nothing to compare" in refusal(capsys, made(model, "--compare", "--method", "plain"))
 
 
@@ -183,7 +183,7 @@ def test_prompts_come_from_files_in_several_forms(model: str) -> None:
     assert grids == [grids[0]] * len(forms) and len(grids[0]) == 2
 
 
-def test_prompts_that_look_alike_do_not_overwrite_each_other(model: str) -> None:
+def test_prompts_with_equal_file_names_do_not_overwrite_each_other(model: str) -> None:
     prompts = ["a cat", "a cat!", "A CAT", "a cat"]
     arguments = [word for prompt in prompts for word in ("--prompt", prompt)]
     assert main(["--model", model, *arguments, "-n", "2", "--out", "here"]) == 0
@@ -192,21 +192,21 @@ def test_prompts_that_look_alike_do_not_overwrite_each_other(model: str) -> None
     assert sorted(path.name for path in Path("one").iterdir()) == [f"cat-{i}.png" for i in range(4)]
 
 
-def test_the_bar_is_off_where_stderr_is_no_terminal(model: str, capsys: Capture) -> None:
+def test_the_bar_is_off_if_stderr_is_not_a_terminal(model: str, capsys: Capture) -> None:
     assert made(model) == 0
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert made(model, "--quiet") == 0
     assert capsys.readouterr().err == ""
 
 
-def test_help_comes_without_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = "import sys; from lantern.cli.generate import main; print(main(['--help']), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "0 False" and done.stderr == ""
 
 
 def test_drafts_are_recorded(model: str, capsys: Capture) -> None:
-    from lantern.records import Records
+    from lantern.drafters.policies.records import Records
 
     assert made(model, "--method", "eagle1", "--tokens", "a.json", "--record", "drafts.safetensors", "-n", "2") == 0
     records = Records.load(Path("drafts.safetensors"))
@@ -222,7 +222,7 @@ def test_any_setting_of_a_method_can_be_given_by_name(model: str, capsys: Captur
     own = grid(model, "--method", "plain")
     changed = ("--set", "nodes=5", "--set", "depth=2", "--set", "value=q")
     assert grid(model, "--method", "eagle2", "--record", "r.safetensors", *changed) == own
-    from lantern.records import Records
+    from lantern.drafters.policies.records import Records
 
     assert Records.load(Path("r.safetensors")).parents.shape[1] == 6
     capsys.readouterr()
@@ -230,13 +230,14 @@ def test_any_setting_of_a_method_can_be_given_by_name(model: str, capsys: Captur
     assert "wanted NAME=VALUE" in refusal(capsys, made(model, "--method", "eagle2", "--set", "nodes"))
 
 
-def test_rounded_weights_are_told(model: str, capsys: Capture) -> None:
+def test_rounded_weights_are_reported(model: str, capsys: Capture) -> None:
     from PIL import Image
 
     pytest.importorskip("torchao", reason="torchao is not installed: extra eval or dev")
-    for option, words in ((), "as torch runs them"), (("--int8",), "in 8 bits"):
+    for option, weights in ((), "full"), (("--weights", "int8"), "int8"):
         assert made(model, *option, "--json", "--out", "one.png") == 0
-        assert json.loads(capsys.readouterr().out)["engine"] == words
+        engine = json.loads(capsys.readouterr().out)["engine"]
+        assert engine["name"] == "eager" and engine["weights"] == weights and "vocab_size" in engine["reason"]
         with Image.open("one.png") as image:
-            assert image.info["engine"] == words
+            assert json.loads(image.info["engine"]) == engine
     assert "choose one of int4 and int8" in refusal(capsys, made(model, "--int4", "--int8"))

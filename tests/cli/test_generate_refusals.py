@@ -1,4 +1,4 @@
-"""What `lantern-generate` refuses, and what it leaves behind where it cannot go on."""
+"""Invalid input and failures of `lantern-generate`."""
 
 import os
 import signal
@@ -37,13 +37,13 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "prompt",
     ["../../etc/passwd", "/abs/path", "a" * 300, "\u202eelppa", "🍎🍏", "a\0b", "../.. a", "\ud83d apple", "con"],
 )
-def test_no_prompt_leads_a_file_out_of_its_folder(model: str, prompt: str, tmp_path: Path) -> None:
+def test_no_prompt_writes_outside_of_the_folder(model: str, prompt: str, tmp_path: Path) -> None:
     assert main(["--model", model, "--prompt", prompt, "--out", "inner/deep"]) == 0
     [path] = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert path.parent == tmp_path / "inner/deep" and len(path.name) < 100 and path.name.isascii()
 
 
-def test_class_labels_are_drawn_and_prompts_refused_by_a_class_model(classes: str, capsys: Capture) -> None:
+def test_class_labels_are_sampled_and_prompts_refused_by_a_class_model(classes: str, capsys: Capture) -> None:
     assert main(["--model", classes, "--class-label", "7", "--class-label", "8", "--out", "c"]) == 0
     assert sorted(path.name for path in Path("c").iterdir()) == ["class-7-seed0.png", "class-8-seed0.png"]
     capsys.readouterr()
@@ -56,7 +56,7 @@ def test_a_class_is_refused_by_a_model_that_takes_prompts(model: str, capsys: Ca
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
         (["--method", "eagel1"], "did you mean eagle1?"),
         (["--methd", "plain"], "did you mean --method?"),
@@ -81,10 +81,10 @@ def test_a_class_is_refused_by_a_model_that_takes_prompts(model: str, capsys: Ca
         (["--device", "cuda:99"], "not on this machine"),
         (["--device", "gpu"], "wanted auto, cpu"),
         (["--dtype", "int3"], "wanted one of auto"),
-        (["--fused"], "vocab_size is 24, fused passes want a multiple of 32"),
+        (["--engine", "cpu"], "vocab_size is 24, the cpu engine needs a multiple of 32"),
         (["--prompt", "   "], "the prompt is empty"),
         (["--prompt", "a" * 10_000], "at most 2000"),
-        (["--prompt", "..."], "nothing is left"),
+        (["--prompt", "..."], "empty after cleaning"),
         (["--prompts-file", "missing.txt"], "No such file"),
         (["--prompts-file", "."], "Is a directory"),
         (["--class-label", "3"], "either words or classes"),
@@ -93,26 +93,26 @@ def test_a_class_is_refused_by_a_model_that_takes_prompts(model: str, capsys: Ca
         (["--tokens", "t.json", "--compare"], "leave one of them out"),
         (["--model", "lantern-emojy"], "did you mean"),
         (["--model", "/nowhere"], "neither a folder nor a hub id"),
-        (["--model", "."], "is no model"),
+        (["--model", "."], "is not a model"),
         (["--prompt"], "expected one argument"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(model: str, capsys: Capture, arguments: list[str], said: str) -> None:
+def test_bad_input_is_refused_in_one_line(model: str, capsys: Capture, arguments: list[str], output: str) -> None:
     first = [] if "--model" in arguments else ["--model", model]
-    assert said in refusal(capsys, main([*first, "--prompt", "a red apple", *arguments]))
+    assert output in refusal(capsys, main([*first, "--prompt", "a red apple", *arguments]))
     assert not list(Path().iterdir())
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"), [(b"", "holds no prompts"), (b"\xff\xfe", "not UTF-8"), (b"a\n" + b"b" * 3000, "line 2")]
+    ("raw", "output"), [(b"", "holds no prompts"), (b"\xff\xfe", "not UTF-8"), (b"a\n" + b"b" * 3000, "line 2")]
 )
-def test_bad_prompt_files_are_refused_in_one_line(model: str, capsys: Capture, raw: bytes, said: str) -> None:
+def test_bad_prompt_files_are_refused_in_one_line(model: str, capsys: Capture, raw: bytes, output: str) -> None:
     Path("p.txt").write_bytes(raw)
-    assert said in refusal(capsys, main(["--model", model, "--prompts-file", "p.txt"]))
+    assert output in refusal(capsys, main(["--model", model, "--prompts-file", "p.txt"]))
 
 
-def test_nothing_to_draw_is_refused(capsys: Capture) -> None:
-    assert "nothing to draw" in refusal(capsys, main([]))
+def test_a_call_without_requests_is_refused(capsys: Capture) -> None:
+    assert "no pictures requested" in refusal(capsys, main([]))
 
 
 def test_a_damaged_model_is_refused_in_one_line(model: str, capsys: Capture, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_damaged_model_is_refused_in_one_line(model: str, capsys: Capture, tmp
     assert "model.safetensors" in refusal(capsys, made(str(copy)))
 
 
-def test_a_place_that_cannot_be_written_fails_in_one_line(model: str, capsys: Capture) -> None:
+def test_a_read_only_place_fails_in_one_line(model: str, capsys: Capture) -> None:
     Path("file").write_text("")
     assert "file" in refusal(capsys, made(model, "--out", "file/below"), 1)
     assert "file" in refusal(capsys, made(model, "--tokens", "file/t.json"), 1)
@@ -132,7 +132,7 @@ def test_a_place_that_cannot_be_written_fails_in_one_line(model: str, capsys: Ca
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_full_disk_leaves_nothing_half_written(model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_partial_file(model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     from PIL import Image
 
     def fail(self: Image.Image, path: Path, **others: object) -> None:
@@ -145,7 +145,7 @@ def test_a_full_disk_leaves_nothing_half_written(model: str, capsys: Capture, mo
     assert not list(Path().iterdir())
 
 
-def test_an_interrupt_ends_with_130_and_leaves_no_half_file(model: str, tmp_path: Path) -> None:
+def test_an_interrupt_ends_with_130_and_leaves_no_partial_file(model: str, tmp_path: Path) -> None:
     arguments = ["--model", model, "--prompt", "a red apple", "-n", "2000", "--out", "many", "--method", "plain"]
     command = [sys.executable, "-c", f"import sys; from lantern.cli.generate import main; sys.exit(main({arguments}))"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -154,8 +154,8 @@ def test_an_interrupt_ends_with_130_and_leaves_no_half_file(model: str, tmp_path
     while not list(tmp_path.glob("many/a*.png")) and time.monotonic() < deadline:
         time.sleep(0.1)
     running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=100)
-    assert running.returncode == 130 and said.splitlines()[-1] == "lantern: error: interrupted"
+    _, output = running.communicate(timeout=100)
+    assert running.returncode == 130 and output.splitlines()[-1] == "lantern: error: interrupted"
     assert all(path.read_bytes()[-8:-4] == b"IEND" for path in (tmp_path / "many").iterdir())
 
 
@@ -171,6 +171,6 @@ VALUES += ["9" * 30, "chain_3", "chain_99", "cpu", "cuda:7", "fp32", "x.png", "t
 def test_no_arguments_end_in_a_traceback(model: str, capsys: Capture, arguments: list[str]) -> None:
     words = ["--model", model, "--prompt", "a red apple", "--out", "fuzz", *arguments]
     code = main(words)
-    said = capsys.readouterr().err
-    assert code in (0, 1, 2) and "Traceback" not in said
-    assert code == 0 or len(said.splitlines()) == 1
+    output = capsys.readouterr().err
+    assert code in (0, 1, 2) and "Traceback" not in output
+    assert code == 0 or len(output.splitlines()) == 1

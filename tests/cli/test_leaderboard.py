@@ -1,4 +1,4 @@
-"""What `lantern leaderboard` leaves, writes again and refuses, with a model of toy size."""
+"""Files and errors of `lantern leaderboard`, with a toy model."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 
 from lantern.cli.leaderboard import docs_of, main
 from lantern.cli.main import SUMMARIES
-from lantern.eval import leaderboard_setting
-from lantern.eval.surroundings import HERE
-from tests.eval.boards import PROMPTS, RESULTS, refuse, save_board_model
+from lantern.eval.boards import contest
+from lantern.eval.speed.surroundings import HERE
+from tests.eval.leaderboards import PROMPTS, RESULTS, refuse, save_board_model
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def drawn(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sampled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("matplotlib", reason="plots need matplotlib, of the extra eval")
     home = tmp_path_factory.mktemp("leaderboard")
     (home / "prompts.txt").write_text("\n".join(PROMPTS))
@@ -28,27 +28,29 @@ def drawn(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "out"
 
 
-def test_the_command_leaves_figures_table_and_plots(drawn: Path) -> None:
-    assert {path.name for path in drawn.iterdir()} == {f"leaderboard.{end}" for end in ("json", "md", "png", "svg")}
-    assert (drawn / "leaderboard.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (drawn / "leaderboard.svg").read_text() and "leaderboard" in SUMMARIES
+def test_the_command_writes_figures_table_and_plots(sampled: Path) -> None:
+    assert {path.name for path in sampled.iterdir()} == {f"leaderboard.{end}" for end in ("json", "md", "png", "svg")}
+    assert (sampled / "leaderboard.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (sampled / "leaderboard.svg").read_text() and "leaderboard" in SUMMARIES
 
 
 def test_writing_again_needs_no_model_and_gives_the_same_bytes(
-    drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaderboard_setting, "load_model", refuse)
-    assert main(["--from", str(drawn / "leaderboard.json"), "--out", str(tmp_path), "--quiet"]) == 0
+    monkeypatch.setattr(contest, "load_model", refuse)
+    assert main(["--from", str(sampled / "leaderboard.json"), "--out", str(tmp_path), "--quiet"]) == 0
     for name in ("leaderboard.md", "leaderboard.png", "leaderboard.svg"):
-        assert (tmp_path / name).read_bytes() == (drawn / name).read_bytes()
+        assert (tmp_path / name).read_bytes() == (sampled / name).read_bytes()
 
 
-def test_documents_of_the_checkout_go_with_its_own_results_alone(tmp_path: Path) -> None:
+def test_documents_of_the_checkout_change_only_with_its_own_results(tmp_path: Path) -> None:
     assert docs_of(RESULTS.parent) == HERE / "docs" and docs_of(tmp_path) == tmp_path
 
 
-def test_broken_promises_are_exit_code_1(drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures = json.loads((drawn / "leaderboard.json").read_text())
+def test_failed_exact_methods_are_exit_code_1(
+    sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = json.loads((sampled / "leaderboard.json").read_text())
     (tmp_path / "some.json").write_text(json.dumps(figures | {"failures": ["eagle1 failed"]}))
     assert main(["--from", str(tmp_path / "some.json"), "--out", str(tmp_path), "--quiet"]) == 1
     assert "eagle1 failed" in capsys.readouterr().err
@@ -64,11 +66,11 @@ def test_broken_promises_are_exit_code_1(drawn: Path, tmp_path: Path, capsys: py
         (["--from", "{file}"], "holds no leaderboard"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_code_2(
+def test_invalid_input_is_one_line_and_code_2(
     words: list[str], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "some.json").write_text("{}")
     given = [word.format(file=tmp_path / "some.json") for word in words]
     assert main(["--model", str(folder), "--run", str(tmp_path / "run"), *given]) == 2
-    said = capsys.readouterr().err
-    assert message in said and len(said.splitlines()) == 1
+    output = capsys.readouterr().err
+    assert message in output and len(output.splitlines()) == 1

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lantern.cli import command as command_module
+from lantern.cli.argument_types import existing, integer, one_of, real
 from lantern.cli.command import Command, run_command
 from lantern.cli.main import SUMMARIES, main
-from lantern.cli.values import existing, integer, one_of, real
 
 
 def _one_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -24,7 +24,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in out for name in SUMMARIES)
 
 
-def test_nothing_to_do_is_refused_with_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_without_command_prints_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "usage: lantern" in capsys.readouterr().err
 
@@ -36,17 +36,17 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"lantern {__version__}\n"
 
 
-def test_a_misspelt_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_a_misspelt_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["genrate"]) == 2
     assert _one_line(capsys).endswith("unknown command 'genrate'; did you mean generate?")
 
 
-def test_an_unknown_command_is_answered_with_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_an_unknown_command_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zzz"]) == 2
-    assert "known are generate, convert, assemble, train, doctor" in _one_line(capsys)
+    assert "known are generate, methods, convert, assemble, train, doctor" in _one_line(capsys)
 
 
-def test_a_misspelt_option_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_error_for_a_misspelt_option_names_the_nearest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["convert", str(tmp_path), "out", "--image-sise", "256"]) == 2
     assert "did you mean --image-size?" in _one_line(capsys)
 
@@ -65,7 +65,7 @@ def _failing(error: BaseException) -> Command:
         (OSError(28, "No space left on device", "x.png"), 1, "x.png: No space left on device"),
         (ConnectionError("the hub did not answer"), 1, "the hub did not answer"),
         (ModuleNotFoundError("No module named 'accelerate'"), 1, "No module named 'accelerate'; in the clone"),
-        (KeyError("k"), 1, "KeyError: 'k' (--debug shows where)"),
+        (KeyError("k"), 1, "KeyError: 'k' (--debug prints a traceback)"),
         (MemoryError(), 1, "out of memory: MemoryError"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 1, "out of memory: DefaultCPU"),
         (FloatingPointError("layer 3 gave NaN"), 1, "layer 3 gave NaN"),
@@ -80,7 +80,7 @@ def test_a_failure_is_one_line_and_a_code(
 
 
 @pytest.mark.parametrize("by_variable", [False, True])
-def test_debug_shows_where_a_failure_arose(
+def test_debug_prints_a_traceback(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by_variable: bool
 ) -> None:
     monkeypatch.setenv("LANTERN_DEBUG", "1" if by_variable else "0")
@@ -89,7 +89,7 @@ def test_debug_shows_where_a_failure_arose(
     assert lines[0].startswith("Traceback") and "raise error" in lines[-3] and "KeyError: 'k'" in lines[-1]
 
 
-def test_a_reader_that_leaves_causes_no_traceback() -> None:
+def test_a_closed_pipe_causes_no_traceback() -> None:
     command = f"{sys.executable} -m lantern.cli.main doctor | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
@@ -105,7 +105,7 @@ def test_a_number_out_of_range_is_refused(text: str) -> None:
 
 @settings(deadline=None)
 @given(st.text(max_size=60))
-def test_every_text_is_a_value_or_an_argparse_error(text: str) -> None:
+def test_every_text_gives_a_value_or_an_argparse_error(text: str) -> None:
     from argparse import ArgumentTypeError
 
     for kind in (real(0, 1), integer(0, 1), one_of(["plain", "lantern"]), existing):
@@ -119,11 +119,11 @@ def test_every_text_is_a_value_or_an_argparse_error(text: str) -> None:
 @given(
     st.lists(st.sampled_from(["--config", "--out", "target", "-", "--", "x", "--steps", "nan", "", "--help", "--no"]))
 )
-def test_random_arguments_end_in_a_code(arguments: list[str]) -> None:
+def test_random_arguments_give_an_exit_code(arguments: list[str]) -> None:
     for name in ("convert", "train"):
         assert main([name, *arguments]) in (0, 1, 2)
 
 
-def test_errors_have_their_own_codes() -> None:
+def test_errors_have_distinct_codes() -> None:
     codes = (command_module.DONE, command_module.FAILED, command_module.REFUSED, command_module.INTERRUPTED)
     assert codes == (0, 1, 2, 130)

@@ -8,12 +8,16 @@ import pytest
 
 from lantern.cli import train
 from lantern.cli.main import main
-from lantern.cli.train import CONFIGS, STAGES, find_config
+from lantern.training import stages
+from lantern.training.stages import CONFIGS, OPTIONS, STAGES, find_config, find_recipe, find_recipes, find_stage
+
+EMOJI = find_recipe("emoji")
+EVERY_STAGE = [*STAGES.items(), *EMOJI.stages.items()]
+EVERY_CONFIG = sorted([*CONFIGS.glob("*.json"), *EMOJI.configs.glob("*.json")])
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_the_options_of_a_stage_are_its_functions_keywords(name: str) -> None:
-    stage = STAGES[name]
+@pytest.mark.parametrize(("name", "stage"), EVERY_STAGE)
+def test_options_of_a_stage_are_the_keywords_of_its_function(name: str, stage: stages.Stage) -> None:
     module = import_module(stage.module)
     parameters = inspect.signature(getattr(module, stage.function)).parameters
     _, *keywords = parameters.values()
@@ -21,13 +25,17 @@ def test_the_options_of_a_stage_are_its_functions_keywords(name: str) -> None:
     assert names == {"out", *stage.options} | ({"progress"} if stage.reports_progress else set())
     required = {keyword.name for keyword in keywords if keyword.default is inspect.Parameter.empty}
     assert required == {"out", *stage.required}
+    assert {*stage.options, *stage.ignored} <= {*OPTIONS, *EMOJI.options}
     assert callable(getattr(module, stage.config_class).load)
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
-def test_every_shipped_config_loads(path: Path) -> None:
-    stage = STAGES[path.stem.split("-")[0]]
+@pytest.mark.parametrize("path", EVERY_CONFIG, ids=lambda path: path.stem)
+def test_every_committed_config_loads(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if path.stem.startswith("all-"):
+        return  # tests/training/test_own_pictures.py
+    stage = find_stage(path.stem.split("-")[0], EMOJI if path.is_relative_to(EMOJI.configs) else None)
     getattr(import_module(stage.module), stage.config_class).load(path)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_stage_is_called_with_its_config_and_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -51,17 +59,54 @@ def test_a_stage_is_called_with_its_config_and_options(monkeypatch: pytest.Monke
         (["tokeniser"], "did you mean tokenizer?"),
         (["target", "--steps", "-1"], "wanted a whole number from 0"),
         (["target"], "stage target needs --data"),
-        (["data", "--vq", "."], "stage data takes no --vq; it takes"),
+        (["data", "--vq", "."], "stage data takes no --vq; it takes --path"),
         (["target", "--data", "no-such-folder"], "does not exist"),
+        (["data", "--recipe", "emojis"], "recipe 'emojis' is not in"),
+        (["text"], "stage text needs --packages"),
     ],
 )
-def test_what_a_stage_does_not_take_is_refused(
+def test_wrong_arguments_are_refused_in_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     (tmp_path / "x.json").write_text("{}")
     assert main(["train", *arguments, "--config", str(tmp_path / "x.json"), "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--config", "data-emoji"], ["--recipe", "emoji"], ["--config", "mine.json"]])
+def test_a_recipe_is_found_by_name_by_its_config_and_by_the_source_of_a_data_config(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
+) -> None:
+    calls: list[tuple[str, Any]] = []
+
+    def fake(name: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            prepare=lambda config, **options: calls.append((name, config)),
+            EmojiConfig=SimpleNamespace(load=lambda path: path.stem),
+        )
+
+    monkeypatch.setattr(train, "import_module", fake)
+    monkeypatch.chdir(tmp_path)
+    Path("mine.json").write_text('{"source": "emoji"}')
+    assert main(["train", "data", "--packages", "p", "--out", "o", *arguments]) == 0
+    assert calls == [("recipes.emoji.dataset", "mine" if "mine.json" in arguments else "data-emoji")]
+
+
+def test_without_recipes_a_stage_of_one_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stages, "RECIPES", tmp_path / "recipes")
+    assert find_recipes() == {}
+    given = ["--out", str(tmp_path)]
+    for arguments in (
+        ["text", "--config", "text-emoji"],
+        ["data", "--recipe", "emoji"],
+        ["data", "--config", "data-emoji"],
+    ):
+        assert main(["train", *arguments, *given]) == 2
+        error = capsys.readouterr().err
+        assert "come with a clone of lantern" in error and error.count("\n") == 1
 
 
 def test_a_kind_names_its_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -88,13 +133,12 @@ def test_a_config_of_another_kind_is_refused(tmp_path: Path) -> None:
         train_drafter(config, out=here, data=here, target=here, text_encoder=here, kind="medusa")
 
 
-def test_a_stage_that_reports_progress_gets_a_way_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seen: list[int] = []
-
-    def prepare(config: object, *, out: Path, packages: Path, progress: Any) -> str:
+def test_data_preparation_reports_progress_and_ignores_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare(config: object, *, out: Path, progress: Any) -> str:
         progress(3, 0)
         progress(5, 10)
-        seen.append(5)
         return "5 pictures"
 
     fake = SimpleNamespace(prepare=prepare, DataConfig=SimpleNamespace(load=lambda path: None))
@@ -102,13 +146,25 @@ def test_a_stage_that_reports_progress_gets_a_way_to(monkeypatch: pytest.MonkeyP
     (tmp_path / "x.json").write_text("{}")
     folder = str(tmp_path)
     assert main(["train", "data", "--config", f"{folder}/x.json", "--out", folder, "--packages", folder]) == 0
-    assert seen == [5]
+    assert "5 pictures" in capsys.readouterr().out
 
 
-def test_a_misspelt_config_is_answered_with_the_nearest() -> None:
+def test_old_keys_of_a_target_config_are_read_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lantern.training.target import TargetConfig
+
+    text = find_config("target-emoji").read_text()
+    old = text.replace("unify_background", "settle_ground").replace("corruption_neighbours", "slip_neighbours")
+    (tmp_path / "old.json").write_text(old.replace("corruption", "slips"))
+    assert TargetConfig.load(tmp_path / "old.json") == TargetConfig.load(find_config("target-emoji"))
+    assert "key 'slips' is deprecated, use 'corruption'" in capsys.readouterr().err
+
+
+def test_the_error_for_a_misspelt_config_names_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean tokenizer-emoji"):
         find_config("tokenizer-emoij")
 
 
-def test_a_shipped_config_is_found_by_name() -> None:
-    assert find_config("tokenizer-emoji") == CONFIGS / "tokenizer-emoji.json"
+def test_a_committed_config_is_found_by_name() -> None:
+    assert find_config("tokenizer-emoji") == EMOJI.configs / "tokenizer-emoji.json"

@@ -1,4 +1,4 @@
-"""`lantern tune` on a toy model, from the command to what "auto" does afterwards."""
+"""`lantern tune` on a toy model, and method "auto" with its profile."""
 
 import json
 import shutil
@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from lantern.cli.main import main
-from lantern.generate import choose_method
-from lantern.model_folder import load_model
-from lantern.trees.static import named
+from lantern.drafters.trees.static import named
+from lantern.generation.generator import choose_method
+from lantern.models.folder import load_model
 from tests.tiny_folder import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +20,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A peaked law over 256 codes, of which a drafter of random weights guesses none."""
+    """A toy model with a peaked distribution over 256 codes, which a random drafter never predicts."""
     folder = tmp_path_factory.mktemp("models") / "toy"
     save_tiny_model(folder, generation={"guidance": 3.0, "temperature": 0.1}, vocab_size=256)
     shutil.rmtree(folder / "vqvae")
@@ -40,7 +40,7 @@ def refusal(capsys: Capture, code: int, expected: int = 2) -> str:
     return seen.err
 
 
-def test_a_drafter_of_random_weights_makes_auto_plain(folder: Path, capsys: Capture) -> None:
+def test_with_random_drafter_weights_auto_is_plain(folder: Path, capsys: Capture) -> None:
     assert choose_method(load_model(folder), "auto").name == "eagle1"
     drafted = ["--methods", "eagle1", "eagle1-rejection"]
     assert main(["tune", "--model", str(folder), "--images", "2", "--json", "--quiet", *drafted]) == 0
@@ -54,7 +54,7 @@ def test_a_drafter_of_random_weights_makes_auto_plain(folder: Path, capsys: Capt
     assert json.loads(seen.out)["method"] == "plain" and "profile" not in seen.err
 
 
-def test_the_profile_holds_what_was_measured(folder: Path, capsys: Capture) -> None:
+def test_the_profile_holds_the_measurements(folder: Path, capsys: Capture) -> None:
     out = folder.parent / "own.json"
     words = ["--images", "2", "--batch", "2", "--max-nodes", "8", "--max-depth", "3", "--methods", "eagle1", "scd"]
     assert main(["tune", "--model", str(folder), "--out", str(out), *words]) == 0
@@ -95,9 +95,9 @@ def test_a_model_of_classes_is_measured_on_classes(tmp_path: Path, capsys: Captu
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "output"),
     [
-        (["--max-kid", "0.1"], "a bound on KID needs an evaluation run"),
+        (["--max-kid", "0.1"], "a bound on KID needs the figures of an evaluation"),
         (["--max-tv", "2"], "0 to 1"),
         (["--quality", "missing.json"], "does not exist"),
         (["--methods", "eagel1"], "cannot be tuned"),
@@ -110,17 +110,17 @@ def test_a_model_of_classes_is_measured_on_classes(tmp_path: Path, capsys: Captu
         (["--image", "3"], "did you mean --images?"),
     ],
 )
-def test_bad_input_is_refused_in_one_line(folder: Path, capsys: Capture, arguments: list[str], said: str) -> None:
-    assert said in refusal(capsys, main(["tune", "--model", str(folder), *arguments]))
+def test_bad_input_is_refused_in_one_line(folder: Path, capsys: Capture, arguments: list[str], output: str) -> None:
+    assert output in refusal(capsys, main(["tune", "--model", str(folder), *arguments]))
     assert not (folder / "profile.json").exists()
 
 
-def test_a_place_that_cannot_be_written_fails_before_it_is_measured(folder: Path, capsys: Capture) -> None:
+def test_a_read_only_place_fails_before_the_measurement(folder: Path, capsys: Capture) -> None:
     Path("file").write_text("")
     assert "file" in refusal(capsys, main(["tune", "--model", str(folder), "--out", "file/profile.json"]), 1)
 
 
-def test_help_comes_without_torch() -> None:
+def test_help_does_not_import_torch() -> None:
     code = "import sys; from lantern.cli.tune import main; print(main(['--help']), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "0 False" and done.stderr == ""

@@ -1,13 +1,12 @@
-"""The cache and the tree mask, slot by slot; tests/proof/test_trees.py holds them to the target without either."""
+"""The cache and the tree mask, slot by slot; tests/proof/test_trees.py compares them with a target without cache."""
 
 import torch
 
-from lantern.decoding.cache import StaticCache
-from lantern.decoding.tree_mask import TreeMask
-from lantern.trees.static import StaticTree
+from lantern.decoding.cache import StaticCache, TreeMask
+from lantern.drafters.trees.static import StaticTree
 
 
-def test_writes_past_the_end_land_in_the_slot_that_nobody_reads() -> None:
+def test_writes_past_the_end_go_to_the_unread_last_slot() -> None:
     cache = StaticCache(
         layers=2, images=2, rows=1, heads=2, head_dim=16, prefix=6, codes=16, stage=4, dtype=torch.float32, device="cpu"
     )
@@ -18,7 +17,7 @@ def test_writes_past_the_end_land_in_the_slot_that_nobody_reads() -> None:
     assert codes[1, 5:8].tolist() == [3, 2, 1] and codes[1].count_nonzero() == 3
 
 
-def test_the_mask_is_the_one_drawn_in_its_docstring() -> None:
+def test_tree_mask_matches_its_docstring() -> None:
     cache = StaticCache(
         layers=1, images=1, rows=1, heads=1, head_dim=4, prefix=1, codes=4, stage=4, dtype=torch.float32, device="cpu"
     )

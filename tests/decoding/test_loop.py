@@ -1,16 +1,16 @@
-"""The loop against its oracle, plain decoding."""
+"""The loop against plain decoding."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition, DraftMode, DraftTree, Generation, Step, TreeShape
 from lantern.decoding import loop, plain
-from lantern.drafters.eagle_drafter import EagleDrafter
+from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.trees.static import named
 from lantern.models.llamagen.transformer import Transformer
-from lantern.sampling import Sampling
-from lantern.trees.static import named
-from lantern.types import Condition, DraftMode, DraftTree, Generation, Step, TreeShape
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
@@ -32,7 +32,7 @@ def decode(condition: Condition, sampling: Sampling, keys: list[tuple[int, int]]
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0, 7.5])
-def test_codes_of_64_seeds_are_those_of_plain_decoding(guidance: float) -> None:
+def test_codes_of_64_seeds_equal_plain_decoding(guidance: float) -> None:
     sampling = Sampling(guidance=guidance)
     for first in range(0, 64, 16):
         keys = [(seed, 0) for seed in range(first, first + 16)]
@@ -44,7 +44,7 @@ def test_codes_of_64_seeds_are_those_of_plain_decoding(guidance: float) -> None:
 @pytest.mark.parametrize("form", ["guided", "rows"])
 @pytest.mark.parametrize("mode", ["gumbel", "sampled", "point"])
 @pytest.mark.parametrize("tree", ["chain_1", "chain_4", "mc_sim_7b_63", "naive_extend_57"])
-def test_no_drafter_or_tree_changes_the_codes(form: str, mode: str, tree: str) -> None:
+def test_codes_do_not_depend_on_drafter_or_tree(form: str, mode: str, tree: str) -> None:
     sampling, keys = Sampling(guidance=3), [(7, i) for i in range(4)]
     expected = plain.generate(TARGET, CONDITION, sampling=sampling, keys=keys).codes
     assert torch.equal(decode(CONDITION, sampling, keys, form=form, mode=mode, tree=tree), expected)
@@ -60,14 +60,14 @@ def test_no_drafter_or_tree_changes_the_codes(form: str, mode: str, tree: str) -
         Sampling(guidance=4, guidance_interval=5),
     ],
 )
-def test_no_sampling_option_breaks_the_equality(sampling: Sampling) -> None:
+def test_codes_equal_plain_decoding_with_all_sampling_options(sampling: Sampling) -> None:
     keys = [(1, i) for i in range(4)]
     expected = plain.generate(TARGET, CONDITION, sampling=sampling, keys=keys).codes
     for form in ("guided", "rows"):
         assert torch.equal(decode(CONDITION, sampling, keys, form=form), expected)
 
 
-def test_neither_batch_nor_order_changes_the_codes() -> None:
+def test_codes_do_not_depend_on_batch_or_order() -> None:
     sampling, keys = Sampling(guidance=3), [(5, i) for i in range(4)]
     batch = decode(CONDITION, sampling, keys)
     order = [3, 1, 0, 2]
@@ -76,7 +76,7 @@ def test_neither_batch_nor_order_changes_the_codes() -> None:
         assert torch.equal(decode(select(CONDITION, [i]), sampling, [keys[i]]), batch[i : i + 1])
 
 
-def test_classes_condition_too() -> None:
+def test_class_labels_are_a_condition() -> None:
     target = tiny_target(model_type="c2i", cls_token_num=1, num_classes=3)
     condition, keys = Condition(labels=torch.tensor([0, 2])), [(1, 0), (1, 1)]
     sampling = Sampling(guidance=2)
@@ -105,7 +105,7 @@ def test_trees_deeper_than_the_grid_are_cut(block_size: int) -> None:
     assert (made.passes <= expected.passes).all() and (made.passes >= 1).all()
 
 
-def test_the_account_adds_up() -> None:
+def test_statistics_are_consistent() -> None:
     sampling, keys, seen = Sampling(guidance=3), [(5, i) for i in range(4)], list[Step]()
     made = loop.generate(
         TARGET,
@@ -121,7 +121,7 @@ def test_the_account_adds_up() -> None:
     counts = torch.stack([step.counts for step in seen])
     assert (counts.sum(0) == 16).all()
     assert torch.equal((counts > 0).sum(0), made.passes)
-    # every pass gives one code and the accepted ones, but for a path that runs past the end by one
+    # every pass gives one code and the accepted ones, except for a path that ends one past the end
     assert ((made.passes + made.accepted.sum(1)) - 16 <= 1).all() and (made.passes + made.accepted.sum(1) >= 16).all()
     assert (made.accepted <= made.reached).all()
     assert torch.equal(made.step_compression, 16 / made.passes.float())
@@ -135,9 +135,9 @@ def test_the_account_adds_up() -> None:
     assert torch.equal(written[:, :16], made.codes)
 
 
-def test_a_perfect_drafter_is_accepted_to_the_end() -> None:
+def test_perfect_drafts_are_all_accepted() -> None:
     class Oracle(EagleDrafter):
-        """Knows the codes already."""
+        """Proposes the final codes."""
 
         def propose(self):  # type: ignore[no-untyped-def]
             tree = super().propose()
@@ -155,7 +155,7 @@ def test_a_perfect_drafter_is_accepted_to_the_end() -> None:
 
 
 class Batched(EagleDrafter):
-    """Hands out shapes with an image axis, as drafters whose trees differ between images do."""
+    """Returns shapes with an image axis, as drafters whose trees differ between images do."""
 
     def propose(self) -> DraftTree:
         tree = super().propose()
@@ -195,7 +195,7 @@ def test_half_precision_decodes() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_gpu_gives_the_same_codes() -> None:
+def test_cuda_gives_the_same_codes() -> None:
     sampling, keys = Sampling(guidance=3), [(5, i) for i in range(4)]
     expected = plain.generate(TARGET, CONDITION, sampling=sampling, keys=keys).codes
     target = tiny_target().cuda()
@@ -204,7 +204,7 @@ def test_a_gpu_gives_the_same_codes() -> None:
     assert torch.equal(made.codes.cpu(), expected)
 
 
-def test_a_verifier_that_cannot_judge_the_trees_is_refused() -> None:
+def test_verifier_of_another_mode_is_refused() -> None:
     sampling = Sampling()
     verifier = GumbelVerifier(modes=frozenset({"gumbel", "iid"}))
     with pytest.raises(ValueError, match='mode "sampled": use one of gumbel, iid'):

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
+from lantern.core.noise import Noise
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition, Step
 from lantern.decoding import plain
 from lantern.decoding.cache import StaticCache
-from lantern.noise import Noise
-from lantern.sampling import Sampling
-from lantern.types import Condition, Step
 from tests.tiny import select, tiny_condition, tiny_target
 
 KEYS = [(11, 0), (11, 1), (2**62, 0), (3, 5)]
 
 
-def test_codes_are_the_argmax_of_the_law_plus_the_noise() -> None:
+def test_codes_are_the_argmax_of_log_probs_plus_noise() -> None:
     target, condition, sampling = tiny_target(), tiny_condition((4,)), Sampling(guidance=3)
     made = plain.generate(target, condition, sampling=sampling, keys=KEYS[:1])
     noise = Noise(KEYS[:1], positions=16, vocab_size=24)
@@ -40,13 +40,13 @@ def test_codes_do_not_depend_on_the_batch_or_its_order(guidance: float) -> None:
         assert torch.equal(alone.codes, batch[i : i + 1])
 
 
-def test_another_seed_gives_another_picture() -> None:
+def test_seeds_give_different_codes() -> None:
     target, condition = tiny_target(), tiny_condition((4, 4))
     made = plain.generate(target, select(condition, [0, 0]), sampling=Sampling(), keys=[(0, 0), (1, 0)])
     assert not torch.equal(made.codes[0], made.codes[1])
 
 
-def test_padding_changes_nothing() -> None:
+def test_codes_do_not_depend_on_padding() -> None:
     target, wide = tiny_target(), tiny_condition((3,))
     assert wide.embeddings is not None and wide.mask is not None
     cut = Condition(embeddings=wide.embeddings[:, -3:], mask=wide.mask[:, -3:])
@@ -54,7 +54,7 @@ def test_padding_changes_nothing() -> None:
     assert torch.equal(one.codes, plain.generate(target, cut, sampling=Sampling(), keys=KEYS[:1]).codes)
 
 
-def test_classes_condition_too() -> None:
+def test_class_labels_are_a_condition() -> None:
     target = tiny_target(model_type="c2i", cls_token_num=1, num_classes=3)
     condition = Condition(labels=torch.tensor([0, 2]))
     made = plain.generate(target, condition, sampling=Sampling(guidance=2), keys=KEYS[:2])
@@ -68,7 +68,7 @@ def test_a_grid_of_one_code_takes_one_pass() -> None:
     assert made.codes.shape == (1, 1) and made.passes.tolist() == [1]
 
 
-def test_a_used_cache_gives_the_same_codes() -> None:
+def test_reused_cache_gives_the_same_codes() -> None:
     target, condition = tiny_target(), tiny_condition((4,))
     cache = StaticCache(
         layers=2, images=1, rows=2, heads=2, head_dim=16, prefix=1, codes=16, stage=0, dtype=torch.float32, device="cpu"
@@ -89,7 +89,7 @@ def test_callbacks_see_every_code() -> None:
     assert set(made.seconds) == {"prefill", "draw", "score"}
 
 
-def test_faults_are_named() -> None:
+def test_bad_arguments_are_refused() -> None:
     target, condition = tiny_target(), tiny_condition()
     with pytest.raises(ValueError, match="2 noise keys for 1 images"):
         plain.generate(target, condition, sampling=Sampling(), keys=KEYS[:2])

@@ -1,4 +1,4 @@
-"""The prompt: one slot a layer, computed without scores, remembered between calls."""
+"""The prompt: one slot per layer, computed without attention scores, cached between calls."""
 
 from functools import partial
 from pathlib import Path
@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lantern.decoding.cache import StaticCache
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition
+from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.decoding.prefill import PromptCache, make_cache, prefix_scores, read_prompts, start
-from lantern.decoding.tree_mask import TreeMask
 from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.transformer import Transformer
-from lantern.sampling import Sampling
-from lantern.types import Condition
 from tests.tiny import select, tiny_condition, tiny_target
 
 DATA = Path(__file__).parents[1] / "data"
@@ -22,7 +21,7 @@ CONDITION = tiny_condition((4, 1, 6, 2))
 
 
 def uncollapsed(target: Transformer, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Features of prompt and codes by the forward that knows nothing of zero rotary rows; padding sees padding."""
+    """Features of prompt and codes by a forward that makes no use of zero rotary rows; padding sees padding."""
     total, slots = inputs.shape[1], mask.shape[1]
     seen = torch.nn.functional.pad(mask, (0, total - slots), value=True)
     is_pad = ~torch.nn.functional.pad(mask, (0, total - slots), value=True)
@@ -48,7 +47,7 @@ def collapsed(target: Transformer, condition: Condition, codes: torch.Tensor, ro
 
 @torch.no_grad()
 @pytest.mark.parametrize("lengths", [(4, 1, 6, 2), (6,), (1,), (3, 3)])
-def test_codes_see_a_prompt_as_its_mean(lengths: tuple[int, ...]) -> None:
+def test_prompt_slot_equals_uncollapsed_attention(lengths: tuple[int, ...]) -> None:
     condition = tiny_condition(lengths)
     assert condition.embeddings is not None and condition.mask is not None
     codes = torch.randint(0, 24, (len(lengths), 15), generator=torch.Generator().manual_seed(1))
@@ -61,7 +60,7 @@ def test_codes_see_a_prompt_as_its_mean(lengths: tuple[int, ...]) -> None:
 
 
 @torch.no_grad()
-def test_logits_are_those_of_the_reference_without_the_prompts_slots() -> None:
+def test_logits_equal_reference() -> None:
     vectors = torch.load(DATA / "gpt_t2i_io.pt", weights_only=True)
     target = Transformer(TransformerConfig(**vectors["config"])).eval()
     target.load_state_dict(torch.load(DATA / "gpt_t2i_state.pt", weights_only=True))
@@ -71,7 +70,7 @@ def test_logits_are_those_of_the_reference_without_the_prompts_slots() -> None:
 
 
 @torch.no_grad()
-def test_all_slots_have_the_features_of_the_uncollapsed_forward_padding_too() -> None:
+def test_features_of_all_slots_equal_uncollapsed_forward() -> None:
     assert CONDITION.embeddings is not None and CONDITION.mask is not None
     state = read_prompts(TARGET, CONDITION, rows=1, needs_whole_prefix=True)
     expected = uncollapsed(TARGET, TARGET.cls_embedding(CONDITION.embeddings), CONDITION.mask)
@@ -80,7 +79,7 @@ def test_all_slots_have_the_features_of_the_uncollapsed_forward_padding_too() ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_prompts_slots_weigh_as_many_words_as_there_are(dtype: torch.dtype) -> None:
+def test_prompt_slots_have_the_weight_of_all_words(dtype: torch.dtype) -> None:
     prefix = 1 if dtype == torch.float32 else 2
     cache = StaticCache(
         layers=1, images=1, rows=1, heads=1, head_dim=4, prefix=prefix, codes=4, stage=1, dtype=dtype, device="cpu"
@@ -90,7 +89,7 @@ def test_the_prompts_slots_weigh_as_many_words_as_there_are(dtype: torch.dtype) 
     assert ((weights - counts) / counts).abs().max() < (1e-6 if dtype == torch.float32 else 5e-4)
 
 
-def test_an_empty_prompt_weighs_nothing() -> None:
+def test_empty_prompt_has_no_weight() -> None:
     cache = StaticCache(
         layers=1, images=1, rows=1, heads=1, head_dim=4, prefix=1, codes=4, stage=1, dtype=torch.float32, device="cpu"
     )
@@ -98,7 +97,7 @@ def test_an_empty_prompt_weighs_nothing() -> None:
 
 
 @torch.no_grad()
-def test_a_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target, read = tiny_target(), []
     real = target.read_prompt
     monkeypatch.setattr(target, "read_prompt", lambda x, mask: read.append(len(x)) or real(x, mask))
@@ -113,7 +112,7 @@ def test_a_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.no_grad()
-def test_reproducible_beginnings_do_not_depend_on_company(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reproducible_prefill_does_not_depend_on_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     target, read = tiny_target(), []
     real, head = target.read_prompt, target.head
     monkeypatch.setattr(target, "read_prompt", lambda x, mask: read.append(x.shape[:2]) or real(x, mask))
@@ -132,7 +131,7 @@ def test_reproducible_beginnings_do_not_depend_on_company(monkeypatch: pytest.Mo
 
 
 @torch.no_grad()
-def test_changed_weights_make_prompts_be_read_again() -> None:
+def test_changed_weights_clear_the_prompt_cache() -> None:
     target, prompts = tiny_target(), PromptCache()
     before = prompts.read(target, CONDITION, rows=1, needs_whole_prefix=False)
     target.layers[0].attention.wqkv.weight.mul_(2.0)
@@ -141,7 +140,7 @@ def test_changed_weights_make_prompts_be_read_again() -> None:
 
 
 @torch.no_grad()
-def test_only_the_latest_prompts_are_kept() -> None:
+def test_prompt_cache_keeps_only_the_latest() -> None:
     prompts = PromptCache(limit=3)
     for seed in range(5):
         prompts.read(TARGET, tiny_condition((4,), seed=seed), rows=1, needs_whole_prefix=False)

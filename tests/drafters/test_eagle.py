@@ -1,15 +1,15 @@
-"""EAGLE-1: what it drafts is what its teacher-forced pass says."""
+"""EAGLE-1: drafts match its teacher-forced pass."""
 
 import pytest
 import torch
 from torch import Tensor
 
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftTree
 from lantern.decoding import loop
-from lantern.drafters.eagle import Eagle, EagleConfig, Unroll
-from lantern.drafters.eagle_drafter import EagleDrafter
-from lantern.sampling import Sampling
-from lantern.trees.static import named
-from lantern.types import DraftTree
+from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig, Unroll
+from lantern.drafters.trees.static import named
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
@@ -31,20 +31,20 @@ def true_features(codes: Tensor, sampling: Sampling) -> Tensor:
 
 
 class Watched(EagleDrafter):
-    """Remembers the laws it drafted from."""
+    """Records log q of each draft."""
 
     seen: list[tuple[Tensor, DraftTree, Tensor]]
 
     def propose(self) -> DraftTree:
-        self.laws: list[Tensor] = []
+        self.distributions: list[Tensor] = []
         tree = super().propose()
-        self.seen.append((self.known.clone(), tree, torch.cat(self.laws, 1)))
+        self.seen.append((self.known.clone(), tree, torch.cat(self.distributions, 1)))
         return tree
 
-    def _law(self, features: Tensor, depth: int) -> Tensor:
-        law = super()._law(features, depth)
-        self.laws.append(law)
-        return law
+    def _log_q(self, features: Tensor, depth: int) -> Tensor:
+        distribution = super()._log_q(features, depth)
+        self.distributions.append(distribution)
+        return distribution
 
 
 def watch(form: str, sampling: Sampling, tree: str) -> tuple[Watched, Tensor]:
@@ -76,11 +76,11 @@ def test_row_drafts_follow_the_teacher_forced_pass(guidance: float) -> None:
 
 
 def check_drafts(drafter: Watched, features: Tensor, codes: Tensor, sampling: Sampling) -> None:
-    """For every step and drafted path: laws equal those of one causal pass over true pairs, then drafted ones."""
+    """Assert for every step and path that log q equals one causal pass over true pairs, then drafted ones."""
     module, tree = drafter.module, drafter.tree
     prefix, rows = module.config.cls_token_num, features.shape[1]
     inner = [0, *sorted(set(tree.shape().parents[1:].tolist()) - {0})]
-    for known, drafted, laws in drafter.seen[:4]:
+    for known, drafted, distributions in drafter.seen[:4]:
         for image in range(2):
             length = int(known[image])
             if length > 11:
@@ -99,10 +99,10 @@ def check_drafts(drafter: Watched, features: Tensor, codes: Tensor, sampling: Sa
                 logits = TARGET.head(out[:, -1:])
                 place = torch.tensor([[length + len(path)]])
                 expected = sampling.filtered(logits) if rows == 1 else sampling.log_probs(logits[None], place)
-                assert (expected.flatten() - laws[image, row]).abs().max() < 1e-4
+                assert (expected.flatten() - distributions[image, row]).abs().max() < 1e-4
 
 
-def test_the_guided_feature_has_the_guided_law() -> None:
+def test_guided_features_give_guided_logits() -> None:
     sampling, codes = Sampling(guidance=3), torch.zeros(2, 16, dtype=torch.long)
     features, where = true_features(codes, sampling)[:, :, 5:21], torch.arange(16).expand(2, -1)
     logits = TARGET.head(features.flatten(0, 1)).unflatten(0, (2, 2))
@@ -110,7 +110,7 @@ def test_the_guided_feature_has_the_guided_law() -> None:
     assert (sampling.log_probs(logits, where) - guided).abs().max() < 1e-4
 
 
-def test_a_fresh_module_repeats_the_feature() -> None:
+def test_untrained_module_repeats_the_feature() -> None:
     module = Eagle(EagleConfig.for_target(TARGET.config))
     module.init_weights(TARGET.tok_embeddings.weight, torch.Generator().manual_seed(0))
     features, tokens = torch.randn(1, 5, 32), torch.randint(24, (1, 5))
@@ -162,12 +162,12 @@ def test_unrolled_passes_see_what_drafting_sees() -> None:
         ({"n_head": 3}, "head size"),
     ],
 )
-def test_a_config_that_cannot_be_is_refused(fields: dict[str, object], message: str) -> None:
+def test_invalid_configs_raise(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EagleConfig.for_target(TARGET.config, **fields)
 
 
-def test_a_drafter_of_another_target_is_refused() -> None:
+def test_drafters_of_another_target_raise() -> None:
     other = tiny_eagle(tiny_target(dim=48))
-    with pytest.raises(ValueError, match="do not belong together"):
+    with pytest.raises(ValueError, match="use a drafter trained for it"):
         EagleDrafter(other, TARGET, tree=named("chain_1"), mode="gumbel", sampling=Sampling())

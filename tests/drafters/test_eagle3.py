@@ -1,17 +1,17 @@
-"""EAGLE-3: its taps give what enters layers, and what it drafts is what its passes without a cache say."""
+"""EAGLE-3: taps record the inputs of layers, and drafts match passes without a cache."""
 
 import pytest
 import torch
 from torch import Tensor
 
+from lantern.core.sampling import Sampling
 from lantern.decoding.prefill import PromptCache
-from lantern.drafters.eagle3 import Eagle3, Eagle3Config
+from lantern.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from lantern.drafters.examples import Examples, fused_layers
 from lantern.models.llamagen.transformer import Transformer
-from lantern.sampling import Sampling
-from tests.drafters.drawn_trees import Watched, drawn, true_rows, ways
+from tests.drafters.sampled_trees import Watched, sampled, true_rows, ways
 from tests.tiny import tiny_condition, tiny_target
-from tests.tiny_parts import tiny_eagle3
+from tests.tiny_parts import tiny_part
 
 TARGET = tiny_target(n_layer=5)
 CONDITION = tiny_condition((4, 2))
@@ -19,7 +19,7 @@ SAMPLING = Sampling(guidance=3)
 
 
 def entering(target: Transformer, layers: tuple[int, ...]) -> list[Tensor]:
-    """Fills with what enters layers, by hooks."""
+    """Collects the inputs of layers by hooks."""
     seen: list[Tensor] = []
     for layer in layers:
         target.layers[layer].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -30,9 +30,9 @@ def test_taps_give_what_enters_layers() -> None:
     target = tiny_target(n_layer=5)
     seen = entering(target, (1, 3))
     inputs = torch.randn(2, 4, 32)
-    said = target(inputs, torch.arange(6, 10).expand(2, -1), taps=(3, 1))
-    assert said.fused is not None
-    assert torch.equal(said.fused, torch.cat([seen[1], seen[0]], -1))
+    output = target(inputs, torch.arange(6, 10).expand(2, -1), taps=(3, 1))
+    assert output.fused is not None
+    assert torch.equal(output.fused, torch.cat([seen[1], seen[0]], -1))
 
 
 def test_without_taps_there_is_nothing_beside_features() -> None:
@@ -42,7 +42,7 @@ def test_without_taps_there_is_nothing_beside_features() -> None:
 def test_the_layers_are_those_of_the_paper() -> None:
     assert fused_layers(16) == (2, 8, 13)
     assert Eagle3Config.for_target(TARGET.config).fused == fused_layers(5) == (2, 2, 2)
-    assert tiny_eagle3(tiny_target(n_layer=16)).taps == (2, 8, 13)
+    assert tiny_part("eagle3", tiny_target(n_layer=16)).taps == (2, 8, 13)
 
 
 def test_one_prompt_cache_serves_drafters_with_and_without_taps() -> None:
@@ -65,11 +65,11 @@ def test_drafts_follow_passes_without_a_cache(layers: int) -> None:
     for parameter in module.parameters():
         parameter.data.normal_(0.0, 0.2 if parameter.ndim == 2 else 0.5, generator=generator)
     drafter = Watched(module, TARGET, tree="mc_sim_7b_63", sampling=SAMPLING)
-    codes = drawn(drafter, CONDITION, TARGET)
+    codes = sampled(drafter, CONDITION, TARGET)
     rows = true_rows(TARGET, CONDITION, codes, (1, 2, 4))
     entered = module.enter(SAMPLING.guide(rows, torch.arange(16).expand(2, -1)))
     checked = 0
-    for known, tree, laws in drafter.seen[:3]:
+    for known, tree, distributions in drafter.seen[:3]:
         for image, length in enumerate(known.tolist()):
             for row, way in enumerate(ways(tree)):
                 if length + len(way) > 16:
@@ -82,7 +82,7 @@ def test_drafts_follow_passes_without_a_cache(layers: int) -> None:
                         inputs = torch.cat([inputs, out[:, -1:]], 1)
                         tokens = torch.cat([tokens, tree.tokens[image, way[step]].view(1, 1)], 1)
                 expected = SAMPLING.filtered(module.logits(out[:, -1:], TARGET))
-                assert (expected.flatten() - laws[image, row]).abs().max() < 1e-4
+                assert (expected.flatten() - distributions[image, row]).abs().max() < 1e-4
                 checked += 1
     assert checked > 20
 
@@ -104,11 +104,11 @@ def examples() -> Examples:
 
 
 def test_training_feeds_on_its_own_outputs_as_drafting_does() -> None:
-    module, given = tiny_eagle3(TARGET), examples()
+    module, given = tiny_part("eagle3", TARGET), examples()
     made = module.training_predictions(given, 3)
     assert [p.places[0].item() for p in made] == [1, 2, 3] and all(p.features is None for p in made)
     # code 6 as a third draft: true layers up to pair 3, own outputs for pairs 4 and 5
-    feed = module.enter(module.given(given)[:, 0, :4])
+    feed = module.enter(module.inputs(given)[:, 0, :4])
     for length in (4, 5, 6):
         places = torch.arange(length).expand(2, -1)
         out = module(feed, given.codes[:, :length], places, scales=given.scales[:, None].expand(2, length))
@@ -119,36 +119,36 @@ def test_training_feeds_on_its_own_outputs_as_drafting_does() -> None:
 
 
 def test_gradients_reach_every_weight() -> None:
-    module = tiny_eagle3(TARGET).requires_grad_(True)
-    said = [made.logits for made in module.training_predictions(examples(), 2)]
-    torch.stack([logits.square().mean() for logits in said if logits is not None]).sum().backward()
+    module = tiny_part("eagle3", TARGET).requires_grad_(True)
+    output = [made.logits for made in module.training_predictions(examples(), 2)]
+    torch.stack([logits.square().mean() for logits in output if logits is not None]).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in module.parameters())
 
 
 def test_guided_layers_are_put_side_by_side() -> None:
     given = examples()
     assert given.layers is not None
-    guided = tiny_eagle3(TARGET).given(given)
+    guided = tiny_part("eagle3", TARGET).inputs(given)
     c, u = given.layers.unbind(1)
     expected = u[1, 2] + 3.0 * (c[1, 2] - u[1, 2])
     torch.testing.assert_close(guided[1, 0, :, 64:], expected)
 
 
 def test_taps_are_traced_in_one_piece_with_the_target() -> None:
-    """What torch.compile makes programs of: without a break, and of its own for each set of taps."""
+    """torch.compile makes one program without graph breaks for each set of taps."""
     target = tiny_target()
     traced = torch.compile(target.forward, backend="eager", fullgraph=True, dynamic=False)
     inputs, positions = torch.randn(2, 4, 32), torch.arange(6, 10).expand(2, -1)
     with torch.no_grad():
         for taps in ((), (1, 0), (1,)):
-            said, expected = traced(inputs, positions, taps=taps), target(inputs, positions, taps=taps)
-            assert (said.fused is None) == (not taps)
+            output, expected = traced(inputs, positions, taps=taps), target(inputs, positions, taps=taps)
+            assert (output.fused is None) == (not taps)
             if taps:
-                torch.testing.assert_close(said.fused, expected.fused)
-            torch.testing.assert_close(said.logits, expected.logits)
+                torch.testing.assert_close(output.fused, expected.fused)
+            torch.testing.assert_close(output.logits, expected.logits)
 
 
 @pytest.mark.parametrize(("fields", "message"), [({"form": "rows"}, 'wanted "guided"'), ({"fused": ()}, "fused is")])
-def test_a_config_that_cannot_be_is_refused(fields: dict[str, object], message: str) -> None:
+def test_invalid_configs_raise(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Eagle3Config.for_target(TARGET.config, **fields)

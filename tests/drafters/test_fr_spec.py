@@ -1,4 +1,4 @@
-"""FR-Spec: drafts come from the part of the codes that it is given, and all codes make it EAGLE-1."""
+"""FR-Spec: drafts come from the given subset of codes, and all codes give EAGLE-1."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.catalog import METHODS, Parts, build
-from lantern.drafters.fr_spec import FrequencyTable, nearest, repeated
-from lantern.io import load_component, save_component
-from lantern.relaxations.neighbours import proximity_table
-from lantern.sampling import Sampling
-from lantern.types import Step
+from lantern.core.io import load_component, save_component
+from lantern.core.sampling import Sampling
+from lantern.core.types import Step
+from lantern.drafters.eagle.fr_spec import FrequencyTable, nearest, repeated
+from lantern.methods.decoder import METHODS, Decoder, build_decoder
+from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_table
 
@@ -22,18 +22,18 @@ TABLE = proximity_table(torch.randn(24, 4, generator=torch.Generator().manual_se
 RANKING = tiny_table(TARGET).ranking  # type: ignore[operator]
 
 
-def parts_of(name: str = "fr-spec", form: str = "guided", sampling: Sampling | None = None, **settings: Any) -> Parts:
-    return build(
+def parts_of(name: str = "fr-spec", form: str = "guided", sampling: Sampling | None = None, **settings: Any) -> Decoder:
+    return build_decoder(
         METHODS[name].with_options(**settings),
         TARGET,
         sampling=sampling or Sampling(guidance=3, temperature=0.9),
         drafter_module=tiny_eagle(TARGET, form=form),
-        trained={"fr-spec": tiny_table(TARGET)},
+        add_ons={"fr-spec": tiny_table(TARGET)},
         neighbours=TABLE,
     )
 
 
-def trees_of(parts: Parts) -> tuple[Tensor, list[Step]]:
+def trees_of(parts: Decoder) -> tuple[Tensor, list[Step]]:
     steps: list[Step] = []
     made = parts.generate(CONDITION, keys=KEYS, callback=steps.append)
     return made.codes, [step for step in steps if step.tree is not None]
@@ -41,7 +41,7 @@ def trees_of(parts: Parts) -> tuple[Tensor, list[Step]]:
 
 @pytest.mark.parametrize("form", ["guided", "rows"])
 @pytest.mark.parametrize("near", [0, 5])
-def test_a_head_of_all_codes_is_eagles(form: str, near: int) -> None:
+def test_head_over_all_codes_equals_eagle(form: str, near: int) -> None:
     drafted, eagles = (
         trees_of(parts)
         for parts in (
@@ -57,9 +57,9 @@ def test_a_head_of_all_codes_is_eagles(form: str, near: int) -> None:
 
 @pytest.mark.parametrize("form", ["guided", "rows"])
 @pytest.mark.parametrize("filters", [{}, {"top_k": 5, "top_p": 0.9}, {"temperature": 0}])
-def test_the_draft_vocabulary_does_not_move_the_picture(form: str, filters: dict[str, Any]) -> None:
+def test_draft_vocabulary_does_not_change_the_picture(form: str, filters: dict[str, Any]) -> None:
     sampling = Sampling(guidance=3, **filters)
-    expected = build("plain", TARGET, sampling=sampling).generate(CONDITION, keys=KEYS).codes
+    expected = build_decoder("plain", TARGET, sampling=sampling).generate(CONDITION, keys=KEYS).codes
     for codes, near in ((6, 0), (6, 3), (1, 9)):
         tree = "narrow_10" if codes > 1 else "chain_3"
         parts = parts_of(form=form, sampling=sampling, codes=codes, near=near, tree=tree)
@@ -85,7 +85,7 @@ def test_drafts_are_frequent_codes_or_near_the_neighbours() -> None:
     assert outside > 0
 
 
-def test_repeats_are_told_from_first_mentions() -> None:
+def test_repeated_marks_all_but_first_occurrences() -> None:
     known = torch.zeros(6, dtype=torch.bool)
     known[2] = True
     found = repeated(torch.tensor([[1, 2, 1, 3, 3], [2, 0, 4, 5, 0]]), known)
@@ -103,21 +103,21 @@ def test_ranking_is_by_count_then_by_number(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"codes": 0}, "codes is 0, wanted at least 1"),
-        ({"codes": 2, "tree": "narrow_10"}, "the draft vocabulary has 2 codes, the tree wants at least 3"),
+        ({"codes": 0}, "codes is 0, wanted a whole number of at least 1"),
+        ({"codes": 2, "tree": "narrow_10"}, "the draft vocabulary has 2 codes, wanted at least 3 for this tree"),
         ({"near": 14}, "near is 14, wanted from 0 to 13"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parts_of(**settings)
 
 
-def test_what_is_missing_or_of_another_model_is_named() -> None:
+def test_missing_and_foreign_tables_raise() -> None:
     method, module = METHODS["fr-spec"].with_options(near=2), tiny_eagle(TARGET)
     trained = {"fr-spec": tiny_table(TARGET)}
     with pytest.raises(ValueError, match="needs the proximity table"):
-        build(method, TARGET, sampling=Sampling(), drafter_module=module, trained=trained)
+        build_decoder(method, TARGET, sampling=Sampling(), drafter_module=module, add_ons=trained)
     other = {"fr-spec": FrequencyTable.of_codes(torch.zeros(1, 4, dtype=torch.long), 30)}
     with pytest.raises(ValueError, match="is of 30 codes, the model has 24"):
-        build(METHODS["fr-spec"], TARGET, sampling=Sampling(), drafter_module=module, trained=other)
+        build_decoder(METHODS["fr-spec"], TARGET, sampling=Sampling(), drafter_module=module, add_ons=other)

@@ -1,4 +1,4 @@
-"""PosS: every depth is drafted by its specialist, which reads true features and the drafted ones before it."""
+"""PosS: every depth is drafted by its specialist from true features and the drafted ones before it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from lantern.cli.train import find_config
+from lantern.core.sampling import Sampling
+from lantern.drafters.eagle.poss import Poss, PossConfig
 from lantern.drafters.examples import Examples
-from lantern.drafters.poss import Poss, PossConfig
-from lantern.models.llamagen.rotary import turns_at
-from lantern.sampling import Sampling
+from lantern.models.llamagen.rotary import rope_factors
 from lantern.training.drafter import DrafterConfig, DrafterTask
 from lantern.training.kinds import new_module
-from tests.drafters.drawn_trees import Watched, drawn, true_rows, ways
+from tests.drafters.sampled_trees import Watched, sampled, true_rows, ways
 from tests.tiny import tiny_condition, tiny_target
-from tests.tiny_parts import tiny_poss
+from tests.tiny_parts import tiny_part
 
 TARGET = tiny_target()
 CONDITION = tiny_condition((4, 2))
@@ -26,12 +26,12 @@ SAMPLING = Sampling(guidance=3)
 def by_hand(module: Poss, features: Tensor, tokens: Tensor, depth: int, scale: float = 3.0) -> Tensor:
     """The specialist's own layer over a sequence, without a cache."""
     own = module.layers[module.specialist_at(depth)]
-    x = module.told(own.fc(module.pair(features, tokens)), torch.full(tokens.shape, scale))
-    turns = turns_at(module.rope, torch.arange(tokens.shape[1])[None])
-    return own(x, turns, None, cache=None, slots=None)
+    x = module.add_scale(own.fc(module.pair(features, tokens)), torch.full(tokens.shape, scale))
+    steps = rope_factors(module.rope, torch.arange(tokens.shape[1])[None])
+    return own(x, steps, None, cache=None, slots=None)
 
 
-def test_specialists_take_their_depths() -> None:
+def test_specialists_cover_their_depths() -> None:
     of = {n: Poss(PossConfig.for_target(TARGET.config, depths=6, per_layer=n)) for n in (1, 2, 3)}
     assert [len(of[n].layers) for n in (1, 2, 3)] == [6, 3, 2]
     assert [of[1].specialist_at(depth) for depth in range(8)] == [0, 1, 2, 3, 4, 5, 5, 5]
@@ -42,12 +42,12 @@ def test_specialists_take_their_depths() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("per_layer", [1, 2, 3])
 def test_drafts_follow_specialists_without_a_cache(per_layer: int) -> None:
-    module = tiny_poss(TARGET, depths=5, per_layer=per_layer)
+    module = tiny_part("poss", TARGET, depths=5, per_layer=per_layer)
     drafter = Watched(module, TARGET, tree="mc_sim_7b_63", sampling=SAMPLING)
-    codes = drawn(drafter, CONDITION, TARGET)
+    codes = sampled(drafter, CONDITION, TARGET)
     true = SAMPLING.guide(true_rows(TARGET, CONDITION, codes), torch.arange(16).expand(2, -1))
     checked = 0
-    for known, tree, laws in drafter.seen[:3]:
+    for known, tree, distributions in drafter.seen[:3]:
         for image, length in enumerate(known.tolist()):
             for row, way in enumerate(ways(tree)):
                 if length + len(way) > 16:
@@ -59,7 +59,7 @@ def test_drafts_follow_specialists_without_a_cache(per_layer: int) -> None:
                         features = torch.cat([features, out[:, -1:]], 1)
                         tokens = torch.cat([tokens, tree.tokens[image, way[step]].view(1, 1)], 1)
                 expected = SAMPLING.filtered(TARGET.head(out[:, -1:]))
-                assert (expected.flatten() - laws[image, row]).abs().max() < 1e-4
+                assert (expected.flatten() - distributions[image, row]).abs().max() < 1e-4
                 checked += 1
     assert checked > 20
 
@@ -71,21 +71,21 @@ def examples() -> Examples:
 
 
 def test_training_runs_the_specialist_of_each_depth() -> None:
-    module, given = tiny_poss(TARGET, depths=3, per_layer=1), examples()
+    module, given = tiny_part("poss", TARGET, depths=3, per_layer=1), examples()
     made = module.training_predictions(given, 3)
-    # code 6 as a third draft: true features up to pair 3, then what the first two specialists gave
+    # code 6 as a third draft: true features up to pair 3, then the outputs of the first two specialists
     features = given.guided[:, :4]
     for depth, length in enumerate((4, 5, 6)):
         out = by_hand(module, features, given.codes[:, :length], depth)
         features = torch.cat([features, out[:, -1:]], 1)
-    said = made[2].features
-    assert said is not None
-    torch.testing.assert_close(said[:, 6 - 3], out[:, -1], atol=1e-4, rtol=1e-4)
+    output = made[2].features
+    assert output is not None
+    torch.testing.assert_close(output[:, 6 - 3], out[:, -1], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("per_layer", [1, 2, 3])
-def test_a_specialist_learns_from_its_own_depths_alone(per_layer: int) -> None:
-    module = tiny_poss(TARGET, depths=4, per_layer=per_layer).requires_grad_(True)
+def test_specialists_get_gradients_from_their_own_depths_only(per_layer: int) -> None:
+    module = tiny_part("poss", TARGET, depths=4, per_layer=per_layer).requires_grad_(True)
     for depth, made in enumerate(module.training_predictions(examples(), 4)):
         assert made.features is not None
         module.zero_grad()
@@ -103,7 +103,7 @@ def test_shipped_configs_train_each_specialist_on_all_of_its_depths(config: str,
     assert [depths.count(number) for number in range(len(served))] == served
 
 
-def test_training_that_never_comes_to_a_specialist_is_refused() -> None:
+def test_training_without_drafts_of_a_specialist_raises() -> None:
     read = DrafterConfig.load(find_config("drafter-poss-3"))
     with pytest.raises(ValueError, match="unroll is 3, wanted at least 4"):
         DrafterTask(replace(read, unroll=3), TARGET, Unread())
@@ -111,13 +111,13 @@ def test_training_that_never_comes_to_a_specialist_is_refused() -> None:
 
 
 class Unread:
-    """Pictures that nobody asks for."""
+    """Placeholder for unused pictures."""
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         raise AssertionError(f"pictures {list(numbers)} were read")
 
 
-def test_fresh_specialists_repeat_the_feature() -> None:
+def test_untrained_specialists_repeat_the_feature() -> None:
     module = Poss(PossConfig.for_target(TARGET.config))
     module.init_for(TARGET, torch.Generator().manual_seed(0))
     features, tokens = torch.randn(1, 5, 32), torch.randint(24, (1, 5))
@@ -127,6 +127,6 @@ def test_fresh_specialists_repeat_the_feature() -> None:
 
 
 @pytest.mark.parametrize(("fields", "message"), [({"per_layer": 0}, "per_layer 0"), ({"layers": 2}, "wanted 1")])
-def test_a_config_that_cannot_be_is_refused(fields: dict[str, object], message: str) -> None:
+def test_invalid_configs_raise(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PossConfig.for_target(TARGET.config, **fields)

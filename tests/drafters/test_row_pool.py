@@ -1,16 +1,16 @@
-"""Rows below: scouts see what they should, draw with the noise of their places, and are never taken."""
+"""Row pool: scouts see the right codes, sample with the noise of their places, and are never accepted."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from lantern.catalog import METHODS, build
+from lantern.core.noise import Noise
+from lantern.core.sampling import Sampling
+from lantern.core.types import Prefill, Step
 from lantern.decoding import plain
-from lantern.drafters.row_pool import RowPoolDrafter, beside, with_scouts
-from lantern.noise import Noise
-from lantern.sampling import Sampling
-from lantern.types import Prefill, Step
+from lantern.drafters.windows.row_pool import RowPoolDrafter, two_candidate_chain, with_scouts
+from lantern.methods.decoder import METHODS, build_decoder
 from tests.tiny import select, tiny_condition, tiny_target
 
 TARGET = tiny_target()
@@ -21,7 +21,7 @@ SAMPLING = Sampling(guidance=3)
 
 def decode(sampling: Sampling = SAMPLING, images: list[int] | None = None, **settings: Any):  # type: ignore[no-untyped-def]
     images = [0, 1, 2] if images is None else images
-    parts = build(METHODS["row-pool"].with_options(**settings), TARGET, sampling=sampling)
+    parts = build_decoder(METHODS["row-pool"].with_options(**settings), TARGET, sampling=sampling)
     steps: list[Step] = []
     made = parts.generate(select(CONDITION, images), keys=[KEYS[i] for i in images], callback=steps.append)
     return made, [step for step in steps if step.tree is not None]
@@ -30,55 +30,55 @@ def decode(sampling: Sampling = SAMPLING, images: list[int] | None = None, **set
 @pytest.mark.parametrize("scouts", [1, 3, 16])
 @pytest.mark.parametrize("lag", [0, 2, 9])
 @pytest.mark.parametrize("sampling", [SAMPLING, Sampling(guidance=2, top_k=4), Sampling(temperature=0)])
-def test_the_picture_is_that_of_plain_decoding(scouts: int, lag: int, sampling: Sampling) -> None:
+def test_pictures_equal_plain_decoding(scouts: int, lag: int, sampling: Sampling) -> None:
     codes = plain.generate(TARGET, CONDITION, sampling=sampling, keys=KEYS).codes
     for window, doubled in ((2, 0), (5, 2), (16, 9)):
         made, _ = decode(sampling, window=window, scouts=scouts, lag=lag, doubled=doubled)
         assert torch.equal(made.codes, codes)
 
 
-def test_scouts_stand_behind_the_tree_and_see_the_root_and_their_own_row() -> None:
-    shape = with_scouts(beside(3, 1).shape(), 2, 7)
+def test_scouts_see_the_root_and_their_own_row() -> None:
+    shape = with_scouts(two_candidate_chain(3, 1).shape(), 2, 7)
     assert shape.depths.tolist() == [0, 1, 1, 2, 7, 8] and shape.widths == (2, 1)
     assert shape.ancestors[4:].int().tolist() == [[1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 1, 1]]
     assert not shape.ancestors[:4, 4:].any()
 
 
-def test_scouts_draw_with_what_is_committed_and_the_noise_of_their_places() -> None:
+def test_scouts_sample_with_committed_codes_and_their_own_noise() -> None:
     made, steps = decode(images=[0], window=3, scouts=2, lag=1)
     step = steps[2]
     assert step.tree is not None and step.scores is not None
     start, nodes = int(step.start[0]), step.tree.shape.num_nodes
     scouts = step.tree.tokens[0, nodes:]
-    said = torch.cat([made.codes[0, :start], scouts])
-    # The same without cache and tree: what is committed, then the scouts at places of their own.
+    output = torch.cat([made.codes[0, :start], scouts])
+    # The same without cache and tree: the committed codes, then the scouts at their own places.
     words, mask = CONDITION.embeddings[:1], CONDITION.mask[:1]  # type: ignore[index]
     places = torch.cat([torch.arange(start), start - 1 + 3 + torch.arange(2)])
     rows = []
     with torch.no_grad():
         for prompt in (TARGET.cls_embedding(words), TARGET.cls_embedding.unconditional(words)):
-            inputs = torch.cat([prompt, TARGET.tok_embeddings(said[None])], 1)
+            inputs = torch.cat([prompt, TARGET.tok_embeddings(output[None])], 1)
             positions = torch.cat([torch.arange(6), places + 6])[None]
             length = inputs.shape[1]
-            seen = torch.cat([mask, torch.ones(1, len(said), dtype=torch.bool)], 1)[:, None]
+            seen = torch.cat([mask, torch.ones(1, len(output), dtype=torch.bool)], 1)[:, None]
             sees = (torch.ones(length, length, dtype=torch.bool).tril() & seen) | torch.eye(length, dtype=torch.bool)
             rows.append(TARGET(inputs, positions, sees).logits[:, -2:])
     expected = torch.cat(rows)
     torch.testing.assert_close(step.scores.logits[:, nodes:], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_what_scouts_draw_is_what_the_window_begins_with() -> None:
+def test_windows_start_with_scouted_codes() -> None:
     drafter = RowPoolDrafter(TARGET, sampling=SAMPLING, window=3, scouts=2, lag=0, doubled=2)
     noise, first = Noise(KEYS[:1], positions=16, vocab_size=24), torch.tensor([5])
     drafter.begin(Prefill(torch.zeros(1, 2, 1, 32), torch.ones(1, 1, dtype=torch.bool), first), noise)
     drafter._write(torch.tensor([[1, 2, 3, 99]]), torch.tensor([[11, 12, 13, 14]]))
     drafter._build(first[:, None], torch.tensor([[7, 8]]))
-    # root, 7 with the pool's 11 beside it, 8 with 12; scouts at places 4 and 5 begin with what is above.
+    # root, 7 with the pool's 11 as sibling, 8 with 12; scouts at places 4 and 5 start with the codes above.
     assert drafter.propose().tokens.tolist() == [[5, 7, 11, 8, 12, 5, 11]]
     assert drafter._pool[0, 4:16].eq(5).all()
 
 
-def test_scouts_are_never_taken() -> None:
+def test_scouts_are_never_accepted() -> None:
     made, steps = decode(window=4, scouts=6, lag=2)
     for step in steps:
         assert step.verdict is not None and step.tree is not None
@@ -88,8 +88,9 @@ def test_scouts_are_never_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"), [({"window": 1}, "window is 1"), ({"scouts": 0}, "scouts 0"), ({"lag": -1}, "lag -1")]
+    ("settings", "message"),
+    [({"window": 1}, "window is 1"), ({"scouts": 0}, "scouts is 0"), ({"lag": -1}, "lag is -1")],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decode(**settings)

@@ -1,4 +1,4 @@
-"""SAM: contexts are matched as by looking everywhere, and whatever is found the picture is plain decoding's."""
+"""SAM: matches equal brute force, and pictures equal plain decoding for any match."""
 
 import dataclasses
 from typing import Any
@@ -7,20 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.catalog import METHODS, build
-from lantern.drafters.sam import (
-    ContextTable,
-    GridMatcher,
-    Past,
-    SamTables,
-    SuffixMatcher,
-    around,
-    super_codes,
-)
-from lantern.drafters.sam_drafter_router import joined
-from lantern.drafters.suffix_automaton import SuffixAutomaton
-from lantern.sampling import Sampling
-from lantern.trees.static import named
+from lantern.core.sampling import Sampling
+from lantern.drafters.combined.sam_eagle import joined
+from lantern.drafters.lookup.matchers import ContextTable, GridMatcher, Past, SuffixMatcher, around
+from lantern.drafters.lookup.suffix_automaton import SuffixAutomaton
+from lantern.drafters.lookup.tables import SamTables, super_codes
+from lantern.drafters.trees.static import named
+from lantern.methods.decoder import METHODS, build_decoder
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_codes, tiny_parts
 
@@ -54,7 +47,7 @@ def test_super_codes_are_clusters_of_near_codes() -> None:
 
 
 @pytest.mark.parametrize("is_super", [False, True])
-def test_suffixes_match_as_far_as_they_do(is_super: bool) -> None:
+def test_suffix_lengths_match_brute_force(is_super: bool) -> None:
     tables = tables_of(5, 2, random_codes(2, 16, 5, seed=0))
     matcher = SuffixMatcher(tables, is_super=is_super, sharp=1.0, least=1, reach=6)
     codes, known = random_codes(3, 16, 5, seed=7), [1, 9, 16]
@@ -65,18 +58,18 @@ def test_suffixes_match_as_far_as_they_do(is_super: bool) -> None:
     symbols = matcher.symbol_of
     for image, count in enumerate(known):
         for node in (None, 0, 1):
-            said = symbols[codes[image, :count]].tolist()
-            ending = said if node is None else [*said, int(symbols[drafted[image, node]])]
+            output = symbols[codes[image, :count]].tolist()
+            ending = output if node is None else [*output, int(symbols[drafted[image, node]])]
             found = context if node is None else deeper
             assert found.lengths is not None
             for place in range(count):
                 length = 0
-                while length < min(6, place) and said[place - 1 - length] == ending[-1 - length]:
+                while length < min(6, place) and output[place - 1 - length] == ending[-1 - length]:
                     length += 1
                 assert int(found.lengths[image, node or 0, place]) == length
 
 
-def test_the_longest_match_is_the_automatons() -> None:
+def test_longest_match_equals_the_automaton() -> None:
     codes = random_codes(1, 16, 3, seed=2)
     tables = tables_of(3, 3, codes)
     matcher = SuffixMatcher(tables, is_super=False, sharp=1.0, least=1, reach=15)
@@ -90,13 +83,13 @@ def test_the_longest_match_is_the_automatons() -> None:
         assert found[0] == 0 or int((lengths == found[0]).long().argmax()) == found[1] + 1
 
 
-def test_the_corpus_is_walked_by_what_is_committed() -> None:
+def test_committed_codes_advance_the_automaton() -> None:
     corpus = random_codes(3, 16, 6, seed=3)
     tables = tables_of(6, 3, corpus)
     matcher = SuffixMatcher(tables, is_super=True, sharp=1.0, least=1, reach=8)
     groups = tables.group_of.long()
-    said = [symbol for row in groups[corpus].tolist() for symbol in [*row, 3]]
-    automaton = SuffixAutomaton(said)
+    output = [symbol for row in groups[corpus].tolist() for symbol in [*row, 3]]
+    automaton = SuffixAutomaton(output)
     codes, counts = random_codes(2, 4, 6, seed=5), [3, 2]
     matcher.begin(2, codes.device)
     matcher.read(codes, torch.tensor(counts))
@@ -112,7 +105,7 @@ def test_the_corpus_is_walked_by_what_is_committed() -> None:
         torch.testing.assert_close(found.weights[image, 0, 0], weight)
 
 
-def test_contexts_on_the_grid_agree_in_as_many_fields_as_they_do() -> None:
+def test_grid_contexts_match_brute_force() -> None:
     tables = tables_of(5, 2, random_codes(0, 16, 5, seed=0))
     matcher = GridMatcher(tables, sharp=1.0, least=1)
     codes, known = random_codes(2, 16, 5, seed=8), [7, 12]
@@ -122,10 +115,10 @@ def test_contexts_on_the_grid_agree_in_as_many_fields_as_they_do() -> None:
     found, near = matcher.evidence(context), around(4).tolist()
     groups = [*tables.group_of.tolist(), 2]
     for image, count in enumerate(known):
-        said = [*codes[image, :count].tolist(), *[5] * (16 - count)]
+        output = [*codes[image, :count].tolist(), *[5] * (16 - count)]
 
-        def fields(place: int, left: int | None = None, said: list[int] = said) -> list[int]:
-            codes = [said[n] if n >= 0 else 5 for n in near[place]]
+        def fields(place: int, left: int | None = None, output: list[int] = output) -> list[int]:
+            codes = [output[n] if n >= 0 else 5 for n in near[place]]
             codes[0] = left if left is not None and near[place][0] >= 0 else codes[0]
             return [groups[code] for code in codes] + codes[:2]
 
@@ -137,7 +130,7 @@ def test_contexts_on_the_grid_agree_in_as_many_fields_as_they_do() -> None:
                 torch.testing.assert_close(found.past[image, node, place], weight)
 
 
-def test_a_table_of_contexts_remembers_the_most_frequent_codes() -> None:
+def test_context_table_keeps_the_most_frequent_codes() -> None:
     corpus = torch.zeros(1, 16, dtype=torch.long)
     corpus[0, 5:8] = torch.tensor([1, 1, 2])
     tables = tables_of(3, 3, corpus)
@@ -154,24 +147,24 @@ def test_a_table_of_contexts_remembers_the_most_frequent_codes() -> None:
 @pytest.mark.parametrize("name", ["sam", "sam-eagle1"])
 @pytest.mark.parametrize("match", ["grid", "super", "codes"])
 @pytest.mark.parametrize("pictures", [0, 2])
-def test_no_way_of_matching_moves_the_picture(name: str, match: str, pictures: int) -> None:
+def test_pictures_equal_plain_decoding_for_every_matcher(name: str, match: str, pictures: int) -> None:
     sampling = Sampling(guidance=3, temperature=0.8)
     tables = tables_of(24, 6, tiny_codes(TARGET, pictures) if pictures else torch.zeros(0, 16, dtype=torch.long))
     method = METHODS[name].with_options(match=match, least=1)
-    parts = build(method, TARGET, sampling=sampling, drafter_module=tiny_eagle(TARGET), trained={"sam": tables})
-    expected = build("plain", TARGET, sampling=sampling).generate(CONDITION, keys=KEYS).codes
+    parts = build_decoder(method, TARGET, sampling=sampling, drafter_module=tiny_eagle(TARGET), add_ons={"sam": tables})
+    expected = build_decoder("plain", TARGET, sampling=sampling).generate(CONDITION, keys=KEYS).codes
     assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
 
 
-def test_pictures_that_repeat_take_fewer_passes() -> None:
+def test_repetitive_pictures_take_fewer_passes() -> None:
     target = tiny_target()
-    # Every code is followed by the one that it is nearest to, whatever stands elsewhere.
+    # Every code is followed by its nearest code, independent of the rest.
     target.tok_embeddings.weight.data.mul_(0.02)
-    parts = build("sam", target, sampling=Sampling(temperature=0, guidance=1), trained=tiny_parts(target))
+    parts = build_decoder("sam", target, sampling=Sampling(temperature=0, guidance=1), add_ons=tiny_parts(target))
     assert (parts.generate(CONDITION, keys=KEYS).passes < 12).all()
 
 
-def test_joined_trees_are_both_trees() -> None:
+def test_joined_trees_hold_both_trees() -> None:
     first, second = named("narrow_10").shape(), named("0 1 0.0 0.0.0 1.0").shape()
     both = joined(first, second)
     assert both.num_nodes == first.num_nodes + 5 and both.depth == max(first.depth, second.depth)
@@ -192,20 +185,20 @@ def test_joined_trees_are_both_trees() -> None:
     ("settings", "message"),
     [
         ({"match": "words"}, 'match is "words", wanted one of grid, super, codes'),
-        ({"smooth": 2.0}, "smooth is 2.0, wanted from 0 to 1"),
+        ({"smooth": 2.0}, "smooth is 2.0, wanted a number from 0 to 1"),
         ({"least": 0}, "least is 0"),
         ({"reach": 1}, "reach 1"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build(METHODS["sam"].with_options(**settings), TARGET, sampling=Sampling(), trained=tiny_parts(TARGET))
+        build_decoder(METHODS["sam"].with_options(**settings), TARGET, sampling=Sampling(), add_ons=tiny_parts(TARGET))
 
 
-def test_tables_of_another_model_are_refused() -> None:
+def test_tables_of_another_model_raise() -> None:
     other = tables_of(25, 3, random_codes(1, 16, 25, seed=0))
     with pytest.raises(ValueError, match=r"tables are of \(vocab_size, block_size\) \(25, 16\)"):
-        build("sam", TARGET, sampling=Sampling(), trained={"sam": other})
+        build_decoder("sam", TARGET, sampling=Sampling(), add_ons={"sam": other})
     with pytest.raises(ValueError, match="groups is 0"):
         dataclasses.replace(other.config, groups=0)
     with pytest.raises(ValueError, match="wanted square ones"):

@@ -1,4 +1,4 @@
-"""The cascade, and targets of 4-bit weights: exact with respect to them, and the original stays as it was."""
+"""The cascade, and targets with 4-bit weights: decoding is exact for them, and the original is unchanged."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -6,16 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from lantern.catalog import METHODS, Engine, build
+from lantern.core.noise import Noise
+from lantern.core.sampling import Sampling
+from lantern.core.types import Prefill
 from lantern.decoding import plain
-from lantern.decoding.quantized import quantized
-from lantern.drafters.eagle_drafter import EagleDrafter
-from lantern.drafters.small_model import SmallModel
-from lantern.drafters.specmquant import CascadeDrafter, brush
-from lantern.noise import Noise
-from lantern.sampling import Sampling
-from lantern.trees.static import chain
-from lantern.types import Prefill
+from lantern.drafters.combined.small_model import SmallModel
+from lantern.drafters.combined.specmquant import CascadeDrafter, brush
+from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.trees.static import chain
+from lantern.engines.engine import EagerEngine
+from lantern.engines.quantized import quantized
+from lantern.methods.decoder import METHODS, build_decoder
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
 TARGET = tiny_target()
@@ -25,29 +26,29 @@ KEYS = [(9, 0), (9, 1), (4, 7)]
 SAMPLING = Sampling(guidance=3, temperature=0.8)
 
 
-def cascade(length: int, turns: int, sampling: Sampling) -> CascadeDrafter:
+def cascade(length: int, rounds: int, sampling: Sampling) -> CascadeDrafter:
     inner = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=chain(length - 1), mode="gumbel", sampling=sampling)
     small = SmallModel(SMALL, TARGET, sampling=sampling, stage=length + 1)
-    return CascadeDrafter(inner, small, length=length, width=3, turns=turns)
+    return CascadeDrafter(inner, small, length=length, width=3, rounds=rounds)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("sampling", [SAMPLING, Sampling(guidance=3, temperature=0)], ids=["sampled", "greedy"])
-@pytest.mark.parametrize("turns", [1, 3, 7])
-def test_as_many_codes_as_turns_are_what_the_small_model_draws_alone(turns: int, sampling: Sampling) -> None:
+@pytest.mark.parametrize("rounds", [1, 3, 7])
+def test_first_codes_after_as_many_rounds_equal_the_small_models_own(rounds: int, sampling: Sampling) -> None:
     own = plain.generate(SMALL, CONDITION, sampling=sampling, keys=KEYS).codes
-    drafter = cascade(7, turns, sampling)
+    drafter = cascade(7, rounds, sampling)
     noise = Noise(KEYS, positions=16, vocab_size=24, is_silent=sampling.is_greedy)
     features = torch.randn(3, sampling.rows, 6, 32, generator=torch.Generator().manual_seed(0))
     drafter.begin(Prefill(features, torch.ones(3, 6, dtype=torch.bool), own[:, 0], condition=CONDITION), noise)
     tree = drafter.propose()
     drafted = tree.tokens[:, [node for node, choice in enumerate(((), *drafter.tree.choices)) if not any(choice)]]
-    assert torch.equal(drafted[:, : 1 + turns], own[:, : 1 + turns])
+    assert torch.equal(drafted[:, : 1 + rounds], own[:, : 1 + rounds])
     assert tree.log_q is not None and tree.shape.widths == (3,) * 7
 
 
 @torch.no_grad()
-def test_every_code_is_the_best_of_its_recorded_law_and_the_noise() -> None:
+def test_codes_are_the_best_of_log_q_plus_noise() -> None:
     drafter, noise = cascade(5, 2, SAMPLING), Noise(KEYS, positions=16, vocab_size=24)
     features = torch.randn(3, 2, 6, 32, generator=torch.Generator().manual_seed(0))
     first = torch.tensor([3, 1, 8])
@@ -62,9 +63,11 @@ def test_every_code_is_the_best_of_its_recorded_law_and_the_noise() -> None:
         assert torch.equal(tree.tokens[:, node], best[:, parent, rank])
 
 
-def test_a_twin_of_the_target_needs_no_good_drafter() -> None:
+def test_copy_of_the_target_is_accepted_with_any_drafter() -> None:
     method = METHODS["specmquant"].with_options(length=5, turns=5, width=1)
-    parts = build(method, TARGET, sampling=SAMPLING, drafter_module=tiny_eagle(TARGET), trained={"small": TARGET})
+    parts = build_decoder(
+        method, TARGET, sampling=SAMPLING, drafter_module=tiny_eagle(TARGET), add_ons={"small": TARGET}
+    )
     made = parts.generate(CONDITION, keys=KEYS)
     assert made.passes.tolist() == [1 + -(-15 // 6)] * 3
 
@@ -77,13 +80,13 @@ needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao
 def test_methods_are_exact_with_respect_to_a_quantised_target(name: str) -> None:
     own = quantized(TARGET)
     expected = plain.generate(own, CONDITION, sampling=SAMPLING, keys=KEYS).codes  # type: ignore[arg-type]
-    parts = build(
+    parts = build_decoder(
         name,
         TARGET,
         sampling=SAMPLING,
         drafter_module=tiny_eagle(TARGET),
-        trained={"small": SMALL},
-        engine=Engine(int4=True),
+        add_ons={"small": SMALL},
+        engine=EagerEngine(weights="int4"),
     )
     assert parts.target is own
     assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
@@ -92,14 +95,16 @@ def test_methods_are_exact_with_respect_to_a_quantised_target(name: str) -> None
 @needs_torchao
 def test_a_quantised_small_model_drafts_as_well() -> None:
     method = METHODS["specmquant"].with_options(small_bits=4)
-    parts = build(method, TARGET, sampling=SAMPLING, drafter_module=tiny_eagle(TARGET), trained={"small": SMALL})
+    parts = build_decoder(
+        method, TARGET, sampling=SAMPLING, drafter_module=tiny_eagle(TARGET), add_ons={"small": SMALL}
+    )
     expected = plain.generate(TARGET, CONDITION, sampling=SAMPLING, keys=KEYS).codes
     assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
 
 
 @needs_torchao
 @torch.no_grad()
-def test_quantising_rounds_a_copy_to_sixteen_values_a_group() -> None:
+def test_quantising_rounds_a_copy_to_sixteen_values_per_group() -> None:
     target = tiny_target(seed=3)
     before = target.layers[0].attention.wo.weight.clone()
     made = quantized(target)
@@ -114,18 +119,18 @@ def test_quantising_rounds_a_copy_to_sixteen_values_a_group() -> None:
 
 
 @needs_torchao
-def test_widths_that_are_no_whole_groups_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"layers.0.attention.wqkv has 16 inputs, wanted a multiple of 32"):
+def test_widths_that_are_not_multiples_of_a_group_raise() -> None:
+    with pytest.raises(ValueError, match=r"layers.0.attention.wqkv has 16 inputs, expected a multiple of 32"):
         quantized(tiny_target(dim=16, n_head=1))
 
 
-def test_a_machine_without_torchao_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lantern.decoding.quantized.find_spec", lambda name: None)
+def test_missing_torchao_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lantern.engines.quantized.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="4-bit weights need torchao"):
-        build("plain", tiny_target(), sampling=SAMPLING, engine=Engine(int4=True))
+        build_decoder("plain", tiny_target(), sampling=SAMPLING, engine=EagerEngine(weights="int4"))
 
 
-def test_a_brush_is_a_chain_with_runners_up() -> None:
+def test_brush_is_a_chain_with_siblings() -> None:
     assert brush(3, 2).spelling == "0 1 0.0 0.1 0.0.0 0.0.1"
     assert brush(4, 1) == chain(4)
 
@@ -133,18 +138,18 @@ def test_a_brush_is_a_chain_with_runners_up() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"turns": 0}, "turns 0"),
-        ({"length": 1}, "length is 1, wanted at least 2"),
+        ({"turns": 0}, "turns is 0"),
+        ({"length": 1}, "length is 1, wanted a whole number of at least 2"),
         ({"width": 30}, "width is 30, wanted at most 24"),
-        ({"small_bits": 8}, "small_bits is 8, wanted 4, or 0"),
+        ({"small_bits": 8}, "small_bits is 8, wanted one of 0, 4"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build(
+        build_decoder(
             METHODS["specmquant"].with_options(**settings),
             TARGET,
             sampling=SAMPLING,
             drafter_module=tiny_eagle(TARGET),
-            trained={"small": SMALL},
+            add_ons={"small": SMALL},
         )

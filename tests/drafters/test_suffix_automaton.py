@@ -1,4 +1,4 @@
-"""Suffix automata against looking everywhere."""
+"""Suffix automata against brute force."""
 
 from collections.abc import Sequence
 
@@ -6,35 +6,35 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lantern.drafters.suffix_automaton import SuffixAutomaton, WalkTable
+from lantern.drafters.lookup.suffix_automaton import SuffixAutomaton, WalkTable
 
 SYMBOLS = 3
 TEXT = st.lists(st.integers(0, SYMBOLS - 1), max_size=24)
 
 
-def longest_suffix(said: Sequence[int], symbols: Sequence[int], before: int) -> tuple[int, int]:
-    """Length of the longest suffix of `symbols` in `said` that ends before a position, and where it first ends."""
+def longest_suffix(output: Sequence[int], symbols: Sequence[int], before: int) -> tuple[int, int]:
+    """Return the length of the longest suffix of `symbols` in `output` that ends before `before`, and its first end."""
     for length in range(len(symbols), 0, -1):
-        ends = [i + length - 1 for i in range(len(said)) if list(said[i : i + length]) == list(symbols[-length:])]
-        ends = [end for end in ends if end < min(before, len(said))]
+        ends = [i + length - 1 for i in range(len(output)) if list(output[i : i + length]) == list(symbols[-length:])]
+        ends = [end for end in ends if end < min(before, len(output))]
         if ends:
             return length, ends[0]
     return 0, -1
 
 
 @given(TEXT, st.lists(st.integers(0, SYMBOLS), max_size=12))
-def test_a_match_is_the_longest_suffix_that_occurs_at_its_first_place(said: list[int], symbols: list[int]) -> None:
-    assert SuffixAutomaton(said).match(symbols) == longest_suffix(said, symbols, len(said))
+def test_match_is_the_longest_suffix_at_its_first_place(output: list[int], symbols: list[int]) -> None:
+    assert SuffixAutomaton(output).match(symbols) == longest_suffix(output, symbols, len(output))
 
 
 @given(TEXT)
-def test_a_repeat_is_the_longest_suffix_that_ended_earlier(said: list[int]) -> None:
-    assert SuffixAutomaton(said).repeat() == longest_suffix(said, said, len(said) - 1)
+def test_repeat_is_the_longest_suffix_that_ended_earlier(output: list[int]) -> None:
+    assert SuffixAutomaton(output).repeat() == longest_suffix(output, output, len(output) - 1)
 
 
 @given(TEXT, st.lists(st.integers(0, SYMBOLS), min_size=1, max_size=12))
-def test_walking_by_look_up_is_stepping(said: list[int], symbols: list[int]) -> None:
-    automaton = SuffixAutomaton(said)
+def test_walk_table_matches_the_automaton(output: list[int], symbols: list[int]) -> None:
+    automaton = SuffixAutomaton(output)
     table = WalkTable.of(automaton, SYMBOLS + 1)
     state = length = torch.zeros(1, dtype=torch.long)
     expected = 0, 0
@@ -46,5 +46,5 @@ def test_walking_by_look_up_is_stepping(said: list[int], symbols: list[int]) -> 
 
 
 @given(TEXT)
-def test_an_automaton_has_at_most_twice_as_many_states_as_symbols(said: list[int]) -> None:
-    assert len(SuffixAutomaton(said).states) <= max(2 * len(said), 1) + 1
+def test_an_automaton_has_at_most_twice_as_many_states_as_symbols(output: list[int]) -> None:
+    assert len(SuffixAutomaton(output).states) <= max(2 * len(output), 1) + 1

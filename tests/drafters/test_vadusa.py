@@ -1,14 +1,14 @@
-"""VADUSA: Medusa heads drafted without randomness, accepted if among the target's draws."""
+"""VADUSA: Medusa heads without randomness, accepted if among several samples of the target."""
 
 import pytest
 import torch
 
-from lantern.catalog import METHODS, build
-from lantern.drafters.medusa import MedusaDrafter
-from lantern.relaxations.tolerance import Tolerance
-from lantern.sampling import Sampling
-from lantern.types import Generation
+from lantern.core.sampling import Sampling
+from lantern.core.types import Generation
+from lantern.drafters.heads.medusa import MedusaDrafter
+from lantern.methods.decoder import METHODS, build_decoder
 from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.tolerance import Tolerance
 from tests.tiny import select, tiny_condition, tiny_target
 from tests.tiny_parts import tiny_parts
 
@@ -18,7 +18,7 @@ PICTURES = 6000
 
 def made(name: str, **options: object) -> Generation:
     method = METHODS[name].with_options(**options)
-    parts = build(method, TARGET, sampling=Sampling(guidance=2), trained=tiny_parts(TARGET))
+    parts = build_decoder(method, TARGET, sampling=Sampling(guidance=2), add_ons=tiny_parts(TARGET))
     condition = select(tiny_condition((3,)), [0] * PICTURES)
     return parts.generate(condition, keys=[(0, i) for i in range(PICTURES)])
 
@@ -30,27 +30,27 @@ def pairs(generation: Generation) -> torch.Tensor:
     return torch.stack(found)
 
 
-def test_it_is_medusa_heads_and_the_tolerance() -> None:
-    parts = build("vadusa", TARGET, sampling=Sampling(), trained=tiny_parts(TARGET))
+def test_vadusa_is_medusa_heads_with_tolerance() -> None:
+    parts = build_decoder("vadusa", TARGET, sampling=Sampling(), add_ons=tiny_parts(TARGET))
     assert isinstance(parts.drafter, MedusaDrafter) and parts.drafter.mode == "point"
     assert isinstance(parts.verifier, RejectionVerifier) and isinstance(parts.verifier.relaxation, Tolerance)
     assert parts.verifier.relaxation.samples == 2
     assert not parts.method.exact
 
 
-def test_one_sample_is_free_and_has_the_law_of_plain_decoding() -> None:
+def test_one_sample_costs_nothing_and_matches_plain_decoding() -> None:
     one = made("vadusa", tree="chain_2", samples=1)
     assert one.total_variation.abs().max() < 1e-5 and one.relaxed.sum() == 0
-    assert ((pairs(made("plain")) - pairs(one)).abs().sum(1) / 2).max() < 0.09  # chance alone gives about 0.05
+    assert ((pairs(made("plain")) - pairs(one)).abs().sum(1) / 2).max() < 0.09  # sampling error alone is about 0.05
 
 
-def test_more_samples_take_more_drafts_at_a_higher_price() -> None:
+def test_more_samples_accept_more_at_a_higher_cost() -> None:
     found = [made("vadusa", tree="chain_2", samples=samples) for samples in (1, 2, 4)]
     passes, prices = ([float(getattr(g, name).float().mean()) for g in found] for name in ("passes", "total_variation"))
     assert passes == sorted(passes, reverse=True) and prices == sorted(prices)
     assert passes[2] < passes[0] and prices[1] > 0.01 and float(found[2].relaxed.sum()) > 0
 
 
-def test_a_model_without_heads_is_told_which_part_it_lacks() -> None:
+def test_missing_heads_are_named() -> None:
     with pytest.raises(ValueError, match='"vadusa" needs the trained part "medusa"'):
-        build("vadusa", TARGET, sampling=Sampling())
+        build_decoder("vadusa", TARGET, sampling=Sampling())

@@ -1,19 +1,19 @@
-"""Vertical heads: the pool holds what was said of committed codes alone, and no share of it moves the picture."""
+"""Vertical heads: the pool holds outputs of committed codes only, and the share does not change the picture."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from lantern.catalog import METHODS, build
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftTree
 from lantern.decoding import loop, plain
-from lantern.drafters.vertical import Vertical, VerticalConfig, VerticalDrafter
-from lantern.sampling import Sampling
-from lantern.trees.static import named
-from lantern.types import DraftTree
+from lantern.drafters.heads.vertical import Vertical, VerticalConfig, VerticalDrafter
+from lantern.drafters.trees.static import named
+from lantern.methods.decoder import METHODS, build_decoder
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests.drafters.whole import whole_pictures
 from tests.tiny import tiny_condition, tiny_target
-from tests.tiny_parts import tiny_parts, tiny_vertical
+from tests.tiny_parts import tiny_part, tiny_parts
 
 TARGET = tiny_target()
 CONDITION = tiny_condition((4, 1, 6))
@@ -22,7 +22,7 @@ SAMPLING = Sampling(guidance=3)
 
 
 class Watched(VerticalDrafter):
-    """Remembers how much was known, the pool, and the laws it drafted from."""
+    """Records the known codes, the pool, and log q of each draft."""
 
     def begin(self, prefill, noise) -> None:  # type: ignore[no-untyped-def]
         self.seen: list[tuple[Tensor, Tensor, Tensor, DraftTree]] = []
@@ -35,7 +35,7 @@ class Watched(VerticalDrafter):
 
 
 def watch(share: float) -> tuple[Watched, Vertical, Tensor]:
-    module = tiny_vertical(TARGET)
+    module = tiny_part("vertical", TARGET)
     drafter = Watched(
         module,
         TARGET,
@@ -50,20 +50,20 @@ def watch(share: float) -> tuple[Watched, Vertical, Tensor]:
 
 
 @torch.no_grad()
-def test_the_pool_holds_what_was_said_above_of_committed_codes_alone() -> None:
+def test_pool_holds_outputs_of_committed_codes_only() -> None:
     drafter, module, codes = watch(0.5)
-    said = module.training_predictions(whole_pictures(TARGET, CONDITION, codes, 3.0), 3)[-1]
-    assert said.depth == 4 and said.places.tolist() == list(range(4, 16)) and said.features is not None
+    output = module.training_predictions(whole_pictures(TARGET, CONDITION, codes, 3.0), 3)[-1]
+    assert output.depth == 4 and output.places.tolist() == list(range(4, 16)) and output.features is not None
     for known, pool, is_filled, _ in drafter.seen:
         for image, count in enumerate(known.clamp(max=16).tolist()):
             below = min(count + 4, 16)
             assert is_filled[image, :16].tolist() == [4 <= place < below for place in range(16)]
-            torch.testing.assert_close(pool[image, 4:below], said.features[image, : below - 4], atol=2e-4, rtol=1e-3)
+            torch.testing.assert_close(pool[image, 4:below], output.features[image, : below - 4], atol=2e-4, rtol=1e-3)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_laws_are_the_mixture_below_the_first_row(share: float) -> None:
+def test_distributions_are_mixtures_below_the_first_row(share: float) -> None:
     drafter, module, codes = watch(share)
     *ahead, above = module.training_predictions(whole_pictures(TARGET, CONDITION, codes, 3.0), 3)
     assert above.features is not None
@@ -71,48 +71,48 @@ def test_laws_are_the_mixture_below_the_first_row(share: float) -> None:
     for known, _, _, tree in drafter.seen:
         assert tree.log_q is not None
         for image, count in enumerate(known.tolist()):
-            for said, node in zip(ahead, (0, 1, 4), strict=True):  # a node of each depth
-                place = count + said.depth - 1
-                if place >= 16 or said.features is None:
+            for output, node in zip(ahead, (0, 1, 4), strict=True):  # a node of each depth
+                place = count + output.depth - 1
+                if place >= 16 or output.features is None:
                     continue
-                at = said.places.tolist().index(place)
-                law = SAMPLING.filtered(TARGET.head(said.features[image, at])).exp()
+                at = output.places.tolist().index(place)
+                distribution = SAMPLING.filtered(TARGET.head(output.features[image, at])).exp()
                 if place >= 4:
                     other = SAMPLING.filtered(TARGET.head(above.features[image, place - 4])).exp()
-                    law = (1 - share) * law + share * other
-                torch.testing.assert_close(tree.log_q[image, node].exp(), law, atol=1e-3, rtol=1e-3)
+                    distribution = (1 - share) * distribution + share * other
+                torch.testing.assert_close(tree.log_q[image, node].exp(), distribution, atol=1e-3, rtol=1e-3)
                 compared += 1
     assert compared > 60
 
 
 @pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("sampling", [SAMPLING, Sampling(guidance=2, top_k=4), Sampling(temperature=0)])
-def test_no_share_moves_the_picture(share: float, sampling: Sampling) -> None:
+def test_share_does_not_change_the_picture(share: float, sampling: Sampling) -> None:
     method = METHODS["vertical"].with_options(share=share, tree="0 1 2 3 0.0 0.1 1.0 0.0.0 0.0.0.0 0.0.0.0.0")
-    made = build(method, TARGET, sampling=sampling, trained=tiny_parts(TARGET)).generate(CONDITION, keys=KEYS)
+    made = build_decoder(method, TARGET, sampling=sampling, add_ons=tiny_parts(TARGET)).generate(CONDITION, keys=KEYS)
     assert torch.equal(made.codes, plain.generate(TARGET, CONDITION, sampling=sampling, keys=KEYS).codes)
 
 
 @torch.no_grad()
-def test_a_pool_of_what_will_come_is_accepted() -> None:
-    """Vertical guesses that are right are taken although the horizontal ones are not worth anything."""
+def test_correct_pools_are_accepted() -> None:
+    """Correct vertical guesses are accepted although the horizontal ones are useless."""
     target = tiny_target()
     weight = target.tok_embeddings.weight.data
-    weight.copy_(weight[:1] + 0.05 * (weight - weight[:1]))  # codes hardly depend on each other
+    weight.copy_(weight[:1] + 0.05 * (weight - weight[:1]))  # codes are almost independent
     module = Vertical(VerticalConfig.for_target(target.config))
     module.init_for(target, torch.Generator())
     module.heads.fc.bias.data[: 4 * 32].normal_(0.0, 5.0, generator=torch.Generator().manual_seed(1))
     passes = []
     for share in (0.0, 0.9):
         method = METHODS["vertical"].with_options(share=share, tree="chain_4")
-        parts = build(method, target, sampling=Sampling(guidance=2), trained={"vertical": module})
+        parts = build_decoder(method, target, sampling=Sampling(guidance=2), add_ons={"vertical": module})
         passes.append(float(parts.generate(CONDITION, keys=KEYS).passes.float().mean()))
     assert passes[1] < passes[0] - 2
 
 
 @torch.no_grad()
-def test_training_knows_nothing_behind_the_code_above() -> None:
-    module = tiny_vertical(TARGET)
+def test_training_reads_nothing_behind_the_code_above() -> None:
+    module = tiny_part("vertical", TARGET)
     codes = torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(0))
     given, other = (
         whole_pictures(TARGET, CONDITION, c, 3.0) for c in (codes, codes.index_fill(1, torch.tensor([9]), 3))
@@ -125,13 +125,12 @@ def test_training_knows_nothing_behind_the_code_above() -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, True, "half"])
-def test_odd_shares_are_refused(share: object) -> None:
-    method = METHODS["vertical"].with_options(share=share)
-    with pytest.raises(ValueError, match="weight of the pool"):
-        build(method, TARGET, sampling=SAMPLING, trained=tiny_parts(TARGET))
+def test_invalid_shares_raise(share: object) -> None:
+    with pytest.raises(ValueError, match="wanted a number from 0 to 1"):
+        METHODS["vertical"].with_options(share=share)
 
 
-def test_odd_configs_are_refused() -> None:
+def test_invalid_configs_raise() -> None:
     for fields in ({"depths": 0}, {"block_size": 15}):
         with pytest.raises(ValueError, match="wanted"):
             VerticalConfig.for_target(TARGET.config, **fields)

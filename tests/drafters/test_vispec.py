@@ -1,4 +1,4 @@
-"""ViSpec: in its compressed context it drafts what its training says, and the context is as short as promised."""
+"""ViSpec: drafts in the compressed context match training, and the context has the reported length."""
 
 from dataclasses import replace
 
@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftTree
 from lantern.decoding import loop
-from lantern.drafters.eagle import Eagle, EagleConfig
-from lantern.drafters.eagle_drafter import EagleDrafter
-from lantern.drafters.vispec import ViSpec, ViSpecConfig
-from lantern.drafters.vispec_drafter import RingCache, ViSpecDrafter
-from lantern.sampling import Sampling
-from lantern.trees.static import named
-from lantern.types import DraftTree
+from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.drafters.eagle.vispec import RingCache, ViSpec, ViSpecConfig, ViSpecDrafter
+from lantern.drafters.trees.static import named
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests.drafters.whole import whole_pictures
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
@@ -26,7 +25,7 @@ SAMPLING = Sampling(guidance=3)
 
 
 class Watched(ViSpecDrafter):
-    """Remembers how much was known, what it drafted, and how many slots it attended to."""
+    """Records the known codes, the drafts, and the number of attended slots."""
 
     def begin(self, prefill, noise) -> None:  # type: ignore[no-untyped-def]
         self.seen: list[tuple[Tensor, DraftTree]] = []
@@ -60,42 +59,42 @@ def watch(module: ViSpec, tree: str) -> tuple[Watched, Tensor]:
 @pytest.mark.parametrize(
     "changes", [{"recent": 1}, {"recent": 2, "summaries": 3}, {"summaries": 0}, {"recent": 6, "has_globe": False}]
 )
-def test_first_drafts_are_what_training_says(changes: dict[str, object]) -> None:
+def test_first_drafts_match_training(changes: dict[str, object]) -> None:
     module = made_of(**changes)
     drafter, codes = watch(module, "grown_8_3")
-    said = module.training_predictions(whole_pictures(TARGET, CONDITION, codes, 3.0), 1)[0]
-    assert said.features is not None
-    laws = SAMPLING.filtered(TARGET.head(said.features))
+    output = module.training_predictions(whole_pictures(TARGET, CONDITION, codes, 3.0), 1)[0]
+    assert output.features is not None
+    distributions = SAMPLING.filtered(TARGET.head(output.features))
     compared = 0
     for known, tree in drafter.seen:
         assert tree.log_q is not None
         for image, count in enumerate(known.tolist()):
             if count < 36:
-                torch.testing.assert_close(tree.log_q[image, 0], laws[image, count - 1], atol=2e-3, rtol=1e-3)
+                torch.testing.assert_close(tree.log_q[image, 0], distributions[image, count - 1], atol=2e-3, rtol=1e-3)
                 compared += 1
     assert compared > 60
 
 
 @torch.no_grad()
-def test_deeper_drafts_are_what_training_says_of_the_drafted_path() -> None:
+def test_deeper_drafts_match_training_on_the_drafted_path() -> None:
     module = made_of(recent=1)
     drafter, codes = watch(module, "chain_3")
     compared = [0, 0, 0]
     for known, tree in drafter.seen[::4]:
         assert tree.log_q is not None
         drafted = as_if_drafted(codes, known, tree)
-        wanted = module.training_predictions(whole_pictures(TARGET, CONDITION, drafted, 3.0), 3)
+        expected = module.training_predictions(whole_pictures(TARGET, CONDITION, drafted, 3.0), 3)
         for image, count in enumerate(known.tolist()):
-            for said in wanted:
-                if count + said.depth <= 36 and said.features is not None:
-                    law = SAMPLING.filtered(TARGET.head(said.features[image, count - 1]))
-                    torch.testing.assert_close(tree.log_q[image, said.depth - 1], law, atol=2e-3, rtol=1e-3)
-                    compared[said.depth - 1] += 1
+            for output in expected:
+                if count + output.depth <= 36 and output.features is not None:
+                    distribution = SAMPLING.filtered(TARGET.head(output.features[image, count - 1]))
+                    torch.testing.assert_close(tree.log_q[image, output.depth - 1], distribution, atol=2e-3, rtol=1e-3)
+                    compared[output.depth - 1] += 1
     assert min(compared) > 10
 
 
 def as_if_drafted(codes: Tensor, known: Tensor, tree: DraftTree) -> Tensor:
-    """The pictures with a chain's codes in the places they were drafted for: training follows true codes alone."""
+    """Return the pictures with a chain's codes at their places, because training reads true codes only."""
     drafted = codes.clone()
     for image, count in enumerate(known.tolist()):
         path = tree.tokens[image, 1:][: 36 - count]
@@ -103,21 +102,21 @@ def as_if_drafted(codes: Tensor, known: Tensor, tree: DraftTree) -> Tensor:
     return drafted
 
 
-def test_the_context_is_as_short_as_it_says() -> None:
+def test_context_has_the_reported_length() -> None:
     module = made_of(recent=1, summaries=2)
     drafter, _ = watch(module, "grown_8_3")
-    # two for the caption, six rows, two rows of six whole, four staged and room for what they may overwrite
+    # two for the caption, six rows, two whole rows of six, four staged and room for what they may overwrite
     assert drafter.lengths == {drafter.kv_length} == {2 + 6 + 12 + 4 + 4}
     eagle = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=named("grown_8_3"), mode="gumbel", sampling=SAMPLING)
     assert eagle.kv_length == 36 + 4 > drafter.kv_length
 
 
 @torch.no_grad()
-def test_a_row_far_back_is_seen_through_its_token_alone() -> None:
+def test_old_rows_are_seen_only_through_their_tokens() -> None:
     module = made_of(recent=1)
     codes = torch.randint(0, 24, (3, 36), generator=torch.Generator().manual_seed(0))
     given = whole_pictures(TARGET, CONDITION, codes, 3.0)
-    # Two pairs of row 0 change places: a row's token is a sum, which does not notice if they stand alike otherwise.
+    # Two pairs of row 0 are swapped: a row's token is a sum, which does not depend on their order.
     swapped = list(range(36))
     swapped[1], swapped[2] = 2, 1
     other = replace(given, codes=codes[:, swapped], rows=given.rows[:, :, swapped])
@@ -125,11 +124,11 @@ def test_a_row_far_back_is_seen_through_its_token_alone() -> None:
     assert old is not None and new is not None
     differs = (old - new).abs().amax((0, 2)) > 1e-4
     assert differs[2:12].any()  # rows 0 and 1 see the pairs of row 0
-    assert not differs[12:].any()  # rows 2 and on do not
+    assert not differs[12:].any()  # rows from 2 on do not
 
 
 @torch.no_grad()
-def test_the_caption_reaches_drafts_through_tokens_and_the_global_vector() -> None:
+def test_caption_enters_through_tokens_and_the_global_vector() -> None:
     codes = torch.randint(0, 24, (3, 36), generator=torch.Generator().manual_seed(0))
     given = whole_pictures(TARGET, CONDITION, codes, 3.0)
     assert given.prompt is not None
@@ -144,7 +143,7 @@ def test_the_caption_reaches_drafts_through_tokens_and_the_global_vector() -> No
 
 
 @torch.no_grad()
-def test_fresh_it_is_eagle_where_nothing_is_compressed() -> None:
+def test_untrained_module_equals_eagle_without_compression() -> None:
     module = ViSpec(ViSpecConfig.for_target(TARGET.config, summaries=0, recent=6))
     module.init_for(TARGET, torch.Generator().manual_seed(0))
     plain = Eagle(EagleConfig.for_target(TARGET.config))
@@ -159,7 +158,7 @@ def test_fresh_it_is_eagle_where_nothing_is_compressed() -> None:
         torch.testing.assert_close(ours.features, theirs.features, atol=1e-4, rtol=1e-4)
 
 
-def test_a_ring_knows_what_it_holds() -> None:
+def test_ring_reports_its_codes() -> None:
     size = {"layers": 1, "images": 2, "rows": 1, "heads": 1, "head_dim": 1, "dtype": torch.float32, "device": "cpu"}
     ring = RingCache(prefix=1, codes=5, stage=3, **size)  # type: ignore[arg-type]
     written, known = [[-1] * 5 for _ in range(2)], torch.zeros(2, dtype=torch.long)
@@ -174,12 +173,12 @@ def test_a_ring_knows_what_it_holds() -> None:
         held, slots = ring.held(known), ring.buffer[0, :, 0, 1:6, 0]
         for image in range(2):
             assert [max(code, -1) for code in held[image].tolist()] == written[image]
-            # The last three slots before what is known may hold what was staged and not committed.
+            # The three slots before the known codes may hold staged pairs that were not committed.
             safe = [i for i, code in enumerate(written[image]) if code >= int(known[image]) - 2 and code >= 0]
             assert all(int(slots[image, i]) == written[image][i] for i in safe)
 
 
 @pytest.mark.parametrize("fields", [{"recent": 0}, {"summaries": -1}, {"layers": 2}, {"form": "rows"}])
-def test_odd_configs_are_refused(fields: dict[str, object]) -> None:
+def test_invalid_configs_raise(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="wanted"):
         ViSpecConfig.for_target(TARGET.config, **fields)

@@ -1,22 +1,25 @@
-"""Woven trees: the first child of every node is the target's own draw for the place, drafts stand beside it."""
+"""Woven trees: the first child of every node is the target's sample for the place, followed by drafts."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from lantern.catalog import METHODS, build
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftTree, Step
 from lantern.decoding import loop, plain
-from lantern.drafters.eagle_drafter import EagleDrafter
-from lantern.drafters.woven import STRANDS, WovenDrafter, followers, offspring, with_chain
+from lantern.drafters.combined.woven import WovenDrafter, followers, offspring, with_chain
+from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.trees.static import StaticTree, named
+from lantern.methods import METHODS, specs
+from lantern.methods.decoder import build_decoder
+from lantern.methods.registry import add_ons_of
 from lantern.models.llamagen.transformer import Transformer
-from lantern.relaxations.neighbours import proximity_table
-from lantern.sampling import Sampling
-from lantern.trees.static import StaticTree, named
-from lantern.types import DraftTree, Step
 from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_parts
 
+STRANDS = [spec.name for spec in specs() if spec.weavable]
 TARGET = tiny_target()
 CONDITION = tiny_condition((4, 2, 6))
 KEYS = [(3, i) for i in range(3)]
@@ -25,7 +28,7 @@ TREE = StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 1)))
 
 
 class Watched(WovenDrafter):
-    """Remembers its trees, and the steps that came of them."""
+    """Records its trees and their steps."""
 
     def begin(self, prefill, noise) -> None:  # type: ignore[no-untyped-def]
         self.trees: list[DraftTree] = []
@@ -54,9 +57,9 @@ def made(window: int = 5, share: float = 0.5, sampling: Sampling = SAMPLING) -> 
     return drafter, generation.codes
 
 
-def test_followers_are_those_of_the_drawing() -> None:
+def test_followers_match_the_drawing() -> None:
     tree = StaticTree(((0,), (1,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (1, 0)))
-    # by depth: 1 2 are children of the root, 3 of 1, 4 of 2, 5 and 6 go on behind 3
+    # by depth: 1 2 are children of the root, 3 of 1, 4 of 2, 5 and 6 extend 3
     assert followers(tree, 4)[:3] == [[1, 3, 5, 6], [3, 5, 6, -1], [4, 5, 6, -1]]
 
 
@@ -65,7 +68,7 @@ def test_offspring_are_children_in_rank_order() -> None:
     assert offspring(tree) == [[1, 2, -1], [3, 4, 5], [-1] * 3, [-1] * 3, [-1] * 3, [-1] * 3]
 
 
-def test_a_chain_goes_on_behind_the_tree() -> None:
+def test_chain_extends_the_tree() -> None:
     whole = with_chain(TREE, 5)
     assert whole.max_nodes == TREE.max_nodes + 3 and whole.depth == 5
     assert whole.choices[: len(TREE.choices)] == TREE.choices
@@ -73,12 +76,12 @@ def test_a_chain_goes_on_behind_the_tree() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 @pytest.mark.parametrize("window", [2, 5, 16])
-def test_codes_are_those_of_plain_decoding(window: int, share: float) -> None:
+def test_codes_equal_plain_decoding(window: int, share: float) -> None:
     expected = plain.generate(TARGET, CONDITION, sampling=SAMPLING, keys=KEYS).codes
     assert torch.equal(made(window, share)[1], expected)
 
 
-def test_first_children_are_what_the_target_drew_behind_the_nearest_code() -> None:
+def test_first_children_are_the_targets_samples_behind_the_nearest_code() -> None:
     drafter, _ = made()
     shape = drafter.whole.shape()
     checked = 0
@@ -93,15 +96,15 @@ def test_first_children_are_what_the_target_drew_behind_the_nearest_code() -> No
             nodes = followers(drafter.whole, 5)[end]
             if children:
                 vectors, codes = TARGET.tok_embeddings.weight.detach(), before.tokens[image]
-                wanted = vectors[step.verdict.next_token[image]]
-                apart = [float((vectors[codes[i]] - wanted).norm()) for i in children]
+                required = vectors[step.verdict.next_token[image]]
+                apart = [float((vectors[codes[i]] - required).norm()) for i in children]
                 nearest = children[apart.index(min(apart))]
                 nodes = [nearest, *followers(drafter.whole, 5)[nearest][:-1]]
             for depth, node in enumerate(nodes):
                 first = [i for i in range(1, shape.num_nodes) if shape.depths[i] == depth + 1 and shape.ranks[i] == 0]
                 if node >= 0:
-                    drawn = step.verdict.leftovers.tokens[image, node]
-                    assert (tree.tokens[image, first] == drawn).all()
+                    sampled = step.verdict.leftovers.tokens[image, node]
+                    assert (tree.tokens[image, first] == sampled).all()
                     checked += len(first)
     assert checked > 30
 
@@ -116,8 +119,8 @@ def test_siblings_are_different_codes() -> None:
                 assert len(codes.unique()) == len(children)
 
 
-def test_draws_of_the_pass_before_are_taken_at_once_where_codes_do_not_depend_on_each_other() -> None:
-    """Codes of zero embedding leave laws to places and noise: what was drawn once for a place is right."""
+def test_last_samples_are_accepted_for_independent_codes() -> None:
+    """With zero embeddings distributions depend on the place only, so the first sample for a place is right."""
     target = tiny_target()
     target.tok_embeddings.weight.data.zero_()
     passes = []
@@ -128,19 +131,19 @@ def test_draws_of_the_pass_before_are_taken_at_once_where_codes_do_not_depend_on
             target, CONDITION, sampling=SAMPLING, keys=KEYS, drafter=drafter, verifier=GumbelVerifier()
         )
         passes.append(generation.passes.max())
-    # prompt, a pass over what EAGLE drafts, and 13 codes a pass from then on
+    # prompt, one pass over EAGLE's drafts, then 13 codes per pass
     assert passes[1] <= 4 < passes[0]
 
 
 @pytest.mark.parametrize(("options", "message"), [({"share": 1.0}, "share is 1.0"), ({"window": 1}, "window is 1")])
-def test_what_cannot_be_is_refused(options: dict[str, float], message: str) -> None:
+def test_invalid_settings_raise(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WovenDrafter(strand(TARGET, TREE), TARGET, tree=TREE, sampling=SAMPLING, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tree", [named("chain_2"), StaticTree(((0,), (1,), (1, 0)))])
-def test_a_tree_that_the_drafter_does_not_draft_is_refused(tree: StaticTree) -> None:
-    with pytest.raises(ValueError, match="the drafter's tree is another"):
+def test_trees_of_another_drafter_raise(tree: StaticTree) -> None:
+    with pytest.raises(ValueError, match="the drafter has another tree"):
         WovenDrafter(strand(TARGET, TREE), TARGET, tree=tree, sampling=SAMPLING)
 
 
@@ -152,19 +155,23 @@ def test_a_tree_that_the_drafter_does_not_draft_is_refused(tree: StaticTree) -> 
 def test_any_drafter_of_static_trees_can_be_woven(name: str, temperature: float) -> None:
     sampling = Sampling(guidance=3, temperature=temperature)
     method = METHODS["woven"].with_options(drafter=name, tree=TREE.spelling, window=5)
-    parts = build(method, TARGET, sampling=sampling, drafter_module=tiny_eagle(TARGET), trained=tiny_parts(TARGET))
+    parts = build_decoder(
+        method, TARGET, sampling=sampling, drafter_module=tiny_eagle(TARGET), add_ons=tiny_parts(TARGET)
+    )
     assert isinstance(parts.drafter, WovenDrafter)
     expected = plain.generate(TARGET, CONDITION, sampling=sampling, keys=KEYS).codes
     assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
 
 
 @pytest.mark.parametrize("name", STRANDS)
-def test_a_woven_drafter_drafts_by_the_laws_of_its_own_method(name: str) -> None:
-    """Below the root of the first tree nothing is known yet: the children are those of the method itself."""
+def test_first_tree_equals_that_of_the_woven_method(name: str) -> None:
+    """Below the root of the first tree no sample is known: the children are those of the woven method."""
     trees = []
     for method in (METHODS["woven"].with_options(drafter=name), METHODS[name]):
         method = method.with_options(tree="grown_8_2")
-        parts = build(method, TARGET, sampling=SAMPLING, drafter_module=tiny_eagle(TARGET), trained=tiny_parts(TARGET))
+        parts = build_decoder(
+            method, TARGET, sampling=SAMPLING, drafter_module=tiny_eagle(TARGET), add_ons=tiny_parts(TARGET)
+        )
         first: list[Step] = []
         parts.generate(CONDITION, keys=KEYS, callback=lambda step, first=first: first.append(step))
         tree = first[1].tree
@@ -174,16 +181,16 @@ def test_a_woven_drafter_drafts_by_the_laws_of_its_own_method(name: str) -> None
 
 
 @pytest.mark.parametrize("name", STRANDS)
-def test_the_law_moves_toward_what_both_threads_expect(name: str) -> None:
-    """Row i of log q is the law whose best codes, under the target's noise, are the later children of node i."""
+def test_recorded_log_q_ranks_the_later_children(name: str) -> None:
+    """The best codes of row i of log q plus the target's noise are the later children of node i."""
     method = METHODS["bounded-woven"].with_options(drafter=name, tree=TREE.spelling, window=5, k=8)
     codebook = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
-    parts = build(
+    parts = build_decoder(
         method,
         TARGET,
         sampling=SAMPLING,
         drafter_module=tiny_eagle(TARGET),
-        trained=tiny_parts(TARGET),
+        add_ons=tiny_parts(TARGET),
         neighbours=proximity_table(codebook, 8),
     )
     steps: list[Step] = []
@@ -208,20 +215,20 @@ def test_the_law_moves_toward_what_both_threads_expect(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("eagel3", 'drafter "eagel3" is unknown: did you mean "eagle3"'),
-        ("sjd", 'drafter "sjd" grows no tree that can be woven: wanted one of eagle1, eagle3'),
-        ("woven", 'drafter "woven" grows no tree that can be woven'),
-        ("eagle3", 'method "woven" needs the trained part "eagle3", which this model has not'),
+        ("eagel3", 'method "eagel3" is unknown: did you mean "eagle3"'),
+        ("sjd", 'drafter "sjd" has no tree that can be woven: name a method that drafts a static tree'),
+        ("woven", 'drafter "woven" has no tree that can be woven'),
+        ("eagle3", 'method "woven" needs the trained part "eagle3", which this model lacks'),
         ("eagle1", 'method "woven" needs a drafter and this model has none'),
     ],
 )
-def test_a_drafter_that_there_is_not_is_told_in_one_line(name: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message) as told:
-        build(METHODS["woven"].with_options(drafter=name), TARGET, sampling=SAMPLING)
-    assert "\n" not in str(told.value)
+def test_unknown_drafters_raise(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as reported:
+        build_decoder(METHODS["woven"].with_options(drafter=name), TARGET, sampling=SAMPLING)
+    assert "\n" not in str(reported.value)
 
 
-def test_the_parts_of_a_method_are_those_of_what_it_weaves() -> None:
-    assert METHODS["woven"].parts == () and METHODS["woven"].with_options(drafter="poss").parts == ("poss",)
-    assert METHODS["bounded-woven"].with_options(drafter="self-cascade").parts == ("small",)
-    assert METHODS["medusa"].parts == ("medusa",)
+def test_parts_are_those_of_the_woven_method() -> None:
+    assert add_ons_of(METHODS["woven"]) == () and add_ons_of(METHODS["woven"].with_options(drafter="poss")) == ("poss",)
+    assert add_ons_of(METHODS["bounded-woven"].with_options(drafter="self-cascade")) == ("small",)
+    assert add_ons_of(METHODS["medusa"]) == ("medusa",)

@@ -1,11 +1,11 @@
-"""Whole pictures as drafters are trained on them, computed without a cache; and how drafting compares with that."""
+"""Training examples of whole pictures, computed without a cache, to compare with drafting."""
 
 import torch
 from torch import Tensor
 
+from lantern.core.types import Condition
 from lantern.drafters.examples import Examples
 from lantern.models.llamagen.transformer import Transformer
-from lantern.types import Condition
 
 
 @torch.no_grad()

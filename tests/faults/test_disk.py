@@ -1,4 +1,4 @@
-"""Places that cannot be written to: one line, exit 1, and what was done is kept."""
+"""Read-only places and full disks: one line, exit code 1, and finished pictures are kept."""
 
 import errno
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lantern.cli import drawing, generate
+from lantern.cli import generate
 from lantern.cli.generate import main
 from tests.tiny_folder import save_tiny_model
 
@@ -28,7 +28,7 @@ def arguments(folder: Path, tmp_path: Path, *more: str) -> list[str]:
     return [*given, "--out", str(tmp_path / "out"), *more]
 
 
-def test_a_disk_that_fills_up_keeps_earlier_pictures_whole_and_told(
+def test_a_full_disk_keeps_and_reports_earlier_pictures(
     folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from PIL import Image
@@ -58,7 +58,7 @@ def test_codes_that_cannot_be_written_leave_the_pictures(
     def full(path: Path) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(drawing, "atomic_write", full)
+    monkeypatch.setattr("lantern.core.io.atomic_write", full)
     assert main(arguments(folder, tmp_path, "--tokens", str(tmp_path / "t.json"))) == 1
     seen = capsys.readouterr()
     assert seen.err == f"lantern: error: {tmp_path}/t.json: No space left on device\n"
@@ -66,14 +66,14 @@ def test_codes_that_cannot_be_written_leave_the_pictures(
 
 
 @pytest.mark.parametrize("option", ["--out", "--tokens"])
-def test_a_folder_that_may_not_be_written_to_is_refused_before_anything_is_made(
+def test_a_read_only_folder_is_refused_before_anything_is_made(
     folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     locked = tmp_path / "locked"
     locked.mkdir()
     # permissions do not bind the superuser, who may be running this
     monkeypatch.setattr(generate.os, "access", lambda path, mode: Path(path) != locked)
-    monkeypatch.setattr(drawing, "generate", lambda *_, **__: pytest.fail("something was made"))
+    monkeypatch.setattr("lantern.generation.generator.generate", lambda *_, **__: pytest.fail("something was made"))
     path = locked / "deep" / "x" if option == "--out" else locked / "t.json"
     assert main(["--model", str(folder), "--prompt", "a red apple", option, str(path)]) == 1
     assert capsys.readouterr().err == f"lantern: error: {locked}: cannot be written to\n"
@@ -81,7 +81,7 @@ def test_a_folder_that_may_not_be_written_to_is_refused_before_anything_is_made(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_output_that_nobody_can_take_is_one_line_and_exit_1() -> None:
+def test_closed_output_is_one_line_and_exit_1() -> None:
     code = """
 import sys
 from lantern.cli.command import Command, run_command

@@ -1,4 +1,4 @@
-"""NaN and infinity: debug mode names the layer, and without it no picture is drawn from them unnoticed."""
+"""NaN and infinity: no picture is sampled from them, and debug mode names the layer."""
 
 import dataclasses
 import json
@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from lantern import LanternPipeline, model_folder
-from lantern.catalog import METHODS
+from lantern import LanternPipeline
 from lantern.cli.generate import main
-from lantern.generate import generate
-from lantern.model_folder import Model, load_model
-from lantern.picture import Picture
-from lantern.requests import Request, requests
-from lantern.soundness import NotFiniteError, layer_name
+from lantern.generation.generator import generate
+from lantern.generation.layer_watch import layer_name
+from lantern.generation.picture import NotFiniteError, Picture
+from lantern.generation.requests import Request, requests
+from lantern.methods.decoder import METHODS
+from lantern.models import folder as model_folder
+from lantern.models.folder import Model, load_model
 from tests.tiny_folder import save_tiny_model
 
 Capture = pytest.CaptureFixture[str]
@@ -34,9 +35,9 @@ def model(folder: Path) -> Model:
     return load_model(folder)
 
 
-def draw(model: Model, asked: list[Request] = APPLES, **options: Any) -> list[Picture]:
+def make(model: Model, requested: list[Request] = APPLES, **options: Any) -> list[Picture]:
     merged: dict[str, Any] = {"method": "plain"} | options
-    return list(generate(model, asked, **merged))
+    return list(generate(model, requested, **merged))
 
 
 def spoil_last_layer(target: Any) -> None:
@@ -48,17 +49,17 @@ def spoil_fifth_code(target: Any) -> None:
 
 
 def spoil_third_picture(model: Model) -> None:
-    """A code that only the third picture has, before its last place, gets an embedding of NaN."""
-    codes = [set(picture.codes[:-1].tolist()) for picture in draw(model, wants_pixels=False)]
+    """Set the embedding of a code to NaN that only the third picture has, before its last position."""
+    codes = [set(picture.codes[:-1].tolist()) for picture in make(model, with_pixels=False)]
     only = codes[2] - codes[0] - codes[1]
     model.target.tok_embeddings.weight.data[min(only)] = torch.nan
 
 
 @pytest.mark.parametrize("method", ["plain", "eagle1", "eagle1-rejection", "lantern++", "sjd", "gumbel-jacobi"])
 @pytest.mark.parametrize("spoil", [spoil_last_layer, spoil_fifth_code])
-def test_no_method_hands_over_a_picture_drawn_from_nan(model: Model, method: str, spoil: Callable[[Any], None]) -> None:
+def test_no_method_returns_a_picture_sampled_from_nan(model: Model, method: str, spoil: Callable[[Any], None]) -> None:
     settings = {"k": 4} if METHODS[method].settings.get("k") else None
-    assert len(draw(model, method=method, settings=settings)) == 3
+    assert len(make(model, method=method, settings=settings)) == 3
     spoil(model.target)
     made = generate(model, APPLES, method=method, settings=settings, batch=2)
     with pytest.raises(NotFiniteError, match=r"'a red apple', seed 0, image 0: .* NaN or infinite .* --debug"):
@@ -66,8 +67,8 @@ def test_no_method_hands_over_a_picture_drawn_from_nan(model: Model, method: str
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])
-def test_sound_pictures_of_the_same_batch_are_handed_over(model: Model, batch: int) -> None:
-    expected = [picture.tokens_sha256 for picture in draw(model)]
+def test_finite_pictures_of_the_same_batch_are_returned(model: Model, batch: int) -> None:
+    expected = [picture.tokens_sha256 for picture in make(model)]
     spoil_third_picture(model)
     made = []
     with pytest.raises(NotFiniteError, match="seed 0, image 2"):
@@ -77,7 +78,7 @@ def test_sound_pictures_of_the_same_batch_are_handed_over(model: Model, batch: i
 
 
 def spoil_one_pass(model: Model, value: float, at: int = 2) -> None:
-    """The second picture's law after the root gets `value` for one code in pass `at` alone, behind the keys."""
+    """Put `value` into the second picture's distribution after the root, for one code in pass `at` only."""
     forward, passes = model.target.forward, count()
 
     def spoilt(*args: Any, **named: Any) -> Any:
@@ -93,9 +94,9 @@ def spoil_one_pass(model: Model, value: float, at: int = 2) -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("method", ["plain", "eagle1", "eagle1-rejection", "lantern++", "sjd", "gumbel-jacobi"])
-def test_a_law_of_nan_in_one_pass_alone_refuses_its_picture_alone(model: Model, method: str, value: float) -> None:
+def test_nan_in_one_pass_rejects_only_its_picture(model: Model, method: str, value: float) -> None:
     settings = {"k": 4} if METHODS[method].settings.get("k") else None
-    expected = [picture.tokens_sha256 for picture in draw(model, method=method, settings=settings, batch=3)]
+    expected = [picture.tokens_sha256 for picture in make(model, method=method, settings=settings, batch=3)]
     spoil_one_pass(model, value)
     made = []
     with pytest.raises(NotFiniteError, match="seed 0, image 1"):
@@ -118,7 +119,7 @@ def test_the_command_keeps_earlier_pictures_and_writes_none_of_nan(
     assert main([*arguments, "--out", str(out), "--tokens", str(tokens), "--json"]) == 1
     seen = capsys.readouterr()
     found = json.loads(seen.out)
-    assert seen.err.count("\n") == 1 and "image 2: the model's law became NaN or infinite" in seen.err
+    assert seen.err.count("\n") == 1 and "image 2: the model's distribution became NaN or infinite" in seen.err
     assert sorted(map(str, out.iterdir())) == sorted(found["paths"]) and len(found["paths"]) == 2
     assert (found["asked"], len(found["pictures"]), len(json.loads(tokens.read_text()))) == (3, 2, 2)
     assert "NaN or infinite" in found["stopped"]
@@ -142,7 +143,7 @@ def spoil_prompt(target: Any) -> None:
 
 @pytest.mark.parametrize("method", ["plain", "eagle1"])
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "text"),
     [
         (spoil_last_layer, "layer 1 feed-forward gave NaN at the prompt"),
         (spoil_attention, "layer 1 attention gave NaN at the prompt"),
@@ -152,32 +153,32 @@ def spoil_prompt(target: Any) -> None:
     ],
 )
 def test_debug_mode_names_the_layer(
-    model: Model, spoil: Callable[[Any], None], said: str, method: str, monkeypatch: pytest.MonkeyPatch
+    model: Model, spoil: Callable[[Any], None], text: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil(model.target)
     with pytest.raises(NotFiniteError) as refused:
-        draw(model, method=method, debug=True)
-    assert str(refused.value) == said
+        make(model, method=method, debug=True)
+    assert str(refused.value) == text
     monkeypatch.setenv("LANTERN_DEBUG", "1")
-    with pytest.raises(NotFiniteError, match=said):
-        draw(model, method=method)
+    with pytest.raises(NotFiniteError, match=text):
+        make(model, method=method)
 
 
 def test_debug_mode_names_the_code(model: Model) -> None:
     spoil_fifth_code(model.target)
     with pytest.raises(NotFiniteError, match="^layer 0 attention gave NaN at code 5$"):
-        draw(model, debug=True)
+        make(model, debug=True)
     with pytest.raises(NotFiniteError, match=r"^layer 0 attention gave NaN at code [1-5]$"):
-        draw(model, method="eagle1", debug=True)  # a pass over a tree that reaches so far
+        make(model, method="eagle1", debug=True)  # a pass over a tree that reaches so far
 
 
 def test_debug_mode_names_a_layer_of_the_drafter_without_which_exact_pictures_stay_the_same(model: Model) -> None:
-    expected = [picture.tokens_sha256 for picture in draw(model)]
+    expected = [picture.tokens_sha256 for picture in make(model)]
     assert model.drafter is not None
     model.drafter.fc.weight.data[0, 0] = torch.nan
-    assert [picture.tokens_sha256 for picture in draw(model, method="eagle1")] == expected
+    assert [picture.tokens_sha256 for picture in make(model, method="eagle1")] == expected
     with pytest.raises(NotFiniteError, match="the drafter's first projection gave NaN"):
-        draw(model, method="eagle1", debug=True)
+        make(model, method="eagle1", debug=True)
 
 
 def hooks(model: Model) -> int:
@@ -186,19 +187,19 @@ def hooks(model: Model) -> int:
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_layers_are_watched_in_debug_mode_alone_and_no_longer_than_a_generation(model: Model, debug: bool) -> None:
+def test_layers_are_watched_only_in_debug_mode_and_during_a_generation(model: Model, debug: bool) -> None:
     counts: list[int] = []
-    draw(model, debug=debug, method="eagle1", callback=lambda step: counts.append(hooks(model)))
+    make(model, debug=debug, method="eagle1", callback=lambda step: counts.append(hooks(model)))
     assert (min(counts) > 10 if debug else max(counts) == 0) and hooks(model) == 0
     spoil_fifth_code(model.target)
     with pytest.raises(NotFiniteError):
-        draw(model, debug=debug)
+        make(model, debug=debug)
     assert hooks(model) == 0
 
 
 def test_pictures_are_the_same_in_debug_mode(model: Model) -> None:
     for method in ("plain", "eagle1"):
-        codes = [[p.tokens_sha256 for p in draw(model, method=method, debug=debug)] for debug in (False, True)]
+        codes = [[p.tokens_sha256 for p in make(model, method=method, debug=debug)] for debug in (False, True)]
         assert codes[0] == codes[1]
 
 
@@ -218,7 +219,7 @@ def test_the_command_s_debug_mode_names_the_layer_behind_a_traceback(
     assert not (tmp_path / "t.json").exists()
 
 
-def test_the_pipeline_refuses_with_what_was_sound_and_names_the_layer_in_debug_mode(folder: Path) -> None:
+def test_the_pipeline_error_holds_finite_pictures_and_names_the_layer_in_debug_mode(folder: Path) -> None:
     pipe: Any = LanternPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     spoil_third_picture(pipe.model)

@@ -1,4 +1,4 @@
-"""Small grids: of one code, and with trees and windows that reach past the end; every method of the catalogue."""
+"""Small grids, of one code and with trees and windows past the end, for every method."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from lantern import LanternPipeline
-from lantern.catalog import METHODS, Method, Parts, build
 from lantern.cli.generate import main
-from lantern.io import save_component
+from lantern.core.io import save_component
+from lantern.core.sampling import Sampling
+from lantern.methods.decoder import METHODS, Decoder, Method, build_decoder
 from lantern.models.llamagen.vqvae import VQVAE
-from lantern.relaxations.neighbours import proximity_table
-from lantern.sampling import Sampling
+from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_folder import VQ, save_tiny_model
 from tests.tiny_parts import tiny_parts
@@ -29,7 +29,7 @@ SAMPLINGS = {"sampled": Sampling(guidance=3, top_k=12), "greedy": Sampling(guida
 
 
 def variants() -> Iterator[tuple[str, Method]]:
-    """Every method, those with a tree also with a chain of 12, those with a window also with 2, 4, 5 and 64 nodes."""
+    """Return every method, also with a chain of 12 or with windows of 2, 4, 5 and 64 codes where it has them."""
     for name, method in METHODS.items():
         k = method.settings.get("k")
         small = method if k is None else method.with_options(k=min(k, 10))
@@ -53,52 +53,56 @@ def world(codes: int) -> tuple[Any, Any]:
     return target, tiny_eagle(target)
 
 
-def parts(method: Method, codes: int, sampling: Sampling) -> Parts:
+def parts(method: Method, codes: int, sampling: Sampling) -> Decoder:
     target, drafter = world(codes)
-    return build(
+    return build_decoder(
         method,
         target,
         sampling=sampling,
         drafter_module=drafter,
-        trained=tiny_parts(target),
+        add_ons=tiny_parts(target),
         neighbours=TABLE,
         codebook=CODEBOOK,
     )
 
 
 @pytest.mark.parametrize("codes", SIZES)
-@pytest.mark.parametrize("law", SAMPLINGS)
+@pytest.mark.parametrize("distribution", SAMPLINGS)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_method_fills_a_small_grid(name: str, law: str, codes: int) -> None:
-    method, sampling = VARIANTS[name], SAMPLINGS[law]
+def test_every_method_fills_a_small_grid(name: str, distribution: str, codes: int) -> None:
+    method, sampling = VARIANTS[name], SAMPLINGS[distribution]
     made = parts(method, codes, sampling).generate(CONDITION, keys=KEYS)
     assert made.codes.shape == (2, codes) and (made.codes >= 0).all() and (made.codes < 24).all()
     assert (made.passes >= 1).all() and (made.passes <= codes).all()
     assert (made.passes + made.accepted.sum(1) >= codes).all()
-    if method.exact and (method.verifier == "gumbel" or law == "greedy"):
+    if method.exact and (method.spec.promise == "codes" or distribution == "greedy"):
         plain = parts(METHODS["plain"], codes, sampling).generate(CONDITION, keys=KEYS)
         assert torch.equal(made.codes, plain.codes)
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.drafter == "eagle1"])
+SPECS = {name: method.spec for name, method in METHODS.items()}
+EAGLES = [name for name, spec in SPECS.items() if spec.tree and spec.needs_drafter and not spec.add_on]
+
+
+@pytest.mark.parametrize("name", EAGLES)
 def test_a_drafter_in_rows_fills_a_grid_of_one_code(name: str) -> None:
     method, target = VARIANTS[name], world(1)[0]
     module = tiny_eagle(target, form="rows")
     sampling = SAMPLINGS["sampled"]
-    built = build(
+    built = build_decoder(
         method,
         target,
         sampling=sampling,
         drafter_module=module,
-        trained=tiny_parts(target),
+        add_ons=tiny_parts(target),
         neighbours=TABLE,
         codebook=CODEBOOK,
     )
     assert built.generate(CONDITION, keys=KEYS).codes.shape == (2, 1)
 
 
-def test_a_batch_of_pictures_that_end_apart_is_whole() -> None:
-    method = replace(METHODS["eagle1"], tree="chain_12")
+def test_a_batch_of_pictures_that_end_at_different_steps_is_complete() -> None:
+    method = METHODS["eagle1"].with_options(tree="chain_12")
     condition, keys = tiny_condition((4, 1, 6, 2, 3)), [(i, i) for i in range(5)]
     made = parts(method, 9, SAMPLINGS["sampled"]).generate(condition, keys=keys)
     plain = parts(METHODS["plain"], 9, SAMPLINGS["sampled"]).generate(condition, keys=keys)
@@ -106,11 +110,11 @@ def test_a_batch_of_pictures_that_end_apart_is_whole() -> None:
 
 
 @pytest.mark.parametrize("codes", [1, 9])
-def test_command_and_pipeline_draw_small_grids(codes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_and_pipeline_make_small_grids(codes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 
     folder = save_tiny_model(tmp_path / "m", block_size=codes)
-    # group norm wants more than one value a channel group, also of a single code
+    # group norm needs more than one value per channel group, also of a single code
     vq = VQVAE(replace(VQ, ch=64))
     save_component(vq.state_dict(), vq.config, folder / "vqvae")
     side = 2 * round(codes**0.5)

@@ -1,4 +1,4 @@
-"""Where memory runs out the batch is halved, which is said once; pictures are the same and nothing done is lost."""
+"""Out of memory: the batch is halved, which is reported once; pictures stay the same and none is lost."""
 
 import json
 import warnings
@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from lantern import LanternPipeline, model_folder
+from lantern import LanternPipeline
 from lantern.cli.generate import main
-from lantern.generate import generate
-from lantern.memory import BatchSize, in_batches, is_out_of_memory
-from lantern.model_folder import Model, load_model
-from lantern.picture import Picture
-from lantern.requests import requests
+from lantern.generation.generator import generate
+from lantern.generation.memory import BatchSize, in_batches, is_out_of_memory
+from lantern.generation.picture import Picture
+from lantern.generation.requests import requests
+from lantern.models import folder as model_folder
+from lantern.models.folder import Model, load_model
 from tests.tiny_folder import save_tiny_model
 
 Capture = pytest.CaptureFixture[str]
@@ -39,7 +40,7 @@ def model(folder: Path) -> Model:
 def room_for(
     images: int, target: Any, error: Exception = CUDA, *, when: Callable[[], bool] = lambda: True
 ) -> Iterator[list[int]]:
-    """Lets passes over more images fail; a picture has two rows. Yields the images of every pass."""
+    """Make passes over more images fail; a picture has two rows. Yield the list of images of every pass."""
     seen: list[int] = []
 
     def look(module: torch.nn.Module, inputs: Any) -> None:
@@ -54,16 +55,16 @@ def room_for(
         handle.remove()
 
 
-def draw(model: Model, count: int, batch: int, **options: Any) -> list[Picture]:
-    asked = requests(prompts=["a red apple"], count=count)
-    return list(generate(model, asked, batch=batch, settings={"k": 4}, method="lantern++", **options))
+def make(model: Model, count: int, batch: int, **options: Any) -> list[Picture]:
+    requested = requests(prompts=["a red apple"], count=count)
+    return list(generate(model, requested, batch=batch, settings={"k": 4}, method="lantern++", **options))
 
 
 def digests(pictures: list[Picture]) -> list[str]:
     return [picture.tokens_sha256 for picture in pictures]
 
 
-def test_a_real_allocation_that_cannot_be_is_recognised() -> None:
+def test_a_failed_allocation_is_recognised() -> None:
     for allocate in (lambda: torch.empty(1 << 60, dtype=torch.uint8), lambda: bytearray(1 << 60)):
         with pytest.raises((RuntimeError, MemoryError)) as failed:
             allocate()
@@ -73,17 +74,17 @@ def test_a_real_allocation_that_cannot_be_is_recognised() -> None:
 
 @pytest.mark.parametrize("error", [CUDA, CPU, MemoryError()], ids=["cuda", "cpu", "python"])
 def test_the_batch_is_halved_until_it_fits_and_pictures_are_the_same(model: Model, error: Exception) -> None:
-    expected = draw(model, 8, 8)
-    told: list[tuple[int, int]] = []
+    expected = make(model, 8, 8)
+    reported: list[tuple[int, int]] = []
     with room_for(2, model.target, error):
-        made = draw(model, 8, 8, on_halved=lambda tried, fits: told.append((tried, fits)))
-    assert digests(made) == digests(expected) and told == [(8, 2)]
+        made = make(model, 8, 8, on_halved=lambda tried, fits: reported.append((tried, fits)))
+    assert digests(made) == digests(expected) and reported == [(8, 2)]
     assert [picture.batch for picture in made] == [2] * 8
     assert all(torch.equal(one.pixels, other.pixels) for one, other in zip(made, expected, strict=True))  # type: ignore[arg-type]
 
 
-def test_what_was_done_before_memory_ran_out_is_not_done_again(model: Model) -> None:
-    expected, made = draw(model, 6, 2), []
+def test_finished_pictures_are_not_made_again(model: Model) -> None:
+    expected, made = make(model, 6, 2), []
     with room_for(1, model.target, when=lambda: len(made) >= 2) as seen:
         for picture in generate(
             model,
@@ -100,7 +101,7 @@ def test_what_was_done_before_memory_ran_out_is_not_done_again(model: Model) -> 
     assert seen[first:].count(2) == 1
 
 
-def test_a_single_picture_without_room_ends_it_with_the_others_kept(model: Model) -> None:
+def test_a_single_picture_that_does_not_fit_ends_the_run_and_keeps_the_others(model: Model) -> None:
     made: list[Picture] = []
     with room_for(0, model.target, when=lambda: len(made) == 2), pytest.raises(MemoryError, match="single picture"):
         for picture in generate(model, requests(prompts=["a red apple"], count=4), batch=2):
@@ -108,12 +109,12 @@ def test_a_single_picture_without_room_ends_it_with_the_others_kept(model: Model
     assert [picture.request.number for picture in made] == [0, 1]
 
 
-def test_other_failures_are_no_lack_of_memory(model: Model) -> None:
+def test_other_failures_are_not_out_of_memory(model: Model) -> None:
     with room_for(0, model.target, RuntimeError("shapes differ")), pytest.raises(RuntimeError, match="shapes differ"):
-        draw(model, 4, 4)
+        make(model, 4, 4)
 
 
-def test_a_failed_attempt_leaves_nothing_referred_to(model: Model) -> None:
+def test_a_failed_attempt_leaves_no_references(model: Model) -> None:
     held: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []
 
@@ -124,15 +125,15 @@ def test_a_failed_attempt_leaves_nothing_referred_to(model: Model) -> None:
         alive.append(sum(ref() is not None for ref in held))
 
     handle = model.target.norm.register_forward_pre_hook(look)
-    draw(model, 4, 4, on_halved=lambda *_: None)
+    make(model, 4, 4, on_halved=lambda *_: None)
     handle.remove()
     assert held and set(alive) == {0}
 
 
-def test_codes_are_not_lost_where_only_their_pixels_do_not_fit(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = draw(model, 8, 4)
+def test_codes_are_kept_if_only_their_pixels_do_not_fit(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = make(model, 8, 4)
     assert model.vq is not None
-    decode, told, sizes = model.vq.decode, [], []
+    decode, reported, sizes = model.vq.decode, [], []
 
     def tight(codes: torch.Tensor) -> torch.Tensor:
         if len(codes) > 2:
@@ -141,35 +142,35 @@ def test_codes_are_not_lost_where_only_their_pixels_do_not_fit(model: Model, mon
 
     monkeypatch.setattr(model.vq, "decode", tight)
     with room_for(4, model.target) as seen:
-        made = draw(model, 8, 4, on_halved=lambda *both: told.append(both))
+        made = make(model, 8, 4, on_halved=lambda *both: reported.append(both))
         sizes = sorted(set(seen[1:]))
-    assert digests(made) == digests(expected) and told == [(4, 2)] and sizes == [2, 4]
+    assert digests(made) == digests(expected) and reported == [(4, 2)] and sizes == [2, 4]
     assert [picture.batch for picture in made] == [4] * 4 + [2] * 4
 
 
-def test_no_batch_is_lost_or_made_twice_whatever_fits() -> None:
+def test_no_request_is_lost_or_repeated_for_any_limit() -> None:
     for count in (1, 7):
         for batch in (1, 3, 8):
             for room in (1, 2):
-                told: list[tuple[int, int]] = []
+                reported: list[tuple[int, int]] = []
 
                 def attempt(some: Any, room: int = room) -> list[int]:
                     if len(some) > room:
                         raise MemoryError
                     return list(some)
 
-                size = BatchSize(batch, lambda *both, told=told: told.append(both))
+                size = BatchSize(batch, lambda *both, reported=reported: reported.append(both))
                 made = list(in_batches(range(count), size, attempt=attempt, forget=lambda: None))
                 assert [item for some in made for item in some] == list(range(count))
-                assert len(told) == (min(batch, count) > room)
+                assert len(reported) == (min(batch, count) > room)
 
 
-def test_a_warning_says_it_where_nobody_else_does(model: Model) -> None:
-    with room_for(1, model.target), pytest.warns(RuntimeWarning, match="with 2 pictures at once: going on with 1"):
-        draw(model, 2, 2)
+def test_a_halving_gives_a_warning_by_default(model: Model) -> None:
+    with room_for(1, model.target), pytest.warns(RuntimeWarning, match="with 2 pictures at once: continuing with 1"):
+        make(model, 2, 2)
 
 
-def test_the_pipeline_warns_and_draws_the_same(folder: Path) -> None:
+def test_the_pipeline_warns_and_makes_the_same_pictures(folder: Path) -> None:
     pipe: Any = LanternPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     expected = pipe("a red apple", generator=5, num_images_per_prompt=4)
@@ -180,9 +181,9 @@ def test_the_pipeline_warns_and_draws_the_same(folder: Path) -> None:
         known.append(tensors["known"].tolist())
         return tensors
 
-    with room_for(2, pipe.transformer), pytest.warns(RuntimeWarning, match="going on with 2") as said:
+    with room_for(2, pipe.transformer), pytest.warns(RuntimeWarning, match="continuing with 2") as output:
         found = pipe("a red apple", generator=5, num_images_per_prompt=4, callback_on_step_end=watch)
-    assert len(said) == 1 and torch.equal(found.tokens, expected.tokens)
+    assert len(output) == 1 and torch.equal(found.tokens, expected.tokens)
     assert known[0] == [1] * 4 and known[-1] == [16, 16] and [one["batch"] for one in found.stats] == [2] * 4
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -191,7 +192,7 @@ def test_the_pipeline_warns_and_draws_the_same(folder: Path) -> None:
 
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Makes the command load models with room for `[images]` only."""
+    """Make the command load models with memory for `[images]` only."""
     room, load = [100], model_folder.load_model
 
     def load_tight(*args: Any, **options: Any) -> Model:
@@ -207,9 +208,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield room
 
 
-def test_the_command_says_once_that_it_goes_on_with_less(
-    folder: Path, tmp_path: Path, capsys: Capture, tight: list[int]
-) -> None:
+def test_the_command_reports_a_halving_once(folder: Path, tmp_path: Path, capsys: Capture, tight: list[int]) -> None:
     arguments = ["--model", str(folder), "--prompt", "a red apple", "-n", "8", "--batch", "8", "--json"]
     assert main([*arguments, "--out", str(tmp_path / "a")]) == 0
     whole = json.loads(capsys.readouterr().out)
@@ -217,14 +216,14 @@ def test_the_command_says_once_that_it_goes_on_with_less(
     assert main([*arguments, "--out", str(tmp_path / "b")]) == 0
     seen = capsys.readouterr()
     found = json.loads(seen.out)
-    assert seen.err == "lantern: out of memory with 8 pictures at once: going on with 2\n"
+    assert seen.err == "lantern: out of memory with 8 pictures at once: continuing with 2\n"
     assert (whole["batch_halved"], found["batch_halved"], found["batch"]) == (None, 2, 8)
     assert found["tokens_sha256"] == whole["tokens_sha256"] and len(set(found["paths"])) == 8
     assert main([*arguments, "--out", str(tmp_path / "c"), "--quiet"]) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_the_command_ends_in_one_line_where_not_even_one_picture_fits(
+def test_the_command_fails_in_one_line_if_no_picture_fits(
     folder: Path, tmp_path: Path, capsys: Capture, tight: list[int]
 ) -> None:
     tight[0] = 0

@@ -1,4 +1,4 @@
-"""A drafter that was made for another model is refused by name, and how to go on is said."""
+"""A drafter of another model is refused, with its name and a way out."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,9 @@ import torch
 
 from lantern import LanternPipeline
 from lantern.cli.generate import main
-from lantern.drafters.eagle import Eagle, EagleConfig
-from lantern.io import load_state, save_component, weights_digest
-from lantern.model_folder import load_model
+from lantern.core.io import load_state, save_component, weights_digest
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.models.folder import load_model
 from tests.tiny import tiny_config, tiny_target, tiny_teacher
 from tests.tiny_folder import save_tiny_model
 
@@ -33,31 +33,33 @@ def put_drafter(folder: Path, **changes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "output"),
     [
-        ({"vocab_size": 30}, "drafts 30 codes of width 32, 16 a picture"),
-        ({"dim": 48}, "drafts 24 codes of width 48, 16 a picture"),
-        ({"block_size": 4}, "drafts 24 codes of width 32, 4 a picture"),
+        ({"vocab_size": 30}, "drafts 30 codes of width 32, 16 per picture"),
+        ({"dim": 48}, "drafts 24 codes of width 48, 16 per picture"),
+        ({"block_size": 4}, "drafts 24 codes of width 32, 4 per picture"),
     ],
 )
-def test_a_drafter_of_other_sizes_is_refused_by_name(folder: Path, changes: dict[str, int], said: str) -> None:
+def test_a_drafter_of_other_sizes_is_refused_by_name(folder: Path, changes: dict[str, int], output: str) -> None:
     put_drafter(folder, **changes)
     for load in (load_model, LanternPipeline.from_pretrained):
         with pytest.raises(ValueError, match="trained for another one") as refused:
             load(folder)
         text = str(refused.value)
-        assert text.startswith(f"drafter {folder / 'drafter'} {said}, but model toy has 24 codes of width 32, 16 a")
+        assert text.startswith(f"drafter {folder / 'drafter'} {output}, but model toy has 24 codes of width 32, 16 per")
         assert "lantern train drafter" in text and "--method plain" in text and "\n" not in text
 
 
-def test_the_command_refuses_it_in_one_line_and_plain_decoding_does_not_need_it(
+def test_the_command_refuses_a_wrong_drafter_and_plain_decoding_ignores_it(
     folder: Path, capsys: Capture, tmp_path: Path
 ) -> None:
     put_drafter(folder, vocab_size=30)
     arguments = ["--model", str(folder), "--prompt", "a red apple", "--tokens", str(tmp_path / "t.json"), "--quiet"]
     assert main(arguments) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"lantern: error: drafter {folder / 'drafter'} drafts 30 codes") and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert (
+        output.startswith(f"lantern: error: drafter {folder / 'drafter'} drafts 30 codes") and output.count("\n") == 1
+    )
     assert main([*arguments, "--method", "plain"]) == 0
 
 
@@ -73,7 +75,7 @@ def test_a_drafter_trained_for_other_weights_of_the_same_sizes_is_refused(folder
     assert load_model(folder, parts=("text",)).drafter is None
 
 
-def test_a_drafter_that_says_nothing_of_its_target_loads_and_so_does_the_target_s_own(folder: Path) -> None:
+def test_a_drafter_without_a_digest_loads(folder: Path) -> None:
     sign(folder, None)
     assert load_model(folder).drafter is not None
     sign(folder, weights_digest(load_state(folder / "transformer")))
@@ -82,7 +84,7 @@ def test_a_drafter_that_says_nothing_of_its_target_loads_and_so_does_the_target_
     assert LanternPipeline.from_pretrained(folder, dtype=torch.bfloat16).drafter is not None
 
 
-def test_the_digest_is_of_values_and_not_of_how_they_are_stored() -> None:
+def test_the_digest_depends_on_values_and_not_on_storage() -> None:
     target = tiny_target()
     half = {name: tensor.bfloat16() for name, tensor in target.state_dict().items()}
     whole = {name: tensor.float() for name, tensor in half.items()}

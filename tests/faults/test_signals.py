@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: an exit code, nothing half-written, and what was done is kept and told."""
+"""Ctrl-C and SIGTERM: the exit code, no partial files, and finished pictures are kept and reported."""
 
 import contextlib
 import json
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from lantern.cli import drawing
 from lantern.cli.generate import main
-from lantern.cli.stopping import Stopped, Stopping
+from lantern.core.signals import Stopped, Stopping
+from lantern.generation import images, progress
 from tests.tiny_folder import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,10 +26,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def raise_after(saved: int, number: int, monkeypatch: pytest.MonkeyPatch, *, halfway: bool = False) -> None:
-    """Lets a signal come in the decoding that follows the `saved`th picture, or halfway through saving it."""
-    seen, save = [0], drawing.save_png
+    """Send a signal during decoding after picture number `saved`, or while that picture is being saved."""
+    seen, save = [0], images.save_png
 
-    class Raising(drawing.Progress):
+    class Raising(progress.Progress):
         def __call__(self, step: Any) -> None:
             if seen[0] == saved and step.index == 3 and not halfway:
                 signal.raise_signal(number)
@@ -41,8 +41,8 @@ def raise_after(saved: int, number: int, monkeypatch: pytest.MonkeyPatch, *, hal
             signal.raise_signal(number)
         save(*args)
 
-    monkeypatch.setattr(drawing, "Progress", Raising)
-    monkeypatch.setattr(drawing, "save_png", counting)
+    monkeypatch.setattr(progress, "Progress", Raising)
+    monkeypatch.setattr(images, "save_png", counting)
 
 
 def arguments(folder: Path, tmp_path: Path, *more: str) -> list[str]:
@@ -53,7 +53,7 @@ def arguments(folder: Path, tmp_path: Path, *more: str) -> list[str]:
 @pytest.mark.parametrize(
     ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
 )
-def test_a_signal_keeps_and_tells_what_is_done(
+def test_a_signal_keeps_and_reports_finished_pictures(
     folder: Path,
     tmp_path: Path,
     capsys: Capture,
@@ -72,7 +72,7 @@ def test_a_signal_keeps_and_tells_what_is_done(
     assert [one["image"] for one in found["pictures"]] == [0, 1] and len(json.loads(tokens.read_text())) == 2
 
 
-def test_without_json_the_paths_of_what_is_done_are_all_that_is_printed(
+def test_without_json_only_paths_of_finished_pictures_are_printed(
     folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raise_after(2, signal.SIGINT, monkeypatch)
@@ -82,7 +82,7 @@ def test_without_json_the_paths_of_what_is_done_are_all_that_is_printed(
     assert len(seen.out.split()) == 2 and seen.err == "lantern: error: interrupted\n"
 
 
-def test_a_picture_that_is_being_saved_is_saved_and_told(
+def test_a_picture_that_is_being_saved_is_saved_and_reported(
     folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raise_after(3, signal.SIGINT, monkeypatch, halfway=True)
@@ -92,7 +92,7 @@ def test_a_picture_that_is_being_saved_is_saved_and_told(
     assert all(Path(path).read_bytes()[-8:-4] == b"IEND" for path in paths)
 
 
-def test_where_nothing_is_done_nothing_is_written_or_told(
+def test_without_a_finished_picture_nothing_is_written(
     folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raise_after(0, signal.SIGINT, monkeypatch)
@@ -101,7 +101,7 @@ def test_where_nothing_is_done_nothing_is_written_or_told(
     assert (seen.out, seen.err) == ("", "lantern: error: interrupted\n") and not list(tmp_path.iterdir())
 
 
-def test_an_interrupted_comparison_tells_the_pairs_that_are_done(
+def test_an_interrupted_comparison_reports_finished_pairs(
     folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raise_after(1, signal.SIGINT, monkeypatch)
@@ -111,7 +111,7 @@ def test_an_interrupted_comparison_tells_the_pairs_that_are_done(
     assert (found["stopped"], found["asked"], len(found["comparisons"])) == ("interrupted", 3, 1)
 
 
-def test_handlers_are_those_from_before_when_it_is_over() -> None:
+def test_the_previous_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(Stopped, match="terminated") as stopped, Stopping():
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] != before
@@ -120,7 +120,7 @@ def test_handlers_are_those_from_before_when_it_is_over() -> None:
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_signal_that_got_lost_in_foreign_code_is_remembered() -> None:
+def test_a_signal_swallowed_by_foreign_code_is_remembered() -> None:
     with pytest.raises(Stopped, match="interrupted"), Stopping() as stopping:
         with contextlib.suppress(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -167,7 +167,7 @@ def start(seconds: float) -> "subprocess.Popen[str]":
     return running
 
 
-def test_a_second_interrupt_ends_at_once_what_the_first_could_not() -> None:
+def test_a_second_interrupt_ends_the_process_at_once() -> None:
     running = start(1000)
     running.send_signal(signal.SIGINT)
     time.sleep(1)
@@ -180,5 +180,5 @@ def test_a_second_interrupt_ends_at_once_what_the_first_could_not() -> None:
 def test_one_interrupt_lets_a_shielded_block_end() -> None:
     running = start(3)
     running.send_signal(signal.SIGTERM)
-    _, said = running.communicate(timeout=60)
-    assert running.returncode == 143 and said == "lantern: error: terminated\n"
+    _, output = running.communicate(timeout=60)
+    assert running.returncode == 143 and output == "lantern: error: terminated\n"

@@ -1,4 +1,4 @@
-"""Facts about the cleaning of captions."""
+"""Cleaning of captions."""
 
 import json
 from pathlib import Path

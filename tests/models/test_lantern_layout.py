@@ -1,4 +1,4 @@
-"""Folders in the layout of LANTERN's releases become components."""
+"""Conversion of folders in the layout of LANTERN's releases into components."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lantern.drafters.eagle import Eagle, EagleConfig
-from lantern.io import load_component, save_component
+from lantern.core.io import load_component, save_component
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.llamagen.checkpoint import read_checkpoint
 from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.lantern_layout import reference_config
@@ -63,7 +63,7 @@ def _folder(folder: Path, state: dict[str, Tensor], *, form: str, **config: Any)
 
 
 @pytest.mark.parametrize("form", ["bin", "safetensors"])
-def test_lanterns_target_becomes_llamagens(tmp_path: Path, form: str) -> None:
+def test_target_is_converted_to_llamagen(tmp_path: Path, form: str) -> None:
     state = _target()
     extra = {"num_hidden_layers": 3, "block_size": 16, "rope_base": 10000, "input_type": "t2i"}
     found = read_checkpoint(_folder(tmp_path / "x", state, form=form, **extra))
@@ -77,7 +77,7 @@ def test_lanterns_target_becomes_llamagens(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["bin", "safetensors"])
-def test_a_released_drafter_becomes_a_component(tmp_path: Path, form: str) -> None:
+def test_released_drafter_is_converted_to_a_component(tmp_path: Path, form: str) -> None:
     state = _drafter()
     found = read_checkpoint(_folder(tmp_path / "x", state, form=form, input_type="t2i2"))
     assert found.kind == "drafter"
@@ -99,14 +99,14 @@ def test_a_released_drafter_becomes_a_component(tmp_path: Path, form: str) -> No
     assert config["has_fc_bias"] and not config["has_input_norm"]
 
 
-def test_a_converted_drafter_is_one_of_ours(tmp_path: Path) -> None:
+def test_converted_drafter_loads(tmp_path: Path) -> None:
     found = read_checkpoint(_folder(tmp_path / "x", _drafter(), form="bin", input_type="t2i"))
     save_component(found.state, found.config, tmp_path / "out")
     drafter = load_component(Eagle, EagleConfig, tmp_path / "out")
     assert drafter.state_dict().keys() == found.state.keys()
 
 
-def test_a_drafter_without_bias_says_so_in_its_config(tmp_path: Path) -> None:
+def test_config_records_a_drafter_without_bias(tmp_path: Path) -> None:
     state = _drafter()
     del state["fc.bias"]
     with pytest.raises(ValueError, match=r"'fc.bias' is missing"):
@@ -129,14 +129,14 @@ def test_foreign_drafters_are_refused(tmp_path: Path, name: str, message: str) -
         read_checkpoint(_folder(tmp_path / "x", state, form="bin", input_type="t2i"))
 
 
-def test_half_a_projection_is_named(tmp_path: Path) -> None:
+def test_error_names_an_incomplete_projection(tmp_path: Path) -> None:
     state = _drafter()
     del state["layers.0.self_attn.k_proj.weight"]
     with pytest.raises(ValueError, match=r"'layers.0.self_attn.k_proj.weight' is missing"):
         read_checkpoint(_folder(tmp_path / "x", state, form="bin", input_type="t2i"))
 
 
-def test_an_empty_folder_names_what_it_lacks(tmp_path: Path) -> None:
+def test_error_names_what_a_folder_lacks(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="config.json"):
         read_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{}")
@@ -144,6 +144,6 @@ def test_an_empty_folder_names_what_it_lacks(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
-def test_hugging_face_fields_map_to_the_references() -> None:
+def test_hugging_face_fields_map_to_llamagen() -> None:
     given = {"hidden_size": 1280, "num_hidden_layers": 36, "num_attention_heads": 20, "input_type": "t2i2"}
     assert reference_config(given) == {"dim": 1280, "n_layer": 36, "n_head": 20, "block_size": 1024}

@@ -1,4 +1,4 @@
-"""Facts about text conditioning, on a T5 of random weights."""
+"""Text conditioning with a T5 of random weights."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def encoder() -> TextEncoder:
     return TextEncoder(T5EncoderModel(config), fast)
 
 
-def test_rotation_moves_valid_slots_to_the_right_and_zeros_the_rest() -> None:
+def test_rotation_moves_valid_slots_right_and_zeros_the_rest() -> None:
     embeddings = torch.arange(1.0, 9.0).view(2, 4, 1)
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
     turned = rotate_to_right(embeddings, mask)
@@ -36,7 +36,7 @@ def test_rotation_moves_valid_slots_to_the_right_and_zeros_the_rest() -> None:
     assert turned.mask.tolist() == [[False, False, True, True], [True] * 4]
 
 
-def test_rotation_discards_whatever_stood_in_the_padding() -> None:
+def test_rotation_discards_padding() -> None:
     embeddings = torch.tensor([[[1.0], [float("nan")]]])
     turned = rotate_to_right(embeddings, torch.tensor([[True, False]]))
     assert turned.embeddings[..., 0].tolist() == [[0, 1]]
@@ -58,7 +58,7 @@ def test_valid_embeddings_equal_a_right_padded_run(encoder: TextEncoder) -> None
         assert got.embeddings[row, : 12 - n].eq(0).all()
 
 
-def test_company_does_not_change_an_embedding(encoder: TextEncoder) -> None:
+def test_embedding_does_not_depend_on_the_batch(encoder: TextEncoder) -> None:
     alone = encoder.encode(["red cat"], slots=8).embeddings[0]
     together = encoder.encode(["a dog and a cat", "red cat", "apple"], slots=8).embeddings[1]
     assert torch.equal(alone, together)
@@ -76,7 +76,7 @@ def test_long_prompt_keeps_its_end_token(encoder: TextEncoder) -> None:
     assert condition.mask.all() and torch.equal(condition.embeddings, want.embeddings)
 
 
-def test_cleaning_is_applied_only_where_asked(encoder: TextEncoder) -> None:
+def test_cleaning_is_applied_only_where_requested(encoder: TextEncoder) -> None:
     cleaned = encoder.encode(["red & apple"], slots=8).mask.sum()
     raw = encoder.encode(["red & apple"], slots=8, clean=False).mask.sum()
     assert (cleaned, raw) == (3, 4)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition, Generation, Step
 from lantern.decoding import plain
 from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.rotary import rope_table
 from lantern.models.llamagen.transformer import Transformer
-from lantern.sampling import Sampling
-from lantern.types import Condition, Generation, Step
 
 DATA = Path(__file__).parents[1] / "data"
 TOLERANCE = 2e-5
@@ -51,7 +51,7 @@ def teacher_forced(target: Transformer, vectors: dict, captions: Tensor, mask: T
 
 
 @torch.no_grad()
-def test_teacher_forced_logits_are_the_references(target: Transformer, vectors: dict) -> None:
+def test_teacher_forced_logits_equal_the_reference(target: Transformer, vectors: dict) -> None:
     captions = target.cls_embedding(vectors["caption"])
     unconditional = target.cls_embedding.unconditional(vectors["caption"])
     with_mask = teacher_forced(target, vectors, captions, vectors["attn_mask"])
@@ -63,14 +63,14 @@ def test_teacher_forced_logits_are_the_references(target: Transformer, vectors: 
 
 
 @pytest.mark.parametrize(("name", "guidance"), [("greedy_cfg1", 1.0), ("greedy_cfg75", 7.5)])
-def test_greedy_codes_are_the_references(target: Transformer, vectors: dict, name: str, guidance: float) -> None:
+def test_greedy_codes_equal_the_reference(target: Transformer, vectors: dict, name: str, guidance: float) -> None:
     made, logits = decode(target, vectors, Sampling(guidance=guidance, temperature=0))
     assert torch.equal(made.codes, vectors[f"{name}_tokens"].long())
     assert (logits - vectors[f"{name}_logits"]).abs().max() <= TOLERANCE * max(guidance, 1.0)
 
 
 @torch.no_grad()
-def test_logits_of_sampled_codes_are_the_references(target: Transformer, vectors: dict) -> None:
+def test_logits_of_sampled_codes_equal_the_reference(target: Transformer, vectors: dict) -> None:
     sampling = Sampling(guidance=7.5, top_k=20)
     codes = vectors["sample_cfg75_k20_tokens"].long()
     forced = {**vectors, "idx": codes}
@@ -84,9 +84,9 @@ def test_logits_of_sampled_codes_are_the_references(target: Transformer, vectors
     positions = torch.arange(16).expand(2, -1)
     guided = sampling.guide(torch.stack(rows, 1), positions)
     assert (guided - vectors["sample_cfg75_k20_logits"]).abs().max() <= TOLERANCE * 7.5
-    law = sampling.filtered(vectors["sample_cfg75_k20_logits"])
-    assert (law.isfinite().sum(-1) == 20).all()
-    assert law.gather(-1, codes[..., None]).isfinite().all()
+    distribution = sampling.filtered(vectors["sample_cfg75_k20_logits"])
+    assert (distribution.isfinite().sum(-1) == 20).all()
+    assert distribution.gather(-1, codes[..., None]).isfinite().all()
 
 
 def test_prefix_rows_of_the_rotary_table_are_zero(target: Transformer, vectors: dict) -> None:

@@ -1,4 +1,4 @@
-"""The tokenizer against numbers computed with the reference implementation, and on its own terms."""
+"""The tokenizer: agreement with numbers of the reference implementation, shapes and refusals."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_encoder_agrees_with_the_reference(vq: VQVAE, vectors: dict) -> None:
 
 
 @torch.no_grad()
-def test_codes_are_those_of_the_reference(vq: VQVAE, vectors: dict) -> None:
+def test_codes_equal_the_reference(vq: VQVAE, vectors: dict) -> None:
     assert torch.equal(vq.encode(vectors["x"]), vectors["indices"])
 
 
@@ -52,7 +52,7 @@ def test_decoded_bytes_are_within_one_of_the_reference(vq: VQVAE, vectors: dict)
     torch.testing.assert_close(vq.decode(vectors["indices"]), vectors["recon_from_indices"], atol=2e-4, rtol=0)
 
 
-def test_codebook_is_normalised_when_used_not_when_stored(vq: VQVAE) -> None:
+def test_codebook_is_normalised_when_used_and_not_when_stored(vq: VQVAE) -> None:
     stored = vq.quantize.embedding.weight.norm(dim=1)
     assert (stored - 1).abs().max() > 0.1
     torch.testing.assert_close(vq.quantize.codes().norm(dim=1), torch.ones_like(stored))
@@ -64,11 +64,11 @@ def test_released_sizes_have_the_released_shapes(name: str, count: int) -> None:
         model = VQVAE(VQConfig.named(name))
     assert sum(p.numel() for p in model.parameters()) == count
     table = DATA / "checkpoint_tables.json"
-    wanted = {k: shape for k, (shape, _) in json.loads(table.read_text())["tables"][f"{name}_full"].items()}
-    assert {k: list(t.shape) for k, t in model.state_dict().items()} == wanted
+    expected = {k: shape for k, (shape, _) in json.loads(table.read_text())["tables"][f"{name}_full"].items()}
+    assert {k: list(t.shape) for k, t in model.state_dict().items()} == expected
 
 
-def test_ragged_grid_is_refused(vq: VQVAE) -> None:
+def test_number_of_codes_that_is_no_square_is_refused(vq: VQVAE) -> None:
     with pytest.raises(ValueError, match="got 15 codes a picture, wanted a square grid"):
         vq.decode(torch.zeros(1, 15, dtype=torch.long))
 

@@ -1,7 +1,7 @@
-"""Whole pictures of a toy world, drawn by the hundred thousand along the batch axis by the real classes.
+"""Whole pictures of a toy world, sampled by the hundred thousand along the batch axis with the real classes.
 
-Each run has noise of its own for each purpose and code number, used as the decoding loop uses it: a code number that
-a step left open meets the same noise again in the next step, and places past the end share the last code's.
+Each run has its own noise for each purpose and code number. The noise is used as in the decoding loop: a code number
+that a step leaves open has the same noise in the next step, and positions past the end use the noise of the last code.
 """
 
 import copy
@@ -15,20 +15,20 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from lantern.drafters.jacobi import JacobiDrafter
-from lantern.noise import Purpose
-from lantern.trees.static import StaticTree
-from lantern.types import DraftMode, DraftTree, Prefill, Step, Verdict, Verifier
+from lantern.core.noise import Purpose
+from lantern.core.types import DraftMode, DraftTree, Prefill, Step, Verdict, Verifier
+from lantern.drafters.trees.static import StaticTree
+from lantern.drafters.windows.jacobi import JacobiDrafter
 from tests.proof.enumeration import Spoil, node_strings
 from tests.proof.worlds import World
 
-RUNS, CHUNK = 1_000_000, 50_000
+RUNS, CHUNK = 200_000, 50_000
 LANES = 4
 FEW = 10  # expected counts below this are pooled
 
 
 class BulkNoise:
-    """Independent noise of many runs: tables made at first use, each by a generator of its own."""
+    """Independent noise of many runs. Each table is made at first use, by its own generator."""
 
     def __init__(self, runs: int, places: int, codes: int, seed: int) -> None:
         self.runs, self.places, self.codes, self.seed = runs, places, codes, seed
@@ -36,7 +36,7 @@ class BulkNoise:
         self._tables: dict[tuple[Any, ...], Tensor] = {}
 
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = Purpose.TARGET) -> Float[Tensor, "b n v"]:
-        """A row for each code number; past the end the last one's."""
+        """Return a row for each code number; past the end, the row of the last one."""
         name = ("gumbel", int(purpose))
         if name not in self._tables:
             table = torch.empty(self.runs, self.places, self.codes)
@@ -51,50 +51,50 @@ class BulkNoise:
         lanes: int,
         *,
         purpose: int = Purpose.TEST,
-        turns: Int[Tensor, " b"] | None = None,
+        iterations: Int[Tensor, " b"] | None = None,
     ) -> Float64[Tensor, "b n lanes"]:
-        """Lanes of each code number, past the end the last one's; other ones in each turn."""
-        name = ("uniform", int(purpose), turns is None)
+        """Return lanes of each code number, past the end those of the last one. They differ between iterations."""
+        name = ("uniform", int(purpose), iterations is None)
         if name not in self._tables:
-            size = (self.runs, 1 if turns is None else self.places, self.places, LANES)
-            generator = self.generator(10 + 2 * int(purpose) + (turns is None))
+            size = (self.runs, 1 if iterations is None else self.places, self.places, LANES)
+            generator = self.generator(10 + 2 * int(purpose) + (iterations is None))
             self._tables[name] = torch.rand(size, dtype=torch.float64, generator=generator)
-        turn = self._rows * 0 if turns is None else turns[:, None]
-        return self._tables[name][self._rows, turn, positions.clamp(0, self.places - 1), :lanes]
+        iteration = self._rows * 0 if iterations is None else iterations[:, None]
+        return self._tables[name][self._rows, iteration, positions.clamp(0, self.places - 1), :lanes]
 
     def at(self, rows: Int[Tensor, " m"]) -> "BulkNoise":
-        """The noise of some of the runs; tables are shared."""
+        """Return the noise of some of the runs; tables are shared."""
         some = copy.copy(self)
         some._rows = rows[:, None]
         return some
 
     def generator(self, stream: int) -> torch.Generator:
-        """The same at every call."""
+        """Return a generator with the same seed at every call."""
         return torch.Generator().manual_seed(self.seed * 100 + stream)
 
 
-# Pairs of verifier and tree share what does not depend on them.
+# The noise depends on neither verifier nor tree, so all pairs share it.
 bulk_noise = lru_cache(maxsize=RUNS // CHUNK)(BulkNoise)
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """How often each whole string came, and how often it was another than plain decoding draws by the same noise."""
+class Sampled:
+    """Counts of whole strings, and how many differ from those of plain decoding with the same noise."""
 
     counts: Int[Tensor, " w"]
     unlike_plain: int
 
-    def p_value(self, law: Float64[Tensor, " w"]) -> float:
-        """Of Pearson's chi-square against a law; strings that are hardly ever expected are pooled."""
-        counts, expected = self.counts.double(), law * self.counts.sum()
-        if bool((counts[law == 0] > 0).any()):
+    def p_value(self, distribution: Float64[Tensor, " w"]) -> float:
+        """Return the p-value of Pearson's chi-square test. Strings with few expected counts are pooled."""
+        counts, expected = self.counts.double(), distribution * self.counts.sum()
+        if bool((counts[distribution == 0] > 0).any()):
             return 0.0
         is_few = expected < FEW
         counts = torch.cat([counts[~is_few], counts[is_few].sum()[None]])
         expected = torch.cat([expected[~is_few], expected[is_few].sum()[None]])
         if expected[-1] < FEW:
             counts, expected = counts[:-1], expected[:-1]
-        assert len(counts) > 1, "a law of one string tests nothing"
+        assert len(counts) > 1, "a distribution on one string tests nothing"
         statistic = ((counts - expected).square() / expected).sum()
         return float(torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2).double(), statistic / 2))
 
@@ -107,36 +107,36 @@ def draw(
     *,
     runs: int = RUNS,
     spoil: Spoil | None = None,
-) -> Drawn:
-    """Decodes many pictures with a tree."""
+) -> Sampled:
+    """Decode many pictures with a tree."""
     return tally(world, ((noise, decode(world, verifier, mode, tree, noise, spoil)) for noise in chunks(world, runs)))
 
 
-def draw_windows(world: World, verifier: Verifier, window: int, init: str, *, runs: int = RUNS) -> Drawn:
-    """Decodes many pictures with the real Jacobi drafter."""
+def draw_windows(world: World, verifier: Verifier, window: int, init: str, *, runs: int = RUNS) -> Sampled:
+    """Decode many pictures with the real Jacobi drafter."""
     return tally(
         world, ((noise, decode_windows(world, verifier, window, init, noise)) for noise in chunks(world, runs))
     )
 
 
 def chunks(world: World, runs: int) -> Iterator[BulkNoise]:
-    """The noise of all runs, in pieces that stay in fast memory."""
+    """Yield the noise of all runs, in pieces that fit into the cache."""
     for first in range(0, runs, CHUNK):
         yield bulk_noise(min(CHUNK, runs - first), world.count, world.codes, first // CHUNK)
 
 
-def tally(world: World, made: Iterator[tuple[BulkNoise, Int[Tensor, " b"]]]) -> Drawn:
-    """Counts strings, and those that are not plain decoding's."""
+def tally(world: World, made: Iterator[tuple[BulkNoise, Int[Tensor, " b"]]]) -> Sampled:
+    """Count strings, and those that differ from plain decoding."""
     counts, unlike = torch.zeros(world.codes**world.count, dtype=torch.long), 0
     for noise, strings in made:
         unlike += int((strings != plain(world, noise)).sum())
         counts += torch.bincount(strings - world.first_whole, minlength=len(counts))
-    return Drawn(counts, unlike)
+    return Sampled(counts, unlike)
 
 
 @lru_cache(maxsize=RUNS // CHUNK)
 def plain(world: World, noise: BulkNoise) -> Int[Tensor, " b"]:
-    """The strings that plain decoding draws."""
+    """Return the strings that plain decoding samples."""
     strings = torch.zeros(noise.runs, dtype=torch.long)
     for place in range(world.count):
         log_p = world.look_up(world.single.logs.p, strings)
@@ -146,7 +146,7 @@ def plain(world: World, noise: BulkNoise) -> Int[Tensor, " b"]:
 
 
 class Progress:
-    """Strings under way, and how many codes of each are known."""
+    """Incomplete strings, and the number of known codes of each."""
 
     def __init__(self, world: World, runs: int) -> None:
         self.world = world
@@ -155,17 +155,17 @@ class Progress:
 
     @property
     def is_done(self) -> bool:
-        """Whether all are whole."""
+        """Whether all strings are complete."""
         return bool((self.known >= self.world.count).all())
 
     def walk(self, verifier: Verifier, draft: DraftTree, noise: BulkNoise) -> Verdict:
-        """Lets the verifier walk trees that hang below the strings."""
+        """Verify trees whose roots are the ends of the strings."""
         places = (self.known[:, None] + draft.shape.depths).clamp(max=self.world.count - 1)
         strings = node_strings(self.world, draft.tokens, draft.shape, self.strings)
         return verifier.walk(draft, self.world.single.log_p(strings, draft.shape), places, noise)
 
     def take(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-        """Adds the first `counts` codes, as far as there is room; returns how many there was room for."""
+        """Append the first `counts` codes that fit; return how many did."""
         before = self.known
         for step in range(codes.shape[1]):
             is_new = (step < counts) & (self.known < self.world.count)
@@ -175,7 +175,7 @@ class Progress:
 
 
 def committed(draft: DraftTree, verdict: Verdict) -> Int[Tensor, "b m"]:
-    """The codes of the path and the one behind it."""
+    """Return the codes of the path and the next code."""
     codes = torch.nn.functional.pad(draft.tokens.gather(1, verdict.path), (0, 1))
     return codes.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
 
@@ -183,7 +183,7 @@ def committed(draft: DraftTree, verdict: Verdict) -> Int[Tensor, "b m"]:
 def decode(
     world: World, verifier: Verifier, mode: DraftMode, tree: StaticTree, noise: BulkNoise, spoil: Spoil | None = None
 ) -> Int[Tensor, " b"]:
-    """The loop over tables: draft, walk, commit, until every string is whole; whole ones leave the batch."""
+    """Draft, verify and commit until every string is complete. Complete strings leave the batch."""
     made, rows = torch.zeros(noise.runs, dtype=torch.long), torch.arange(noise.runs)
     progress, private = Progress(world, noise.runs), noise.generator(50)
     while len(rows):
@@ -199,10 +199,10 @@ def decode(
 
 
 def decode_windows(world: World, verifier: Verifier, window: int, init: str, noise: BulkNoise) -> Int[Tensor, " b"]:
-    """The loop over tables with a Jacobi window: the first code without a draft, then turn by turn."""
+    """Decode with a Jacobi window: the first code without a draft, then step by step."""
     progress = Progress(world, noise.runs)
     config: Any = SimpleNamespace(config=SimpleNamespace(block_size=world.count, vocab_size=world.codes))
-    drafter = JacobiDrafter(config, window=window, init=init, keeps_laws="jacobi" in verifier.modes)
+    drafter = JacobiDrafter(config, window=window, init=init, keeps_distributions="jacobi" in verifier.modes)
     place = torch.zeros(noise.runs, 1, dtype=torch.long)
     first = verifier.draw(world.look_up(world.single.logs.p, place), place, noise)
     progress.take(first, place[:, 0] + 1)
@@ -219,19 +219,19 @@ def decode_windows(world: World, verifier: Verifier, window: int, init: str, noi
 def drafted(
     world: World, mode: DraftMode, tree: StaticTree, noise: BulkNoise, progress: Progress, private: torch.Generator
 ) -> DraftTree:
-    """Trees below the strings. Nodes of one depth share the noise of their code number, as drafters share it."""
+    """Return trees below the strings. Nodes of one depth share the noise of their code number, as in drafters."""
     shape, runs = tree.shape(), len(progress.strings)
     tokens = torch.zeros(runs, shape.num_nodes, dtype=torch.long)
-    laws = torch.zeros(runs, shape.num_nodes, world.codes)
+    distributions = torch.zeros(runs, shape.num_nodes, world.codes)
     for node in range(shape.num_nodes):
         children = [i for i in range(1, shape.num_nodes) if int(shape.parents[i]) == node]
         if not children:
             continue
         below = node_strings(world, tokens, shape, progress.strings)[:, node]
-        laws[:, node] = world.single.log_q(below)
+        distributions[:, node] = world.single.log_q(below)
         place = (progress.known + int(shape.depths[node]))[:, None]
-        tokens[:, children] = siblings(laws[:, node], mode, noise, place, len(children), private)
-    return DraftTree(tokens, shape, mode, laws)
+        tokens[:, children] = siblings(distributions[:, node], mode, noise, place, len(children), private)
+    return DraftTree(tokens, shape, mode, distributions)
 
 
 def siblings(
@@ -242,7 +242,7 @@ def siblings(
     count: int,
     private: torch.Generator,
 ) -> Int[Tensor, "b k"]:
-    """Children in draw order. "point" takes the best codes of q, and of three siblings the last again."""
+    """Return children in sampling order. "point" takes the best codes of q; its third sibling repeats the first."""
     if mode == "iid":
         fresh = torch.empty(len(log_q), count, log_q.shape[1]).exponential_(generator=private).log_()
         return (log_q[:, None] - fresh).argmax(-1)

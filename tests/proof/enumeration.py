@@ -1,17 +1,17 @@
-"""The law of what multi-round rejection commits in one step, with all randomness enumerated, in fp64.
+"""The distribution of what multi-round rejection commits in one step, with all randomness enumerated, in fp64.
 
-Three sources of chance, each integrated exactly:
+There are three sources of randomness. Each is integrated exactly:
 
 1. The draft. All assignments of codes to nodes are listed with their probabilities under the draft mode.
-2. The uniforms. The verifier accepts a child if its uniform is below a threshold that depends on what was refused
-   before, so one number a child says all: the chance that it is accepted once its ancestors were accepted and its
-   elder siblings refused. It is found by bisecting the uniform, with 0 for those to be accepted and 1 for those to be
-   refused. That this describes the verifier is checked, not assumed: every end of the walk that has a chance must come
-   about when its uniforms are forced, and walks with random uniforms must end where these numbers say.
-3. The last draw. The law handed to `draw` is read where the verifier calls it.
+2. The uniforms. The verifier accepts a child if its uniform is below a threshold that depends on earlier refusals. One
+   number per child describes this: the probability of acceptance after its ancestors were accepted and its elder
+   siblings refused. It is found by bisecting the uniform, with 0 for nodes to accept and 1 for nodes to refuse. This
+   description is checked: every possible end of a walk must be reached when its uniforms are forced, and walks with
+   random uniforms must end where these numbers predict.
+3. The last code. The distribution passed to `draw` is recorded where the verifier calls it.
 
-Codes that the step leaves open are drawn from p, so the outcome has the target's law if the step is exact; by
-induction over steps so has a whole picture, since every string of a world is a world.
+Codes that the step leaves open are sampled from p, so the outcome has the target's distribution if the step is exact.
+By induction over steps the same holds for whole pictures, since every string of a world is a world.
 """
 
 import copy
@@ -24,9 +24,9 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from lantern.noise import Purpose
-from lantern.trees.static import StaticTree
-from lantern.types import DraftMode, DraftTree, TreeShape
+from lantern.core.noise import Purpose
+from lantern.core.types import DraftMode, DraftTree, TreeShape
+from lantern.drafters.trees.static import StaticTree
 from lantern.verifiers.rejection import RejectionVerifier
 from tests.proof.worlds import World
 
@@ -45,29 +45,34 @@ class Assignments:
 
 @dataclass(frozen=True)
 class Walked:
-    """The node at which each walk ended and the law from which it drew the next code."""
+    """The node at which each walk ended, and the distribution of its next code."""
 
     end: Int[Tensor, "*a"]
-    law: Float64[Tensor, "*a v"]
+    distribution: Float64[Tensor, "*a v"]
 
 
 class Forced:
-    """Uniforms as they are given, one a node and lane, and no Gumbel noise."""
+    """Given uniforms, one per node and lane, and no Gumbel noise."""
 
     def __init__(self, uniforms: Float64[Tensor, "b n w"]) -> None:
         self.uniforms = uniforms
 
     def uniform(
-        self, positions: Int[Tensor, "b n"], lanes: int, *, purpose: int = 3, turns: Int[Tensor, " b"] | None = None
+        self,
+        positions: Int[Tensor, "b n"],
+        lanes: int,
+        *,
+        purpose: int = 3,
+        iterations: Int[Tensor, " b"] | None = None,
     ) -> Float64[Tensor, "b n lanes"]:
         """Row i, lane r is for the child of rank r of node i."""
         assert positions.shape == self.uniforms.shape[:2] and lanes <= self.uniforms.shape[2]
-        assert purpose == Purpose.TEST and turns is None
+        assert purpose == Purpose.TEST and iterations is None
         return self.uniforms[..., :lanes]
 
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = 1) -> Tensor:
-        """None is left to chance."""
-        raise AssertionError("the law of the last draw is read, so nothing needs Gumbel noise")
+        """Fail: nothing may use Gumbel noise."""
+        raise AssertionError("the distribution of the last code is recorded, so nothing needs Gumbel noise")
 
 
 def distance(
@@ -79,9 +84,9 @@ def distance(
     spoil: Spoil | None = None,
     believed: DraftMode | None = None,
 ) -> float:
-    """Total variation between the law of what a step commits, completed by p, and p.
+    """Return the total variation between the distribution of what a step commits, completed by p, and p.
 
-    `spoil` changes each tree after it was drawn; `believed` is the mode that the verifier is told.
+    `spoil` changes each tree after sampling; `believed` is the mode that the verifier receives.
     """
     listed = assignments(world, mode, tree)
     shape = tree.shape()
@@ -89,11 +94,11 @@ def distance(
     draft = DraftTree(listed.tokens, shape, believed or mode, world.log_q(strings))
     draft = spoil(draft) if spoil else draft
     made = outcome(world, verifier, draft, listed.weights)
-    return float((made - world.law()).abs().sum() / 2)
+    return float((made - world.distribution()).abs().sum() / 2)
 
 
 def assignments(world: World, mode: DraftMode, tree: StaticTree) -> Assignments:
-    """Lists them node by node: the children of a node are drawn together, in order."""
+    """List the assignments node by node. The children of a node are sampled together, in order."""
     shape = tree.shape()
     tokens = torch.zeros(1, shape.num_nodes, dtype=torch.long)
     weights = torch.ones(1, dtype=torch.float64)
@@ -104,9 +109,9 @@ def assignments(world: World, mode: DraftMode, tree: StaticTree) -> Assignments:
         q = world.look_up(world.q, node_strings(world, tokens, shape)[:, node])
         tuples = torch.tensor(list(product(range(world.codes), repeat=len(children))))
         chances = chance(q, tuples, mode) * weights[:, None]
-        which, drawn = (chances > 0).nonzero(as_tuple=True)
-        weights = chances[which, drawn]
-        tokens = tokens[which].index_copy(1, torch.tensor(children), tuples[drawn])
+        which, sampled = (chances > 0).nonzero(as_tuple=True)
+        weights = chances[which, sampled]
+        tokens = tokens[which].index_copy(1, torch.tensor(children), tuples[sampled])
     return Assignments(tokens, weights)
 
 
@@ -119,17 +124,19 @@ def chance(q: Float64[Tensor, "a v"], tuples: Int[Tensor, "t k"], mode: DraftMod
         best = q.sort(dim=-1, descending=True, stable=True).indices[:, : tuples.shape[1]]
         best[:, 2:] = best[:, :1]
         return (best[:, None] == tuples).all(-1).double()
-    law = q[:, None].expand(-1, len(tuples), -1)
-    undrawn = torch.ones_like(law, dtype=torch.bool)
-    total = torch.ones(law.shape[:2], dtype=torch.float64)
+    distribution = q[:, None].expand(-1, len(tuples), -1)
+    undrawn = torch.ones_like(distribution, dtype=torch.bool)
+    total = torch.ones(distribution.shape[:2], dtype=torch.float64)
     for rank in range(tuples.shape[1]):
         code = tuples[:, rank].expand(len(q), -1)[..., None]
         if mode == "sampled":
-            law = torch.where(undrawn, law, 0.0)
+            distribution = torch.where(undrawn, distribution, 0.0)
             lowest = torch.nn.functional.one_hot(undrawn.long().argmax(-1), q.shape[1]).double()
-            law = torch.where(law.sum(-1, keepdim=True) > 0, law / law.sum(-1, keepdim=True), lowest)
+            distribution = torch.where(
+                distribution.sum(-1, keepdim=True) > 0, distribution / distribution.sum(-1, keepdim=True), lowest
+            )
             undrawn = undrawn.scatter(-1, code, False)
-        total = total * law.gather(-1, code)[..., 0]
+        total = total * distribution.gather(-1, code)[..., 0]
     return total
 
 
@@ -145,7 +152,7 @@ def node_strings(world: World, tokens: Int[Tensor, "a n"], shape: TreeShape, sta
 def outcome(
     world: World, verifier: RejectionVerifier, draft: DraftTree, weights: Float64[Tensor, " a"]
 ) -> Float64[Tensor, " w"]:
-    """The law of whole strings: the walk ends at each node with some chance, and draws from some law there."""
+    """Return the distribution of whole strings, from the probability of each end of the walk and its distribution."""
     shape, rates = draft.shape, acceptance_rates(world, verifier, draft)
     check_description(world, verifier, draft, rates)
     reach, refused = [weights], torch.ones_like(rates)  # refused: all children of a node that were tested so far
@@ -165,7 +172,7 @@ def outcome(
     is_whole = inside >= world.first_whole
     mass.index_add_(0, inside[is_whole], ends[is_whole])
     below = inside[~is_whole][:, None] * world.codes + 1 + torch.arange(world.codes)
-    mass.index_add_(0, below.flatten(), (ends[~is_whole][:, None] * walked.law[~is_whole]).flatten())
+    mass.index_add_(0, below.flatten(), (ends[~is_whole][:, None] * walked.distribution[~is_whole]).flatten())
     return world.completed(mass)
 
 
@@ -201,11 +208,11 @@ def walk_to_each(
         log_q=None if draft.log_q is None else draft.log_q.repeat_interleave(nodes, 0),
     )
     walked = walk(world, verifier, many, uniforms.flatten(0, 1))
-    return Walked(walked.end.view(trees, nodes), walked.law.view(trees, nodes, -1))
+    return Walked(walked.end.view(trees, nodes), walked.distribution.view(trees, nodes, -1))
 
 
 def walk(world: World, verifier: RejectionVerifier, draft: DraftTree, uniforms: Float64[Tensor, "b n w"]) -> Walked:
-    """Runs the real verifier and reads the law that it draws from."""
+    """Run the real verifier and record the distribution that it samples from."""
     read: list[Tensor] = []
 
     def draw(log_p: Tensor, positions: Tensor, noise: object) -> Tensor:
@@ -223,7 +230,7 @@ def walk(world: World, verifier: RejectionVerifier, draft: DraftTree, uniforms: 
 def check_description(
     world: World, verifier: RejectionVerifier, draft: DraftTree, rates: Float64[Tensor, "a n"]
 ) -> None:
-    """Walks with random uniforms must end where the rates say: at each node the first child below its rate is taken."""
+    """Check that walks with random uniforms take, at each node, the first child whose uniform is below its rate."""
     shape = draft.shape
     generator = torch.Generator().manual_seed(0)
     size = (*draft.tokens.shape, max(shape.widths))

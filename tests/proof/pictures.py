@@ -1,4 +1,4 @@
-"""A target so small that the law of its whole pictures is enumerated: four codes out of five."""
+"""A target so small that the distribution of whole pictures is enumerated: four codes out of five."""
 
 import itertools
 from functools import lru_cache
@@ -6,17 +6,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition
 from lantern.models.llamagen.transformer import Transformer
-from lantern.sampling import Sampling
-from lantern.types import Condition
 from tests.tiny import select, tiny_condition, tiny_target
 
 SMALL = tiny_target(block_size=4, vocab_size=5)
-LAW = Sampling(guidance=2)
+DISTRIBUTION = Sampling(guidance=2)
 
 
 def teacher_forced(target: Transformer, condition: Condition, codes: Tensor, sampling: Sampling) -> Tensor:
-    """log p of every code of whole pictures given those before it, without a cache."""
+    """Return log p of every code given those before it, without a cache."""
     assert condition.embeddings is not None and condition.mask is not None
     words, rows = condition.embeddings, []
     length = words.shape[1] + codes.shape[1] - 1
@@ -31,19 +31,19 @@ def teacher_forced(target: Transformer, condition: Condition, codes: Tensor, sam
 @lru_cache(maxsize=1)
 @torch.no_grad()
 def enumerated() -> Tensor:
-    """The probabilities of all 625 pictures."""
+    """Return the probabilities of all 625 pictures."""
     codes = torch.tensor(list(itertools.product(range(5), repeat=4)))
-    laws = teacher_forced(SMALL, select(tiny_condition((3,)), [0] * len(codes)), codes, LAW)
-    return laws.gather(-1, codes[..., None]).sum((1, 2)).double().exp()
+    distributions = teacher_forced(SMALL, select(tiny_condition((3,)), [0] * len(codes)), codes, DISTRIBUTION)
+    return distributions.gather(-1, codes[..., None]).sum((1, 2)).double().exp()
 
 
 def p_value(codes: Tensor) -> float:
-    """Chi-square of pictures against the enumerated law; pictures expected less than eight times are pooled."""
-    law = enumerated()
+    """Return the p-value of a chi-square test of pictures. Pictures expected less than eight times are pooled."""
+    distribution = enumerated()
     number = (codes * torch.tensor([125, 25, 5, 1])).sum(1)
-    wanted, got = law * len(codes), torch.bincount(number, minlength=625).double()
-    is_rare = wanted < 8
-    wanted = torch.cat([wanted[~is_rare], wanted[is_rare].sum()[None]])
+    expected, got = distribution * len(codes), torch.bincount(number, minlength=625).double()
+    is_rare = expected < 8
+    expected = torch.cat([expected[~is_rare], expected[is_rare].sum()[None]])
     got = torch.cat([got[~is_rare], got[is_rare].sum()[None]])
-    statistic = ((got - wanted).square() / wanted).sum()
-    return float(torch.special.gammaincc(torch.tensor((len(wanted) - 1) / 2.0).double(), statistic / 2))
+    statistic = ((got - expected).square() / expected).sum()
+    return float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2.0).double(), statistic / 2))

@@ -1,4 +1,4 @@
-"""The embedded model by every method that promises plain decoding's pictures: the first rows, code for code."""
+"""The first rows of the embedded model by every method that promises the codes of plain decoding, code for code."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,20 +7,21 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lantern.catalog import METHODS, Method
-from lantern.eval.equality import promising
-from lantern.generate import Decoder
-from lantern.model_folder import Model, load_model
-from lantern.requests import Request
-from lantern.sampling import Sampling
-from lantern.types import Step
+from lantern.core.sampling import Sampling
+from lantern.core.types import Step
+from lantern.eval.speed.equality import promising
+from lantern.generation.generator import Generator
+from lantern.generation.requests import Request
+from lantern.methods.decoder import METHODS, Method
+from lantern.models.folder import Model, load_model
 
-ASKED = [Request(prompt=prompt, seed=seed) for seed in (0, 7) for prompt in ("a red apple", "a fox")]
-CODES = 32  # two rows of the grid; whole pictures are compared in tests/test_embedded.py and by lantern.eval.equality
+REQUESTED = [Request(prompt=prompt, seed=seed) for seed in (0, 7) for prompt in ("a red apple", "a fox")]
+# Two rows of the grid. tests/test_embedded.py and lantern.eval.speed.equality compare whole pictures.
+CODES = 32
 
 
 class Enough(Exception):
-    """All images have the codes that are compared."""
+    """All images have the codes to compare."""
 
 
 class FirstCodes:
@@ -46,23 +47,25 @@ def model() -> Iterator[Model]:
 
 
 def first_codes(
-    model: Model, method: Method, guidance: float, batch: int, asked_for: Sequence[Request] = ASKED
+    model: Model, method: Method, guidance: float, batch: int, requested_for: Sequence[Request] = REQUESTED
 ) -> Int[Tensor, "b n"]:
-    decoder, made = Decoder(model, method, Sampling(guidance=guidance)), list[Tensor]()
-    for start in range(0, len(asked_for), batch):
-        asked = asked_for[start : start + batch]
-        found = FirstCodes(len(asked))
+    decoder, made = Generator(model, method, Sampling(guidance=guidance)), list[Tensor]()
+    for start in range(0, len(requested_for), batch):
+        requested = requested_for[start : start + batch]
+        found = FirstCodes(len(requested))
         with pytest.raises(Enough):
-            decoder.decode(decoder.condition(asked), asked, found)
+            decoder.decode(decoder.condition(requested), requested, found)
         made.append(found.codes[:, :CODES])
     return torch.cat(made)
 
 
-@pytest.mark.parametrize("guidance", [1.0, 3.0, 7.5])
-def test_exact_gumbel_methods_give_plain_decodings_codes_alone_and_in_batches(model: Model, guidance: float) -> None:
-    expected = first_codes(model, METHODS["plain"], guidance, len(ASKED))
+@pytest.mark.parametrize(
+    "guidance", [pytest.param(1.0, marks=pytest.mark.slow), 3.0, pytest.param(7.5, marks=pytest.mark.slow)]
+)
+def test_exact_methods_equal_plain_decoding_alone_and_in_batches(model: Model, guidance: float) -> None:
+    expected = first_codes(model, METHODS["plain"], guidance, len(REQUESTED))
     for name in promising(model):
         made = first_codes(model, METHODS[name], guidance, 3)
         assert torch.equal(made, expected), f"{name} in batches of 3 and 1"
-        made = first_codes(model, METHODS[name], guidance, 1, ASKED[:2])
+        made = first_codes(model, METHODS[name], guidance, 1, REQUESTED[:2])
         assert torch.equal(made, expected[:2]), f"{name} one by one"

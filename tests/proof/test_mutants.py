@@ -1,4 +1,4 @@
-"""What breaks exactness is seen: each mutant fails the check that its twin without the fault passes."""
+"""Faults that break exactness are detected: each mutant fails a check that its correct twin passes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.noise import Purpose
-from lantern.trees.static import StaticTree
-from lantern.types import DraftMode, DraftTree, Leftovers, NoiseSource, Verdict
+from lantern.core.noise import Purpose
+from lantern.core.types import DraftMode, DraftTree, Leftovers, NoiseSource, Verdict
+from lantern.drafters.trees.static import StaticTree
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import Outcome, RejectionVerifier
@@ -18,7 +18,7 @@ from tests.proof import draws, enumeration
 from tests.proof.worlds import RawLeaves, World, processed_world, world
 
 CLEAN, FAULTY = 1e-9, 1e-3  # of total variation, enumerated
-PLAUSIBLE, IMPOSSIBLE = 1e-4, 1e-9  # of p-values, drawn
+PLAUSIBLE, IMPOSSIBLE = 1e-4, 1e-9  # of p-values, sampled
 FAN, PAIR = StaticTree(((0,), (1,), (2,))), StaticTree(((0,), (1,)))
 TREE = StaticTree(((0,), (1,), (0, 0), (0, 1)))
 RUNS = 200_000
@@ -26,20 +26,20 @@ TOY = world("generic", 7, codes=5)
 
 
 def sharpened(draft: DraftTree) -> DraftTree:
-    """The law recorded is not the one drawn from."""
+    """Record another distribution than the one sampled from."""
     assert draft.log_q is not None
     return replace(draft, log_q=(draft.log_q * 2).log_softmax(-1))
 
 
 def sorted_again(draft: DraftTree) -> DraftTree:
-    """Siblings in order of their own q instead of the order in which they were drawn."""
+    """Order siblings by q instead of by the order of sampling."""
     assert draft.log_q is not None
     best = draft.log_q[:, 0].gather(1, draft.tokens[:, 1:]).sort(dim=-1, descending=True, stable=True).indices
     return replace(draft, tokens=torch.cat([draft.tokens[:, :1], draft.tokens[:, 1:].gather(1, best)], 1))
 
 
 def pruned(draft: DraftTree) -> DraftTree:
-    """Of three siblings the one of least q is taken out after it was drawn."""
+    """Remove the sibling of least q after sampling."""
     assert draft.log_q is not None
     own = draft.log_q[:, 0].gather(1, draft.tokens[:, 1:])
     kept = (torch.arange(3) != own.argmin(-1, keepdim=True)).nonzero()[:, 1].view(-1, 2)
@@ -48,7 +48,7 @@ def pruned(draft: DraftTree) -> DraftTree:
 
 
 def two_of_three(draft: DraftTree) -> DraftTree:
-    """The last of three siblings is taken out whatever it is: a draw less, which costs nothing."""
+    """Remove the last of three siblings, which keeps exactness: it is one sample less."""
     assert draft.log_q is not None
     return replace(draft, tokens=draft.tokens[:, :3], shape=PAIR.shape(), log_q=draft.log_q[:, :3])
 
@@ -71,29 +71,29 @@ Spoil = Callable[[DraftTree], DraftTree]
         (pruned, two_of_three, FAN, "iid"),
     ],
 )
-def test_a_spoilt_draft_is_not_exact(mutant: Spoil, twin: Spoil, tree: StaticTree, mode: DraftMode) -> None:
+def test_spoiled_draft_is_detected(mutant: Spoil, twin: Spoil, tree: StaticTree, mode: DraftMode) -> None:
     assert enumeration.distance(TOY, RejectionVerifier(), mode, tree, spoil=twin) < CLEAN
     assert enumeration.distance(TOY, RejectionVerifier(), mode, tree, spoil=mutant) > FAULTY
 
 
 @pytest.mark.parametrize("mutant", [sharpened, sorted_again, pruned])
-def test_gumbel_match_forgives_every_spoilt_draft(mutant: Spoil) -> None:
-    drawn = draws.draw(TOY, GumbelVerifier(), "gumbel", FAN, spoil=mutant, runs=RUNS)
-    assert drawn.unlike_plain == 0 and drawn.p_value(TOY.law()) > PLAUSIBLE
+def test_gumbel_match_is_exact_for_spoiled_drafts(mutant: Spoil) -> None:
+    sampled = draws.draw(TOY, GumbelVerifier(), "gumbel", FAN, spoil=mutant, runs=RUNS)
+    assert sampled.unlike_plain == 0 and sampled.p_value(TOY.distribution()) > PLAUSIBLE
 
 
-def test_draws_without_replacement_taken_for_independent_ones_are_not_exact() -> None:
+def test_samples_without_replacement_verified_as_independent_are_detected() -> None:
     assert enumeration.distance(TOY, RejectionVerifier(), "sampled", FAN) < CLEAN
     assert enumeration.distance(TOY, RejectionVerifier(), "sampled", FAN, believed="iid") > FAULTY
 
 
-@pytest.mark.parametrize(("told", "mode"), [("sampled", "iid"), ("point", "sampled"), ("point", "iid")])
-def test_some_modes_may_be_taken_for_others(told: DraftMode, mode: DraftMode) -> None:
-    """Independent draws, repetitions passed over, are draws without replacement; a point may come from anywhere."""
-    assert enumeration.distance(TOY, RejectionVerifier(), mode, FAN, believed=told) < CLEAN
+@pytest.mark.parametrize(("reported", "mode"), [("sampled", "iid"), ("point", "sampled"), ("point", "iid")])
+def test_compatible_modes_are_exact(reported: DraftMode, mode: DraftMode) -> None:
+    """Independent samples without repetitions are samples without replacement; point drafts may come from anywhere."""
+    assert enumeration.distance(TOY, RejectionVerifier(), mode, FAN, believed=reported) < CLEAN
 
 
-def test_raw_logits_at_a_leaf_are_not_exact() -> None:
+def test_raw_logits_at_a_leaf_are_detected() -> None:
     toy = processed_world()
     mutant = RawLeaves(toy.p, toy.q, toy.count, toy.raw)
     assert enumeration.distance(toy, RejectionVerifier(), "sampled", TREE) < CLEAN
@@ -103,11 +103,11 @@ def test_raw_logits_at_a_leaf_are_not_exact() -> None:
 
 
 def p_value(verifier: GumbelVerifier | RejectionVerifier, mode: DraftMode = "sampled", toy: World = TOY) -> float:
-    return draws.draw(toy, verifier, mode, PAIR, runs=RUNS).p_value(toy.law())
+    return draws.draw(toy, verifier, mode, PAIR, runs=RUNS).p_value(toy.distribution())
 
 
 class Ungated(RejectionVerifier):
-    """Tests every sibling whatever became of the ones before it, and keeps the last that passes."""
+    """Tests every sibling regardless of earlier results, and keeps the last that passes."""
 
     def _test(
         self,
@@ -125,7 +125,7 @@ class Ungated(RejectionVerifier):
 
 
 class RefusalForgotten(RejectionVerifier):
-    """Draws the next code from p where it should draw from what the refusals left."""
+    """Samples the next code from p instead of from the residual distribution."""
 
     def test_children(
         self,
@@ -140,7 +140,7 @@ class RefusalForgotten(RejectionVerifier):
 
 
 class DraftersNoise(RejectionVerifier):
-    """Draws what the refusals left by the noise that chose the refused codes."""
+    """Samples the residual with the noise that chose the refused codes."""
 
     def draw(
         self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
@@ -149,7 +149,7 @@ class DraftersNoise(RejectionVerifier):
 
 
 class RootsRow(RejectionVerifier):
-    """Draws the bonus code at a leaf from the law that follows the root."""
+    """Samples the bonus code at a leaf from the root's distribution."""
 
     def walk(
         self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
@@ -161,7 +161,7 @@ class RootsRow(RejectionVerifier):
 
 
 class GumbelOfRootsRow(GumbelVerifier):
-    """Hands over the root's draw as the bonus code."""
+    """Returns the root's sample as the bonus code."""
 
     def walk(
         self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
@@ -171,23 +171,23 @@ class GumbelOfRootsRow(GumbelVerifier):
 
 
 @pytest.mark.parametrize("mutant", [Ungated(), RefusalForgotten(), DraftersNoise(), RootsRow()])
-def test_a_faulty_rejection_is_not_exact(mutant: RejectionVerifier) -> None:
+def test_faulty_rejection_is_detected(mutant: RejectionVerifier) -> None:
     assert p_value(RejectionVerifier()) > PLAUSIBLE
     assert p_value(mutant) < IMPOSSIBLE
 
 
-def test_enumeration_refuses_a_walk_that_it_does_not_describe() -> None:
+def test_enumeration_rejects_a_walk_that_it_does_not_describe() -> None:
     with pytest.raises(AssertionError, match="one by one"):
         enumeration.distance(TOY, Ungated(), "sampled", FAN)
 
 
-def test_a_gumbel_bonus_from_the_wrong_row_is_not_exact() -> None:
+def test_gumbel_bonus_from_the_wrong_row_is_detected() -> None:
     assert p_value(GumbelVerifier(), "gumbel") > PLAUSIBLE
     assert p_value(GumbelOfRootsRow(), "gumbel") < IMPOSSIBLE
 
 
-class OldLaw(CouplingVerifier):
-    """Records for codes that were kept the law that they were first drawn from, as released code does."""
+class OldDistribution(CouplingVerifier):
+    """Records for kept codes the distribution that they were first sampled from, as released code does."""
 
     def walk(
         self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
@@ -201,7 +201,7 @@ class OldLaw(CouplingVerifier):
 
 
 class SameUniforms(CouplingVerifier):
-    """Tests a code in every turn by the same uniforms."""
+    """Tests a code with the same uniforms in every step."""
 
     def walk(
         self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
@@ -215,9 +215,9 @@ class SameUniforms(CouplingVerifier):
         return super().walk(tree, log_p, positions, Still())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("mutant", [OldLaw(), SameUniforms()])
-def test_a_faulty_coupling_is_not_exact(mutant: CouplingVerifier) -> None:
+@pytest.mark.parametrize("mutant", [OldDistribution(), SameUniforms()])
+def test_faulty_coupling_is_detected(mutant: CouplingVerifier) -> None:
     toy = world("generic", 1, codes=3, count=4)
     for verifier, is_exact in ((CouplingVerifier(), True), (mutant, False)):
-        found = draws.draw_windows(toy, verifier, 3, "random", runs=RUNS).p_value(toy.law())
+        found = draws.draw_windows(toy, verifier, 3, "random", runs=RUNS).p_value(toy.distribution())
         assert found > PLAUSIBLE if is_exact else found < IMPOSSIBLE

@@ -1,4 +1,4 @@
-"""Within a step the host never waits for the device; between steps it asks at most once how far the images are."""
+"""The host never waits for the device within a step, and reads the progress at most once between steps."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.catalog import METHODS, Parts, build
-from lantern.decoding.run import Readback, Run
-from lantern.relaxations.neighbours import proximity_table
-from lantern.sampling import Sampling
-from lantern.types import Step
+from lantern.core.sampling import Sampling
+from lantern.core.types import Step
+from lantern.decoding.loop import Readback, Run
+from lantern.methods.decoder import METHODS, Decoder, build_decoder
+from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.proof.readbacks import Readbacks
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_parts
@@ -56,13 +56,13 @@ def put(values: Tensor) -> None:
         lambda x: torch.tensor([1.0, 2.0]),
     ],
 )
-def test_every_way_of_waiting_is_seen(wait: Callable[[Tensor], object]) -> None:
+def test_every_synchronising_call_is_detected(wait: Callable[[Tensor], object]) -> None:
     with Readbacks() as readbacks:
         wait(X)
     assert len(readbacks.seen) >= 1
 
 
-def test_what_does_not_wait_is_not_seen() -> None:
+def test_asynchronous_calls_are_not_reported() -> None:
     with Readbacks() as readbacks:
         torch.where(IS_BIG, X, 0.0).repeat_interleave(2).masked_fill(torch.ones(4, dtype=torch.bool), 1.0)
         X[torch.arange(2)].index_select(0, torch.zeros(1, dtype=torch.long)).to(torch.float64)
@@ -70,31 +70,31 @@ def test_what_does_not_wait_is_not_seen() -> None:
     assert readbacks.seen == []
 
 
-def parts_of(name: str, device: str = "cpu") -> Parts:
+def parts_of(name: str, device: str = "cpu") -> Decoder:
     target, codebook = tiny_target().to(device), torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
     method = METHODS[name]
     if "k" in method.settings:
         method = method.with_options(k=10)
-    return build(
+    return build_decoder(
         method,
         target,
         sampling=Sampling(guidance=3, temperature=0.9, top_k=20, top_p=0.95),
         drafter_module=tiny_eagle(target).to(device),
-        trained={name: part.to(device) for name, part in tiny_parts(target).items()},
+        add_ons={name: part.to(device) for name, part in tiny_parts(target).items()},
         neighbours=proximity_table(codebook, 12).to(device),
         codebook=codebook.to(device),
     )
 
 
 class Watch:
-    """Where among all waits the steps stand, and how often the loop asked the device whether it is done."""
+    """The waits of each step, and how often the loop read the progress from the device."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.readbacks, self.marks, self.asked = Readbacks(), list[int](), 0
+        self.readbacks, self.marks, self.requested = Readbacks(), list[int](), 0
         read, is_done = Readback.read, Run.is_done
 
         def counted(asking: Readback, known: Tensor) -> int | None:
-            self.asked += 1
+            self.requested += 1
             return read(asking, known)
 
         def marked(run: Run) -> bool:
@@ -105,45 +105,45 @@ class Watch:
         monkeypatch.setattr(Run, "is_done", marked)
 
     def mark(self, step: Step | None = None) -> None:
-        """Ends a step."""
+        """End a step."""
         self.marks.append(len(self.readbacks.seen))
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_host_asks_once_between_steps_and_never_within(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_reads_once_between_steps_and_never_within(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = parts_of(name)
-    parts.generate(CONDITION, keys=KEYS)  # makes the constants of the tree
+    parts.generate(CONDITION, keys=KEYS)  # builds the constants of the tree
     watch = Watch(monkeypatch)
     with watch.readbacks:
         made = parts.generate(CONDITION, keys=KEYS, callback=watch.mark if parts.drafter is None else None)
     in_steps = watch.readbacks.seen[watch.marks[0] :]
     assert [wait for wait in in_steps if "# sync" not in wait.line] == []
-    assert len(in_steps) == watch.asked
-    # Where the size of a tree changes, drafting begins by asking what the last turn told.
-    asks = 1 + getattr(parts.drafter, "asks_host", False)
-    assert all(after - before <= asks for before, after in pairwise(watch.marks))
-    assert len(watch.marks) == int(made.passes.max()) if parts.drafter is None else watch.asked >= 1
+    assert len(in_steps) == watch.requested
+    # Where the size of a tree changes, drafting starts by reading the result of the last step.
+    reads = 1 + getattr(parts.drafter, "needs_host", False)
+    assert all(after - before <= reads for before, after in pairwise(watch.marks))
+    assert len(watch.marks) == int(made.passes.max()) if parts.drafter is None else watch.requested >= 1
 
 
 @pytest.fixture
 def strict_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Waiting is an error from the first question whether all is done to the last, and allowed while asking."""
+    """Make waiting an error between the first and the last check of the progress, except during a check."""
     is_done = Run.is_done
 
-    def asked(self: Run) -> bool:
+    def requested(self: Run) -> bool:
         torch.cuda.set_sync_debug_mode("default")
         done = is_done(self)
         torch.cuda.set_sync_debug_mode("default" if done else "error")
         return done
 
-    monkeypatch.setattr(Run, "is_done", asked)
+    monkeypatch.setattr(Run, "is_done", requested)
     yield
     torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.drafter])
-def test_a_gpu_is_never_waited_for_within_a_step(name: str, strict_gpu: None) -> None:
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.is_plain])
+def test_gpu_is_never_waited_for_within_a_step(name: str, strict_gpu: None) -> None:
     parts = parts_of(name, "cuda")
     for _ in range(2):
         made = parts.generate(CONDITION, keys=KEYS)
@@ -151,7 +151,7 @@ def test_a_gpu_is_never_waited_for_within_a_step(name: str, strict_gpu: None) ->
 
 
 @pytest.mark.gpu
-def test_strictness_about_a_gpu_is_noticed() -> None:
+def test_synchronisation_debug_mode_raises() -> None:
     x = torch.ones(1, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:

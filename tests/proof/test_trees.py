@@ -1,4 +1,4 @@
-"""Scoring a tree is scoring each of its paths alone, and committing a path is having fed it: on random trees.
+"""On random trees, scoring a tree equals scoring each path alone, and committing a path equals feeding it.
 
 The oracle is one causal pass over prompt and codes without cache, tree or collapsed prompt.
 """
@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftTree, TreeShape
+from lantern.decoding.loop import Run
 from lantern.decoding.prefill import start
-from lantern.decoding.run import Run
-from lantern.sampling import Sampling
-from lantern.types import DraftTree, TreeShape
 from tests.tiny import select, tiny_condition, tiny_target
 
 TARGET = tiny_target()
@@ -25,7 +25,7 @@ parents_of_nodes = st.integers(1, 9).flatmap(lambda n: st.tuples(*[st.integers(0
 
 
 def shape_of(trees: list[tuple[int, ...]]) -> TreeShape:
-    """Trees of as many nodes each, by their parents: one for each image, or one for all."""
+    """Return the shape of trees of equal size, given their parents: one tree for each image, or one for all."""
     parents, nodes = torch.tensor(trees), len(trees[0])
     ancestors = torch.eye(nodes, dtype=torch.bool).repeat(len(trees), 1, 1)
     depths, ranks = torch.zeros_like(parents), torch.zeros_like(parents)
@@ -44,7 +44,7 @@ def chain_shape(nodes: int) -> TreeShape:
 
 
 def run_with(codes: Int[Tensor, "b n"], known: Int[Tensor, " b"], nodes: int, sampling: Sampling) -> Run:
-    """A run in which `known` codes of each image are decided: they were fed as one path, whole in every image."""
+    """Return a run in which `known` codes of each image are decided. All codes were fed as one path."""
     images = len(codes)
     keys = [(0, i) for i in range(images)]
     begun = start(TARGET, select(CONDITION, list(range(images))), sampling=sampling, keys=keys, stage=COUNT)
@@ -56,7 +56,7 @@ def run_with(codes: Int[Tensor, "b n"], known: Int[Tensor, " b"], nodes: int, sa
 
 
 def oracle(image: int, codes: Int[Tensor, " n"], sampling: Sampling) -> Float[Tensor, "r n v"]:
-    """What the target says after each code of an image, for both guidance rows."""
+    """Return the logits after each code of an image, for both guidance rows."""
     assert CONDITION.embeddings is not None and CONDITION.mask is not None
     words = CONDITION.embeddings[image : image + 1]
     rows = [TARGET.cls_embedding(words), TARGET.cls_embedding.unconditional(words)][: sampling.rows]
@@ -68,13 +68,13 @@ def oracle(image: int, codes: Int[Tensor, " n"], sampling: Sampling) -> Float[Te
 
 
 def path_to(node: int, parents: tuple[int, ...]) -> list[int]:
-    """The nodes on the way, the root left out."""
+    """Return the nodes on the path to a node, without the root."""
     return [] if node == 0 else [*path_to(parents[node], parents), node]
 
 
 @st.composite
 def drafts(draw: st.DrawFn) -> tuple[list[tuple[int, ...]], Tensor, Tensor, Sampling]:
-    """Trees, one for all images or one for each; whole pictures; how many codes are known; the guidance."""
+    """Return trees (one for all images or one for each), whole pictures, the number of known codes and the sampling."""
     images, first = draw(st.integers(1, 3)), draw(parents_of_nodes)
     trees = [first]
     if draw(st.booleans()):
@@ -89,7 +89,7 @@ Draft = tuple[list[tuple[int, ...]], Tensor, Tensor, Sampling]
 
 
 def scored(draft: Draft) -> tuple[Run, DraftTree, Float[Tensor, "b r n v"]]:
-    """A run with a tree below each image's last known code, and what the target says at its nodes."""
+    """Return a run with a tree below the last known code of each image, the tree, and the logits of its nodes."""
     trees, codes, known, sampling = draft
     run = run_with(codes, known, len(trees[0]), sampling)
     tokens = torch.randint(
@@ -103,7 +103,7 @@ def scored(draft: Draft) -> tuple[Run, DraftTree, Float[Tensor, "b r n v"]]:
 @torch.no_grad()
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(drafts())
-def test_a_tree_scores_each_path_as_if_it_were_alone(draft: Draft) -> None:
+def test_scores_of_a_tree_equal_scores_of_its_paths(draft: Draft) -> None:
     trees, codes, known, sampling = draft
     _, tree, logits = scored(draft)
     compared = 0
@@ -111,7 +111,7 @@ def test_a_tree_scores_each_path_as_if_it_were_alone(draft: Draft) -> None:
         parents = trees[min(image, len(trees) - 1)]
         for node in range(len(parents)):
             path = path_to(node, parents)
-            if length + len(path) <= COUNT:  # what lies past the end means nothing
+            if length + len(path) <= COUNT:  # nodes past the end have no meaning
                 alone = oracle(image, torch.cat([codes[image, :length], tree.tokens[image, path]]), sampling)
                 assert (alone[:, -1] - logits[image, :, node]).abs().max() <= CLOSE
                 compared += 1
@@ -121,7 +121,7 @@ def test_a_tree_scores_each_path_as_if_it_were_alone(draft: Draft) -> None:
 @torch.no_grad()
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(drafts(), st.integers(0, 10**6))
-def test_committing_a_path_is_having_fed_it(draft: Draft, seed: int) -> None:
+def test_committing_a_path_equals_feeding_it(draft: Draft, seed: int) -> None:
     trees, codes, known, sampling = draft
     run, tree, _ = scored(draft)
     generator = torch.Generator().manual_seed(seed)
@@ -140,7 +140,7 @@ def test_committing_a_path_is_having_fed_it(draft: Draft, seed: int) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("wrong", ["ancestors", "positions", "slots"])
-def test_a_wrong_mask_place_or_slot_is_seen(wrong: str) -> None:
+def test_wrong_mask_position_or_slot_is_detected(wrong: str) -> None:
     trees, known = [(0, 0, 0, 1, 2)], torch.tensor([5, 9])
     codes = torch.randint(CODES, (2, COUNT), generator=torch.Generator().manual_seed(0))
     draft: Draft = (trees, codes, known, Sampling(guidance=3.0))

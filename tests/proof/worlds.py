@@ -1,4 +1,4 @@
-"""Toy worlds: a few codes out of at most six, whose every law is a row of a table.
+"""Toy worlds: a few codes out of at most six. Each distribution is a row of a table.
 
 Strings of codes are numbered as a heap: the empty string is 0, and string s followed by code x is s * v + 1 + x.
 """
@@ -10,16 +10,16 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from lantern.sampling import Sampling
-from lantern.trees.static import StaticTree
-from lantern.types import TreeShape
+from lantern.core.sampling import Sampling
+from lantern.core.types import TreeShape
+from lantern.drafters.trees.static import StaticTree
 
-# A line, siblings alone, branches of different depth, and more depth than there are codes left.
+# A chain, siblings only, branches of different depth, and a tree deeper than the codes that are left.
 TREES = {
     "chain": StaticTree(((0,), (0, 0))),
     "fan": StaticTree(((0,), (1,), (2,))),
     "unbalanced": StaticTree(((0,), (1,), (0, 0), (0, 1))),
-    "too deep": StaticTree(((0,), (1,), (0, 0), (0, 0, 0), (0, 0, 0, 0))),
+    "too deep": StaticTree(((0,), (1,), (0, 0), (0, 0, 0))),
 }
 KINDS = ("generic", "zeros", "one-hot", "disjoint", "equal")
 
@@ -34,7 +34,7 @@ class World:
 
     @property
     def codes(self) -> int:
-        """How many codes there are."""
+        """The size of the codebook."""
         return self.p.shape[1]
 
     @property
@@ -44,7 +44,7 @@ class World:
 
     @cached_property
     def single(self) -> "World":
-        """The same in single precision."""
+        """The same world in single precision."""
         return replace(self, p=self.p.float(), q=self.q.float())
 
     @cached_property
@@ -53,28 +53,28 @@ class World:
         return replace(self, p=self.p.log(), q=self.q.log())
 
     def look_up(self, table: Float[Tensor, "s v"], strings: Int[Tensor, "*n"]) -> Float[Tensor, "*n v"]:
-        """The rows of what follows these strings."""
+        """Return the rows of these strings."""
         rows = table.index_select(0, strings.clamp(max=self.first_whole).flatten())
         return rows.view(*strings.shape, self.codes)
 
     def log_p(self, strings: Int[Tensor, "b n"], shape: TreeShape) -> Float[Tensor, "b n v"]:
-        """What the target says at each node of a tree."""
+        """Return log-probabilities of the target at each node of a tree."""
         return self.look_up(self.logs.p, strings)
 
     def log_q(self, strings: Int[Tensor, "*n"]) -> Float[Tensor, "*n v"]:
-        """What the draft says after these strings."""
+        """Return log-probabilities of the draft after these strings."""
         return self.look_up(self.logs.q, strings)
 
     def completed(self, mass: Float64[Tensor, " m"]) -> Float64[Tensor, " w"]:
-        """The law of whole strings if each string that `mass` is on goes on by p."""
+        """Return the distribution of whole strings if the strings under `mass` are continued by p."""
         mass = mass.clone()
         for string in range(self.first_whole):
             below = string * self.codes + 1
             mass[below : below + self.codes] += mass[string] * self.p[string]
         return mass[self.first_whole :]
 
-    def law(self) -> Float64[Tensor, " w"]:
-        """The law of whole strings."""
+    def distribution(self) -> Float64[Tensor, " w"]:
+        """Return the distribution of whole strings."""
         mass = torch.zeros(self.first_whole + self.codes**self.count, dtype=torch.float64)
         mass[0] = 1.0
         return self.completed(mass)
@@ -82,14 +82,17 @@ class World:
 
 @lru_cache
 def world(kind: str, seed: int = 0, *, codes: int = 4, count: int = 2) -> World:
-    """Random tables of a kind of `KINDS`."""
+    """Return random tables of one of `KINDS`."""
     generator = torch.Generator().manual_seed(seed)
     rows = sum(codes**length for length in range(count)) + 1
     scores = torch.randn(rows, codes, dtype=torch.float64, generator=generator) * 1.3
     p = scores.softmax(-1)
     q = (scores + torch.randn(rows, codes, dtype=torch.float64, generator=generator)).softmax(-1)
     if kind == "zeros":
-        p, q = (keep(law, 1 + torch.randint(codes, (rows,), generator=generator), generator) for law in (p, q))
+        p, q = (
+            keep(distribution, 1 + torch.randint(codes, (rows,), generator=generator), generator)
+            for distribution in (p, q)
+        )
     if kind == "one-hot":
         lonely = torch.randint(3, (rows,), generator=generator)[:, None]  # of p, of q, of both
         p = torch.where(lonely != 1, keep(p, torch.ones(rows, dtype=torch.long), generator), p)
@@ -103,15 +106,17 @@ def world(kind: str, seed: int = 0, *, codes: int = 4, count: int = 2) -> World:
     return World(p, q, count)
 
 
-def keep(law: Float64[Tensor, "r v"], counts: Int[Tensor, " r"], generator: torch.Generator) -> Float64[Tensor, "r v"]:
+def keep(
+    distribution: Float64[Tensor, "r v"], counts: Int[Tensor, " r"], generator: torch.Generator
+) -> Float64[Tensor, "r v"]:
     """Each row with that many of its codes, by lot."""
-    order = torch.rand(law.shape, generator=generator).argsort(-1).argsort(-1)
-    return normal(law * (order < counts[:, None]))
+    order = torch.rand(distribution.shape, generator=generator).argsort(-1).argsort(-1)
+    return normal(distribution * (order < counts[:, None]))
 
 
-def normal(law: Float64[Tensor, "r v"]) -> Float64[Tensor, "r v"]:
+def normal(distribution: Float64[Tensor, "r v"]) -> Float64[Tensor, "r v"]:
     """Rows of sum 1."""
-    return law / law.sum(-1, keepdim=True)
+    return distribution / distribution.sum(-1, keepdim=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,21 +127,21 @@ class ProcessedWorld(World):
 
 
 def processed_world(seed: int = 0, *, codes: int = 5) -> ProcessedWorld:
-    """Two codes whose laws are those of two rows of logits under guidance 2, temperature 0.7 and the best three."""
+    """Return a world of two codes: two rows of logits with guidance 2, temperature 0.7 and top-k 3."""
     plain = world("generic", seed, codes=codes)
     generator = torch.Generator().manual_seed(seed + 1)
     logits = torch.randn(1, 2, len(plain.p), codes, generator=generator)
     places = torch.zeros(1, len(plain.p), dtype=torch.long)
-    law = Sampling(guidance=2.0, temperature=0.7, top_k=3).log_probs(logits, places)[0].double().exp()
+    distribution = Sampling(guidance=2.0, temperature=0.7, top_k=3).log_probs(logits, places)[0].double().exp()
     raw = logits[0, 0].double().softmax(-1)
-    return ProcessedWorld(normal(law), plain.q, plain.count, raw)
+    return ProcessedWorld(normal(distribution), plain.q, plain.count, raw)
 
 
 class RawLeaves(ProcessedWorld):
-    """The mutant that forgets guidance, temperature and top-k at the leaves of a tree."""
+    """A mutant without guidance, temperature and top-k at the leaves of a tree."""
 
     def log_p(self, strings: Int[Tensor, "b n"], shape: TreeShape) -> Float[Tensor, "b n v"]:
-        """Processed laws at inner nodes, raw ones at leaves."""
+        """Return processed distributions at inner nodes and raw ones at leaves."""
         is_leaf = ~torch.zeros(shape.num_nodes, dtype=torch.bool).scatter(0, shape.parents[1:], True)
         processed = super().log_p(strings, shape)
         return torch.where(is_leaf[:, None], self.look_up(self.raw.log().to(processed.dtype), strings), processed)

@@ -1,6 +1,8 @@
-"""Folders, classes and shards become training data; configs that cannot be are refused."""
+"""Folders, classes and shards become training data; wrong configs are refused."""
 
+import hashlib
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from lantern.training.data import DataConfig, Prepared, prepare, share_of
+from lantern.training.data import Prepared, Record, Writer, share_of
+from lantern.training.sources import DataConfig, prepare
 from tests.training.drawings import archive, encoded
 
 
@@ -21,8 +24,7 @@ from tests.training.drawings import archive, encoded
         {"size": True},
         {"held_out": "x"},
         {"colour": 1},
-        {"concepts": ["x"], "pairs": -1},
-        {"source": "folder"},
+        {"path": "x", "concepts": ["x"]},
         [],
     ],
 )
@@ -33,7 +35,7 @@ def test_wrong_configs_are_refused_in_one_line(values: object, tmp_path: Path) -
     assert "\n" not in str(caught.value)
 
 
-def test_folder_source_counts_and_names_what_it_cannot_use(tmp_path: Path) -> None:
+def test_folder_source_lists_what_it_leaves_out(tmp_path: Path) -> None:
     data = tmp_path / "pictures"
     data.mkdir()
     for i in range(5):
@@ -43,7 +45,7 @@ def test_folder_source_counts_and_names_what_it_cannot_use(tmp_path: Path) -> No
     (data / "broken.txt").write_text("broken")
     Image.new("RGB", (9, 9)).save(data / "silent.png")
     config = DataConfig(source="folder", path=str(data), size=32)
-    summary = prepare(config, out=tmp_path / "out", packages=tmp_path)
+    summary = prepare(config, out=tmp_path / "out")
     prepared = Prepared.open(tmp_path / "out")
     assert summary.records == 5 and summary.num_skipped == 2
     assert {entry.split(":")[0] for entry in summary.skipped} == {"broken.png", "silent.png"}
@@ -56,7 +58,7 @@ def test_class_folders_are_captions(tmp_path: Path) -> None:
         (tmp_path / "in" / label).mkdir(parents=True)
         Image.new("RGBA", (30, 50)).save(tmp_path / "in" / label / "1.webp")
     config = DataConfig(source="classes", path=str(tmp_path / "in"), size=16)
-    prepare(config, out=tmp_path / "out", packages=tmp_path)
+    prepare(config, out=tmp_path / "out")
     prepared = Prepared.open(tmp_path / "out")
     assert [r.concepts for r in prepared.records] == [("owl",), ("red fox",)]
     assert "a red fox" in dict(prepared.records[1].captions)
@@ -78,7 +80,7 @@ def test_webdataset_shards_take_text_and_json(tmp_path: Path) -> None:
         tmp_path / "in" / "1.tar", {"x/d.webp": encoded(np.zeros((9, 5, 3), np.uint8), "WEBP"), "x/d.txt": b"third"}
     )
     config = DataConfig(source="webdataset", path=str(tmp_path / "in"), size=8)
-    summary = prepare(config, out=tmp_path / "out", packages=tmp_path)
+    summary = prepare(config, out=tmp_path / "out")
     texts = [r.captions[0][0] for r in Prepared.open(tmp_path / "out").records]
     assert texts == ["first", "second", "third"]
     assert summary.skipped == ("0.tar/c: no caption",)
@@ -87,17 +89,17 @@ def test_webdataset_shards_take_text_and_json(tmp_path: Path) -> None:
 def test_no_usable_picture_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "x.png").write_bytes(b"x")
-    for source, wanted in (("folder", "no usable picture"), ("classes", "no usable"), ("webdataset", "no tar file")):
+    for source, expected in (("folder", "no usable picture"), ("classes", "no usable"), ("webdataset", "no tar file")):
         config = DataConfig(source=source, path=str(tmp_path / "in"))
-        with pytest.raises(ValueError, match=wanted):
-            prepare(config, out=tmp_path / "out", packages=tmp_path)
+        with pytest.raises(ValueError, match=expected):
+            prepare(config, out=tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
 
 
-def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="no prepared data"):
-        prepare(DataConfig(source="folder", path="x"), out=tmp_path, packages=tmp_path)
+        prepare(DataConfig(source="folder", path="x"), out=tmp_path)
     with pytest.raises(ValueError, match="holds no prepared data"):
         Prepared.open(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
@@ -106,3 +108,42 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
 @given(st.text())
 def test_shares_lie_in_the_unit_interval(key: str) -> None:
     assert 0 <= share_of(key) < 1
+
+
+def test_a_source_without_a_path_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="path is empty, wanted the folder data to read: give --path"):
+        prepare(DataConfig(), out=tmp_path / "out")
+
+
+def test_decoded_pictures_are_cached_in_one_file_that_callers_cannot_change(tmp_path: Path) -> None:
+    (tmp_path / "in" / "owl").mkdir(parents=True)
+    Image.new("RGB", (16, 16), (9, 8, 7)).save(tmp_path / "in" / "owl" / "1.png")
+    prepare(DataConfig(source="classes", size=16), out=tmp_path / "out", path=tmp_path / "in")
+    prepared = Prepared.open(tmp_path / "out")
+    first = prepared.images()
+    (tmp_path / "out" / "pictures.tar").unlink()
+    first += 1
+    assert prepared.images()[0, :, 0, 0].tolist() == [9, 8, 7]
+    (tmp_path / "out" / "pictures.npy").write_bytes(b"torn")
+    with pytest.raises(ValueError, match=r"pictures\.npy cannot be read .*remove it"):
+        prepared.images()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_number_of_workers_does_not_change_what_is_written(tmp_path: Path, workers: int) -> None:
+    def job(i: int) -> tuple[np.ndarray, Record] | str:
+        record = Record(image=0, captions=((f"c{i}", 1.0),), kind="plain", concepts=(), style="", split="train")
+        return "left out" if i % 7 == 3 else (np.full((8, 8, 3), i, np.uint8), record)
+
+    writer = Writer(tmp_path / str(workers))
+    reasons = list(writer.add_all((partial(job, i) for i in range(40)), workers=workers))
+    writer.close()
+    assert [i for i, reason in enumerate(reasons) if reason] == [3, 10, 17, 24, 31, 38]
+    assert [r.captions[0][0] for r in writer.records] == [f"c{i}" for i in range(40) if i % 7 != 3]
+    digest = hashlib.sha256((tmp_path / str(workers) / "pictures.tar").read_bytes())
+    serial = Writer(tmp_path / "serial")
+    for made in (job(i) for i in range(40)):
+        if not isinstance(made, str):
+            serial.add(*made)
+    serial.close()
+    assert digest.digest() == hashlib.sha256((tmp_path / "serial" / "pictures.tar").read_bytes()).digest()

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.config import build_config
-from lantern.drafters.eagle import Eagle, EagleConfig
+from lantern.core.config import build_config
+from lantern.core.io import load_component, save_component, weights_digest
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.drafters.eagle.unroll import Unroll
 from lantern.drafters.examples import Examples
-from lantern.drafters.unroll import Unroll
-from lantern.io import load_component, save_component, weights_digest
-from lantern.models.llamagen.rotary import turns_at
+from lantern.models.llamagen.rotary import rope_factors
 from lantern.training.drafter import DrafterConfig, DrafterTask
-from lantern.training.kinds import KINDS, find_kind, load_kind, new_module
+from lantern.training.kinds import find_kind, kinds, load_kind, new_module
 from lantern.training.loop import LoopConfig, train
 from lantern.training.losses import Objective
 from lantern.training.teacher import Teacher, read_pictures
@@ -56,7 +56,7 @@ def test_training_raises_acceptance_at_every_depth(tmp_path: Path) -> None:
     assert drafter.config == EagleConfig.for_target(target.config, target=weights_digest(target.state_dict()))
 
 
-def test_wider_drafts_hit_the_targets_own_draw_more_often() -> None:
+def test_wider_drafts_hit_the_sample_of_the_target_more_often() -> None:
     target = tiny_target()
     figures = DrafterTask(CONFIG, target, Kept(tiny_teacher(target), 8)).evaluate()
     for depth in (1, 2, 3):
@@ -86,66 +86,66 @@ def test_a_drafter_that_is_the_target_is_always_accepted_and_always_hits() -> No
 def test_guided_features_have_the_guided_logits() -> None:
     target, some = tiny_target(), examples(2)
     conditional, unconditional = target.head(some.rows[:, 0]), target.head(some.rows[:, 1])
-    wanted = unconditional + 3.0 * (conditional - unconditional)
-    torch.testing.assert_close(target.head(some.guided), wanted, atol=1e-4, rtol=1e-4)
+    expected = unconditional + 3.0 * (conditional - unconditional)
+    torch.testing.assert_close(target.head(some.guided), expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
-def test_a_teacher_tells_what_entered_the_tapped_layers() -> None:
+def test_teacher_returns_the_inputs_of_the_tapped_layers() -> None:
     target = tiny_target(n_layer=6)
     condition = tiny_condition((4, 2))
     words, mask = condition.embeddings, condition.mask
     assert words is not None and mask is not None
     codes = torch.randint(0, 24, (2, 16), generator=torch.Generator().manual_seed(0))
-    felt = read_pictures(target, words, mask, codes, reads=("layers",))
-    assert felt["layers"].shape == (2, 2, 3, 16, 32) and "prompt" not in felt
+    teacher_features = read_pictures(target, words, mask, codes, reads=("layers",))
+    assert teacher_features["layers"].shape == (2, 2, 3, 16, 32) and "prompt" not in teacher_features
     x = torch.cat([target.cls_embedding(words), target.tok_embeddings(codes[:, :-1])], dim=1)
     valid = torch.nn.functional.pad(mask, (0, 15), value=True)
     seen = torch.tril(valid[:, None] | ~valid[:, :, None])
-    turns, entered = turns_at(target.rope, torch.arange(21)[None]), []
+    stepper, entered = rope_factors(target.rope, torch.arange(21)[None]), []
     for number, block in enumerate(target.layers):
         entered.append(x[:, 5:])
-        x = block(x, turns, seen, layer=number, cache=None, slots=None)
+        x = block(x, stepper, seen, layer=number, cache=None, slots=None)
     for i, number in enumerate((2, 3, 3)):
-        torch.testing.assert_close(felt["layers"][:, 0, i], entered[number])
+        torch.testing.assert_close(teacher_features["layers"][:, 0, i], entered[number])
 
 
 @torch.no_grad()
-def test_a_prompt_is_read_as_decoding_reads_it() -> None:
+def test_teacher_reads_a_prompt_as_decoding_does() -> None:
     target, condition = tiny_target(), tiny_condition((4, 2))
     words, mask = condition.embeddings, condition.mask
     assert words is not None and mask is not None
-    felt = read_pictures(target, words, mask, torch.zeros(2, 16, dtype=torch.long), reads=("prompt",))
-    wanted, _ = target.read_prompt(target.cls_embedding(words), mask)
-    torch.testing.assert_close(felt["prompt"][:, 0], wanted[:, :-1], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(felt["rows"][:, 0, 0], wanted[:, -1], atol=1e-5, rtol=1e-4)
+    teacher_features = read_pictures(target, words, mask, torch.zeros(2, 16, dtype=torch.long), reads=("prompt",))
+    expected, _ = target.read_prompt(target.cls_embedding(words), mask)
+    torch.testing.assert_close(teacher_features["prompt"][:, 0], expected[:, :-1], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(teacher_features["rows"][:, 0, 0], expected[:, -1], atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("form", ["guided", "rows"])
-def test_a_draft_knows_only_what_drafting_would_know(form: str) -> None:
+def test_training_draft_uses_only_inputs_of_drafting(form: str) -> None:
     """Depth d of code j rests on codes before j and on true features up to j - d."""
     some, target = examples(1, "prompt"), tiny_target()
     module = tiny_eagle(target, form=form)
 
-    def said(given: Examples) -> list[Tensor]:
+    def output(given: Examples) -> list[Tensor]:
         made = module.training_predictions(given, 3)
         return [x.features if x.rows is None else x.rows[:, 0] for x in made]  # type: ignore[misc]
 
     rows = some.rows.clone()
     rows[:, :, 7] += 1.0
-    for depth, (was, now) in enumerate(zip(said(some), said(replace(some, rows=rows)), strict=True), start=1):
+    for depth, (was, now) in enumerate(zip(output(some), output(replace(some, rows=rows)), strict=True), start=1):
         moved = (was - now).abs().amax(-1)[0]
         assert moved[:7].max() < 1e-6 and moved[7] > 1e-3, depth  # entry 7 is about code 7 + depth
     codes = some.codes.clone()
     codes[:, 7] = (codes[:, 7] + 1) % 24
-    for depth, (was, now) in enumerate(zip(said(some), said(replace(some, codes=codes)), strict=True), start=1):
+    for depth, (was, now) in enumerate(zip(output(some), output(replace(some, codes=codes)), strict=True), start=1):
         moved = (was - now).abs().amax(-1)[0]
         assert moved[: 8 - depth].max() < 1e-6 and moved[8 - depth] > 1e-3
 
 
 @torch.no_grad()
-def test_unrolled_pass_draws_on_what_drafting_would_know() -> None:
+def test_unrolled_pass_uses_only_inputs_of_drafting() -> None:
     """Pass 2 at pair j must not depend on the true feature of pair j, which drafting does not have."""
     module, some = tiny_eagle(tiny_target()), examples(1)
     tokens, features = some.codes, some.rows[:, 0]
@@ -162,16 +162,16 @@ def test_unrolled_pass_draws_on_what_drafting_would_know() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", KINDS)
-def test_every_kind_predicts_each_depth_it_is_asked_for(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", kinds())
+def test_every_kind_predicts_each_requested_depth(name: str, tmp_path: Path) -> None:
     target = tiny_target()
     module = new_module(name, target, {}, seed=0)
     some = examples(2, *module.reads)  # type: ignore[misc]
     made = module.training_predictions(some, 3)  # type: ignore[operator]
-    assert [said.depth for said in made][:3] == [1, 2, 3]  # heads for the row below count as one depth more
-    for said in made:
-        entries = next(x for x in (said.logits, said.features, said.rows) if x is not None)
-        assert entries.shape[-2] == len(said.places) and said.places.max() < 16 and said.places.min() >= 1
+    assert [output.depth for output in made][:3] == [1, 2, 3]  # heads for the row below count as one depth more
+    for output in made:
+        entries = next(x for x in (output.logits, output.features, output.rows) if x is not None)
+        assert entries.shape[-2] == len(output.places) and output.places.max() < 16 and output.places.min() >= 1
     save_component(module.state_dict(), module.config, tmp_path)
     again = load_kind(name, tmp_path, target)
     assert weights_digest(again.state_dict()) == weights_digest(module.state_dict())
@@ -200,7 +200,7 @@ def released(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(fields))
 
 
-def test_a_released_drafter_is_fine_tuned_in_its_own_form(tmp_path: Path) -> None:
+def test_a_released_drafter_is_fine_tuned_with_its_own_sizes(tmp_path: Path) -> None:
     released(tmp_path / "released")
     target = tiny_target()
     module = load_kind("eagle1", tmp_path / "released", target)
@@ -232,15 +232,15 @@ def test_a_drafter_for_another_target_or_kind_is_refused(tmp_path: Path) -> None
         find_kind("eagle-1")
 
 
-def test_more_pictures_than_are_held_out_are_wanted() -> None:
+def test_as_many_pictures_as_are_held_out_are_refused() -> None:
     with pytest.raises(ValueError, match="wanted more than the 4 held out"):
         replace(CONFIG, pictures=4)
     assert replace(CONFIG, pictures=0, source="online").pictures == 0
-    with pytest.raises(ValueError, match="a drafter learns laws"):
+    with pytest.raises(ValueError, match="a drafter learns distributions"):
         replace(CONFIG, temperature=0.0)
 
 
-def test_a_config_names_what_it_does_not_know(tmp_path: Path) -> None:
+def test_a_config_names_its_unknown_fields(tmp_path: Path) -> None:
     path = tmp_path / "drafter.json"
     path.write_text(json.dumps({"loop": {"steps": 3}, "objective": {"fade": 0.7, "form": "lambda"}, "scales": [2, 4]}))
     assert DrafterConfig.load(path).objective == Objective(fade=0.7, form="lambda")
@@ -259,8 +259,8 @@ def test_a_sample_is_a_map_of_acceptance_for_each_depth(tmp_path: Path) -> None:
 
 
 def test_configs_of_kinds_are_components() -> None:
-    for name in KINDS:
-        _, config = find_kind(name).classes()
+    for name in kinds():
+        config = find_kind(name).config
         made = config.for_target(tiny_target().config)
         raw = json.loads(json.dumps(dataclasses.asdict(made)))
         assert made.kind == name and build_config(config, raw, source="x") == made

@@ -1,4 +1,4 @@
-"""The feature cache: what it holds is what the teacher says, it costs what was announced, a stopped build goes on."""
+"""The feature cache holds the teacher's output, has the announced size, and a stopped build continues."""
 
 import os
 import shutil
@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lantern.core.signals import Stopped
 from lantern.training.drafter import DrafterConfig, DrafterTask
-from lantern.training.feature_cache import FeatureCache, in_units
+from lantern.training.feature_cache import FeatureCache, format_bytes
 from lantern.training.loop import LoopConfig, train
 from lantern.training.teacher import Teacher
 from tests.tiny import tiny_target, tiny_teacher
@@ -29,16 +30,16 @@ def filled(folder: Path, teacher: Teacher, pictures: int = 12, shard: int = 5) -
 
 
 @pytest.mark.parametrize("reads", [(), ("prompt",), ("layers", "prompt")])
-def test_what_is_read_is_what_the_teacher_says(tmp_path: Path, reads: tuple[str, ...]) -> None:
+def test_cache_holds_the_output_of_the_teacher(tmp_path: Path, reads: tuple[str, ...]) -> None:
     teacher = tiny_teacher(tiny_target(), reads)
     cache = filled(tmp_path, teacher)
     numbers = [11, 0, 7, 7, 4]
-    read, said = cache.read(numbers), teacher.read(numbers)
-    assert read.keys() == said.keys() == teacher.shapes().keys()
-    assert torch.equal(read["codes"], said["codes"])
+    read, output = cache.read(numbers), teacher.read(numbers)
+    assert read.keys() == output.keys() == teacher.shapes().keys()
+    assert torch.equal(read["codes"], output["codes"])
     for name, (shape, dtype) in teacher.shapes().items():
         assert read[name].shape == (5, *shape) and read[name].dtype == dtype
-        torch.testing.assert_close(read[name].float(), said[name].float(), atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(read[name].float(), output[name].float(), atol=2e-2, rtol=2e-2)
 
 
 def test_a_picture_does_not_depend_on_its_shard(tmp_path: Path) -> None:
@@ -52,11 +53,11 @@ def test_files_are_as_large_as_announced(tmp_path: Path, capsys: pytest.CaptureF
     cache = filled(tmp_path, teacher)
     held = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert cache.estimate(teacher) <= held < cache.estimate(teacher) + 1024 * len(cache.shards)
-    said = capsys.readouterr().err
-    assert "12 pictures of" in said and in_units(cache.estimate(teacher)) in said and "free" in said
+    output = capsys.readouterr().err
+    assert "12 pictures of" in output and format_bytes(cache.estimate(teacher)) in output and "free" in output
 
 
-def test_a_disk_with_less_room_is_refused_before_anything_is_written(
+def test_a_disk_with_too_little_space_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
@@ -65,7 +66,7 @@ def test_a_disk_with_less_room_is_refused_before_anything_is_written(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_stopped_build_goes_on_with_the_first_missing_shard(tmp_path: Path) -> None:
+def test_a_stopped_build_continues_with_the_first_missing_shard(tmp_path: Path) -> None:
     class Watched(Teacher):
         made: list[int]
 
@@ -125,7 +126,8 @@ def test_killed_and_resumed_training_ends_with_the_same_bits(tmp_path: Path, sou
         return filled(tmp_path / name / "cache", teacher) if source == "offline" else teacher
 
     train(DrafterTask(config, target, source_of("whole")), loop, out=tmp_path / "whole")
-    train(Killed(config, target, source_of("broken")), loop, out=tmp_path / "broken")
+    with pytest.raises(Stopped):
+        train(Killed(config, target, source_of("broken")), loop, out=tmp_path / "broken")
     assert not (tmp_path / "broken" / "drafter").exists()
     train(DrafterTask(config, target, source_of("broken")), loop, out=tmp_path / "broken")
     for name in ("drafter/model.safetensors", "drafter/config.json"):
@@ -135,8 +137,8 @@ def test_killed_and_resumed_training_ends_with_the_same_bits(tmp_path: Path, sou
         assert all(torch.equal(states[0][part][n], states[1][part][n]) for n in states[0][part])
 
 
-def test_sizes_are_told_in_units() -> None:
-    assert [in_units(x) for x in (12, 3400, 5_242_880, 5.243e11, 2e15)] == [
+def test_sizes_are_printed_with_units() -> None:
+    assert [format_bytes(x) for x in (12, 3400, 5_242_880, 5.243e11, 2e15)] == [
         "12 B",
         "3.4 kB",
         "5.24 MB",

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lantern.training.average import Average
-from lantern.training.loop import LoopConfig, Task, train
+from lantern.core.signals import Stopped
+from lantern.training.loop import LoopConfig, Task, WeightAverage, train
 
 
 class Line(Task):
@@ -52,7 +52,8 @@ CONFIG = LoopConfig(steps=30, warmup=5, decay=10, precision="fp32", log_every=5,
 def test_killed_and_resumed_run_ends_with_the_same_bits(tmp_path: Path, changes: dict) -> None:
     config = replace(CONFIG, **changes)
     train(Line(), config, out=tmp_path / "whole")
-    train(Line(kill_at=13 * config.accumulate), config, out=tmp_path / "broken")
+    with pytest.raises(Stopped, match="terminated"):
+        train(Line(kill_at=13 * config.accumulate), config, out=tmp_path / "broken")
     assert not (tmp_path / "broken" / "net.pt").exists()
     train(Line(), config, out=tmp_path / "broken")
     whole, broken = (torch.load(tmp_path / name / "net.pt", weights_only=True) for name in ("whole", "broken"))
@@ -67,7 +68,7 @@ def test_log_holds_losses_and_held_out_figures(tmp_path: Path) -> None:
     assert [line["step"] for line in lines if "held_out_weight" in line] == [10, 20, 30]
 
 
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     class Lost(Line):
         def forward(self, *batch: Tensor) -> dict[str, Tensor]:
             return {"loss": super().forward(*batch)["loss"] * torch.nan}
@@ -83,7 +84,7 @@ def test_resuming_with_another_seed_is_refused(tmp_path: Path) -> None:
         train(Line(), LoopConfig(steps=40, seed=1), out=tmp_path)
 
 
-def test_rate_rises_stays_and_falls() -> None:
+def test_learning_rate_rises_stays_and_falls() -> None:
     scales = [CONFIG.scale(step) for step in range(30)]
     assert scales[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert scales[5:20] == [1.0] * 15
@@ -115,14 +116,16 @@ class Sum(Task):
         torch.save(self.state_dict(), folder / "net.pt")
 
 
-def test_signals_are_the_callers_again_after_training(tmp_path: Path) -> None:
+def test_signal_handlers_are_restored_after_training(tmp_path: Path) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    train(Line(kill_at=3), CONFIG, out=tmp_path)
+    with pytest.raises(Stopped) as stopped:
+        train(Line(kill_at=3), CONFIG, out=tmp_path)
+    assert stopped.value.code == 143
     assert {number: signal.getsignal(number) for number in before} == before
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.05])
-def test_four_accumulated_batches_are_one_of_four_times_the_size(tmp_path: Path, clip: float) -> None:
+def test_four_accumulated_batches_equal_one_of_four_times_the_size(tmp_path: Path, clip: float) -> None:
     config = replace(CONFIG, clip=clip)
     train(Sum(16), config, out=tmp_path / "large")
     train(Sum(4), replace(config, accumulate=4), out=tmp_path / "small")
@@ -154,7 +157,7 @@ class Half(Sum):
         return super().batch(2 * step + rank, 0, device)
 
 
-def test_two_processes_train_as_one_with_batches_of_both(tmp_path: Path) -> None:
+def test_two_processes_equal_one_with_the_batches_of_both(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(PROCESS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
@@ -162,7 +165,7 @@ def test_two_processes_train_as_one_with_batches_of_both(tmp_path: Path) -> None
     done = subprocess.run(
         [*command, str(tmp_path / "two")], capture_output=True, text=True, env=environment, timeout=240
     )
-    assert done.returncode == 0, done.stderr  # all of it: what a process said comes before what its launcher says
+    assert done.returncode == 0, done.stderr  # all of it: the output of a process comes before its launcher's
     train(Sum(8), replace(CONFIG, steps=6, accumulate=2, decay=0), out=tmp_path / "one")
     one, two = (torch.load(tmp_path / name / "net.pt", weights_only=True) for name in ("one", "two"))
     for name in one:
@@ -193,14 +196,14 @@ def test_exported_and_measured_weights_are_the_average(tmp_path: Path) -> None:
     task.after_step = lambda step: last.append({n: p.detach().clone() for n, p in task.named_parameters()})  # type: ignore[method-assign]
     before = {n: p.detach().clone() for n, p in task.named_parameters()}
     train(task, replace(CONFIG, ema=0.8), out=tmp_path)
-    wanted = before
+    expected = before
     for step, weights in enumerate(last):
         d = min(0.8, (1 + step) / (10 + step))
-        wanted = {n: d * wanted[n] + (1 - d) * weights[n] for n in wanted}
+        expected = {n: d * expected[n] + (1 - d) * weights[n] for n in expected}
     kept = torch.load(tmp_path / "net.pt", weights_only=True)
     for name in kept:
-        torch.testing.assert_close(kept[name], wanted[name])
-        assert torch.equal(task.state_dict()[name], last[-1][name])  # the task itself has its own back
+        torch.testing.assert_close(kept[name], expected[name])
+        assert torch.equal(task.state_dict()[name], last[-1][name])  # the task has its own weights again
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     measured = [line["held_out_weight"] for line in lines if "held_out_weight" in line]
     assert measured[-1] == pytest.approx(float(kept["net.0.weight"].sum()), abs=1e-5)
@@ -210,7 +213,7 @@ def test_resuming_with_another_kind_of_average_is_refused(tmp_path: Path) -> Non
     train(Sum(16), replace(CONFIG, ema=0.9), out=tmp_path)
     with pytest.raises(ValueError, match="was trained with an average"):
         train(Sum(16), replace(CONFIG, steps=40), out=tmp_path)
-    average = Average(nn.Linear(2, 2), 0.5)
+    average = WeightAverage(nn.Linear(2, 2), 0.5)
     with pytest.raises(ValueError, match="averages 1 weights, wanted 2"):
         average.load_state_dict({"weight": torch.zeros(2, 2)})
 
@@ -218,20 +221,21 @@ def test_resuming_with_another_kind_of_average_is_refused(tmp_path: Path) -> Non
 def test_frozen_weights_are_not_averaged() -> None:
     module = nn.Linear(2, 2)
     module.bias.requires_grad_(False)
-    assert set(Average(module, 0.5).state_dict()) == {"weight"}
+    assert set(WeightAverage(module, 0.5).state_dict()) == {"weight"}
 
 
 def test_events_hold_losses_figures_and_samples(tmp_path: Path) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
-    class Drawn(Line):
+    class Sampled(Line):
         def sample(self, path: Path) -> None:
             from PIL import Image
 
             Image.new("RGB", (5, 4), (255, 0, 0)).save(path)
 
-    train(Drawn(kill_at=13), CONFIG, out=tmp_path)
-    train(Drawn(), CONFIG, out=tmp_path)
+    with pytest.raises(Stopped):
+        train(Sampled(kill_at=13), CONFIG, out=tmp_path)
+    train(Sampled(), CONFIG, out=tmp_path)
     events = reader.EventAccumulator(str(tmp_path / "events"))
     events.Reload()
     assert [event.step for event in events.Scalars("loss")] == [5, 10, 15, 20, 25, 30]
@@ -240,7 +244,7 @@ def test_events_hold_losses_figures_and_samples(tmp_path: Path) -> None:
     assert (picture.width, picture.height, picture.step) == (5, 4, 30)
 
 
-def test_log_tells_how_long_it_will_take(tmp_path: Path) -> None:
+def test_log_holds_the_remaining_time(tmp_path: Path) -> None:
     train(Line(), CONFIG, out=tmp_path)
     left = [json.loads(line)["seconds_left"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert left[0] >= 0 and left[-1] == 0

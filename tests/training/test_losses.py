@@ -1,4 +1,4 @@
-"""Losses of drafters: what they are at known laws, and that descending them raises acceptance."""
+"""Losses of drafters: their values at known distributions, and descent on them raises acceptance."""
 
 import math
 
@@ -25,7 +25,7 @@ def test_acceptance_is_one_minus_total_variation() -> None:
     assert float(lk_alpha(P, Q.log())) == pytest.approx(-math.log(0.7))
 
 
-def test_a_sampled_draft_is_kept_as_often_as_acceptance_says() -> None:
+def test_acceptance_is_the_share_of_accepted_samples() -> None:
     generator = torch.Generator().manual_seed(0)
     drafts = torch.multinomial(Q, 200_000, replacement=True, generator=generator)
     kept = torch.rand(200_000, generator=generator) < (P / Q)[drafts]
@@ -35,33 +35,33 @@ def test_a_sampled_draft_is_kept_as_often_as_acceptance_says() -> None:
 def test_lambda_moves_from_divergence_to_acceptance() -> None:
     divergence = float(sum(p * math.log(p / 0.25) for p in (0.5, 0.3, 0.2)))
     share = 0.9 * math.exp(-2.0 * 0.7)
-    wanted = share * divergence + (1 - share) * 0.3
-    assert float(lk_lambda(P, Q.log(), scale=0.9, decay=2.0)) == pytest.approx(wanted)
+    expected = share * divergence + (1 - share) * 0.3
+    assert float(lk_lambda(P, Q.log(), scale=0.9, decay=2.0)) == pytest.approx(expected)
     assert float(lk_lambda(P, P.log(), scale=1.0)) == pytest.approx(0.0, abs=1e-6)
     torch.testing.assert_close(lk_lambda(P, Q.log(), scale=1.0, decay=0.0), torch.tensor(divergence))
 
 
-def test_codes_that_are_never_drafted_cost_only_acceptance() -> None:
+def test_codes_that_are_never_drafted_reduce_acceptance_alone() -> None:
     logits = torch.tensor([1.0, 0.5, -torch.inf, -torch.inf], requires_grad=True)
     log_q = logits.log_softmax(-1)
     q = log_q.exp().detach()
     assert float(soft_cross_entropy(P, log_q).detach()) == pytest.approx(float(-(P[:2] * q[:2].log()).sum()))
     assert float(acceptance(P, log_q).detach()) <= 0.8 + 1e-6
     for form in ("alpha", "lambda"):
-        (grad,) = torch.autograd.grad(Objective(form=form).of_laws(P, logits.log_softmax(-1)), logits)
+        (grad,) = torch.autograd.grad(Objective(form=form).of_distributions(P, logits.log_softmax(-1)), logits)
         assert torch.isfinite(grad).all() and grad[:2].abs().min() > 0
 
 
-def test_filtered_laws_that_share_no_code_have_a_finite_loss() -> None:
+def test_filtered_distributions_that_share_no_code_have_a_finite_loss() -> None:
     p, log_q = torch.tensor([1.0, 0.0]), torch.tensor([-torch.inf, 0.0])
     for form in ("alpha", "lambda"):
-        assert torch.isfinite(Objective(form=form).of_laws(p, log_q))
+        assert torch.isfinite(Objective(form=form).of_distributions(p, log_q))
 
 
 def test_regression_is_linear_far_and_quadratic_near() -> None:
-    wanted = torch.zeros(2, 4)
-    said = torch.tensor([[0.5] * 4, [3.0] * 4])
-    assert feature_regression(said, wanted).tolist() == pytest.approx([0.125, 2.5])
+    expected = torch.zeros(2, 4)
+    output = torch.tensor([[0.5] * 4, [3.0] * 4])
+    assert feature_regression(output, expected).tolist() == pytest.approx([0.125, 2.5])
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_regression_is_linear_far_and_quadratic_near() -> None:
         Objective(acceptance=0.0, cross_entropy=1.0),
     ],
 )
-def test_descent_raises_acceptance_of_laws(objective: Objective) -> None:
+def test_descent_raises_acceptance_of_distributions(objective: Objective) -> None:
     generator = torch.Generator().manual_seed(0)
     p = (2 * torch.randn(8, 32, generator=generator)).softmax(-1)
     logits = torch.zeros(8, 32, requires_grad=True)
@@ -84,20 +84,20 @@ def test_descent_raises_acceptance_of_laws(objective: Objective) -> None:
     before = mean(logits.detach())
     for _ in range(150):
         optimizer.zero_grad()
-        objective.of_laws(p, logits.log_softmax(-1)).mean().backward()
+        objective.of_distributions(p, logits.log_softmax(-1)).mean().backward()
         optimizer.step()
     assert before < 0.6 and mean(logits.detach()) > 0.9
 
 
-def test_with_too_few_codes_acceptance_is_gained_where_cross_entropy_loses_it() -> None:
-    """Of two laws that one parameter can make, the LK loss takes the one of higher acceptance."""
+def test_with_too_few_codes_the_lk_loss_has_higher_acceptance_than_cross_entropy() -> None:
+    """Of two distributions of one parameter, the LK loss prefers the one of higher acceptance."""
     p = torch.tensor([0.4, 0.3, 0.2, 0.1])
     reach = torch.tensor([0.0, 0.6, -2.5, 3.0])
 
     def best(objective: Objective) -> Tensor:
         scores = torch.linspace(-4, 4, 801)
         log_q = (scores[:, None] * reach).log_softmax(-1)
-        found = objective.of_laws(p.expand(801, -1), log_q).argmin()
+        found = objective.of_distributions(p.expand(801, -1), log_q).argmin()
         return acceptance(p, log_q[found])
 
     lk, entropy = best(Objective(cross_entropy=0.0)), best(Objective(acceptance=0.0, cross_entropy=1.0))
@@ -113,6 +113,6 @@ def test_with_too_few_codes_acceptance_is_gained_where_cross_entropy_loses_it() 
         {"regression": -1},
     ],
 )
-def test_objectives_without_sense_are_refused(changes: dict) -> None:
+def test_invalid_objectives_are_refused(changes: dict) -> None:
     with pytest.raises(ValueError, match="wanted"):
         Objective(**changes)

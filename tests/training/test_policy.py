@@ -1,4 +1,4 @@
-"""Tree policies learn from made-up records of known truth; killed and resumed they end with the same bits."""
+"""Tree policies learn from synthetic records; a killed and resumed training ends with the same bits."""
 
 import json
 import os
@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 from lantern.cli.main import main
-from lantern.io import load_component
-from lantern.policies.c2t import C2T, C2TConfig
-from lantern.policies.costs import AssumedCosts
-from lantern.policies.policy import TRAITS
-from lantern.policies.radar import Radar, RadarConfig
-from lantern.records import Records
+from lantern.core.io import load_component
+from lantern.core.signals import Stopped
+from lantern.drafters.policies.c2t import C2T, C2TConfig
+from lantern.drafters.policies.costs import AssumedCosts
+from lantern.drafters.policies.policy import TRAITS
+from lantern.drafters.policies.radar import Radar, RadarConfig
+from lantern.drafters.policies.records import Records
 from lantern.training.loop import LoopConfig
-from lantern.training.policy import PolicyConfig, train
-from lantern.training.policy_c2t import C2TTask, auc, calibration_error
-from lantern.training.policy_radar import RadarTask, first_stop
+from lantern.training.policy import C2TTask, PolicyConfig, RadarTask, auc, calibration_error, first_stop, train
 
 LOOP = LoopConfig(steps=150, warmup=5, decay=50, precision="fp32", log_every=50, evaluate_every=150)
 
@@ -36,9 +35,9 @@ def handlers() -> Iterator[None]:
 
 
 def records(drafts: int = 600, seed: int = 0) -> Records:
-    """Chains of three nodes: a node is taken by a chance that falls with the entropy of its parent's law alone.
+    """Chains of three nodes; the acceptance of a node depends on the entropy of its parent's distribution alone.
 
-    Beams tell how long a draft will last: at depth d they are near 0 if its node at depth d + 1 will be taken.
+    Beams indicate the length of a draft: at depth d they are near 0 if its node at depth d + 1 will be accepted.
     """
     generator = torch.Generator().manual_seed(seed)
     entropy = torch.rand(drafts, 3, generator=generator) * 4
@@ -71,13 +70,13 @@ def last_figures(folder: Path) -> dict[str, float]:
     return next(line for line in reversed(lines) if any(name.startswith("held_out_") for name in line))
 
 
-def test_the_classifier_finds_what_acceptance_hangs_on(tmp_path: Path) -> None:
+def test_classifier_learns_what_acceptance_depends_on(tmp_path: Path) -> None:
     records().save(tmp_path / "r.safetensors")
     config = PolicyConfig(LOOP, model={"hidden": 8}, batch=64, lr=0.02)
     train(config, out=tmp_path / "out", records=tmp_path / "r.safetensors")
-    told = last_figures(tmp_path / "out")
-    assert told["held_out_auc"] > 0.85 and told["held_out_auc_of_scores"] == 0.5
-    assert told["held_out_loss"] < told["held_out_loss_of_scores"] and told["held_out_calibration"] < 0.1
+    reported = last_figures(tmp_path / "out")
+    assert reported["held_out_auc"] > 0.85 and reported["held_out_auc_of_scores"] == 0.5
+    assert reported["held_out_loss"] < reported["held_out_loss_of_scores"] and reported["held_out_calibration"] < 0.1
     part = load_component(C2T, C2TConfig, tmp_path / "out" / "c2t")
     assert part.config.target == "digest"
     traits = torch.zeros(2, len(TRAITS)) - 1.0
@@ -86,18 +85,18 @@ def test_the_classifier_finds_what_acceptance_hangs_on(tmp_path: Path) -> None:
     assert sure > 0.8 and doubtful < 0.3
 
 
-def test_the_stop_is_learned_where_the_beam_tells_it(tmp_path: Path) -> None:
+def test_radar_learns_to_stop_from_the_beam(tmp_path: Path) -> None:
     records().save(tmp_path / "r.safetensors")
     config = PolicyConfig(LOOP, kind="radar", model={"beam": 4, "hidden": 8}, batch=64, lr=0.02, nodes=4)
     train(config, out=tmp_path / "out", records=tmp_path / "r.safetensors")
-    told = last_figures(tmp_path / "out")
-    assert told["held_out_speed"] > 1.02 * told["held_out_speed_of_best_depth"]
-    assert told["held_out_speed_of_best_depth"] >= told["held_out_speed_of_all_depths"]
+    reported = last_figures(tmp_path / "out")
+    assert reported["held_out_speed"] > 1.02 * reported["held_out_speed_of_best_depth"]
+    assert reported["held_out_speed_of_best_depth"] >= reported["held_out_speed_of_all_depths"]
     part = load_component(Radar, RadarConfig, tmp_path / "out" / "radar")
     assert part.config.target == "digest" and part.config.beam == 4
 
 
-def test_dear_passes_are_not_made_and_free_ones_are(tmp_path: Path) -> None:
+def test_best_depth_falls_with_the_cost_of_a_pass(tmp_path: Path) -> None:
     config = PolicyConfig(LOOP, kind="radar", model={"beam": 4, "hidden": 8}, nodes=4)
     passes = []
     for level in (0.0, 3.0):
@@ -107,7 +106,7 @@ def test_dear_passes_are_not_made_and_free_ones_are(tmp_path: Path) -> None:
 
 
 class Killed(C2TTask):
-    """Is told to end in the middle."""
+    """Receives SIGTERM in the middle."""
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         if step == 13:
@@ -116,7 +115,7 @@ class Killed(C2TTask):
 
 
 class KilledRadar(RadarTask):
-    """Is told to end in the middle."""
+    """Receives SIGTERM in the middle."""
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         if step == 13:
@@ -125,7 +124,7 @@ class KilledRadar(RadarTask):
 
 
 @pytest.mark.parametrize(("kind", "whole", "killed"), [("c2t", C2TTask, Killed), ("radar", RadarTask, KilledRadar)])
-def test_killed_and_resumed_it_ends_with_the_same_bits(
+def test_killed_and_resumed_training_ends_with_the_same_bits(
     kind: str, whole: type[C2TTask], killed: type[C2TTask], tmp_path: Path
 ) -> None:
     from lantern.training.loop import train as run
@@ -134,7 +133,8 @@ def test_killed_and_resumed_it_ends_with_the_same_bits(
     model = {"hidden": 8} if kind == "c2t" else {"beam": 4, "hidden": 8}
     config, found = PolicyConfig(loop, kind=kind, model=model, batch=16), records(120)
     run(whole(config, found, AssumedCosts()), loop, out=tmp_path / "whole")
-    run(killed(config, found, AssumedCosts()), loop, out=tmp_path / "broken")
+    with pytest.raises(Stopped):
+        run(killed(config, found, AssumedCosts()), loop, out=tmp_path / "broken")
     assert not (tmp_path / "broken" / kind).exists()
     run(whole(config, found, AssumedCosts()), loop, out=tmp_path / "broken")
     one, two = ((tmp_path / name / kind / "model.safetensors").read_bytes() for name in ("whole", "broken"))
@@ -153,7 +153,7 @@ def test_area_and_calibration_of_a_small_example() -> None:
     assert calibration_error(torch.tensor([0.25, 0.25, 0.75]), torch.tensor([0.0, 1.0, 1.0])) == pytest.approx(0.25)
 
 
-def test_the_command_trains_and_says_what_it_cannot_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_trains_and_refuses_unusable_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "r.safetensors", str(tmp_path / "out")
     records(60).save(file)
     given = ["train", "policy", "--records", str(file), "--out", out, "--kind"]
@@ -162,16 +162,16 @@ def test_the_command_trains_and_says_what_it_cannot_use(tmp_path: Path, capsys: 
     replace(records(60), traits=None, beams=None, about={"method": "eagle1"}).save(file)
     capsys.readouterr()
     assert main([*given, "c2t"]) == 2
-    assert "eagle1 knows nothing of its nodes" in capsys.readouterr().err
+    assert "eagle1 records no traits of nodes" in capsys.readouterr().err
     assert main(["train", "policy", "--records", str(tmp_path / "out"), "--out", out, "--kind", "c2t"]) == 2
     assert "holds no *.safetensors" in capsys.readouterr().err
     with pytest.raises(ValueError, match="policy kind is 'c3t'"):
         PolicyConfig(LOOP, kind="c3t")
 
 
-def test_a_profiles_times_are_what_stopping_is_rewarded_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewards_use_the_times_of_the_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern.generation.tuning.costs import Costs, Linear
     from lantern.training import policy
-    from lantern.tuning.costs import Costs, Linear
 
     costs = Costs((1.0, 1.5, 2.0, 2.5), Linear(per_level=3.0), Linear(), plain_host=0.0)
     (tmp_path / "profile.json").write_text(json.dumps({"costs": {"eagle1": costs.as_dict()}}))
@@ -185,3 +185,36 @@ def test_a_profiles_times_are_what_stopping_is_rewarded_by(tmp_path: Path, monke
     assert seen[0]._times.tolist() == [5.5, 8.5, 11.5]
     with pytest.raises(ValueError, match="the profile has no costs"):
         train(config, profile=tmp_path / "none.json", **given)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted_command_returns_the_code_of_the_signal_and_prints_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, code: int
+) -> None:
+    from lantern.training import policy
+
+    class Interrupted(C2TTask):
+        def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
+            if step == 3:
+                os.kill(os.getpid(), number)
+            return super().batch(step, rank, device)
+
+    monkeypatch.setattr(policy, "TASKS", {"c2t": Interrupted})
+    records(60).save(tmp_path / "r.safetensors")
+    given = ["train", "policy", "--kind", "c2t", "--records", str(tmp_path / "r.safetensors")]
+    assert main([*given, "--out", str(tmp_path / "out")]) == code
+    assert capsys.readouterr().out == ""
+    assert (tmp_path / "out" / "checkpoint.pt").exists() and not (tmp_path / "out" / "c2t").exists()
+
+
+def test_a_missing_package_is_reported_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lantern.training import loop
+
+    monkeypatch.setattr(loop, "find_spec", lambda name: None)
+    records(60).save(tmp_path / "r.safetensors")
+    given = ["train", "policy", "--kind", "c2t", "--records", str(tmp_path / "r.safetensors")]
+    assert main([*given, "--out", str(tmp_path / "out")]) == 1
+    assert "No module named 'accelerate'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

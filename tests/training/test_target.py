@@ -1,47 +1,53 @@
-"""Training of the target at toy size: it learns captions, from data laid out as decoding lays them out."""
+"""Training of the target at toy size: it learns captions from inputs laid out as in decoding."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from lantern.core.io import load_component
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition
 from lantern.decoding.plain import generate
-from lantern.io import load_component
 from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.sampling import Sampling
 from lantern.training.data import Prepared, Record
-from lantern.training.features import Captions
-from lantern.training.ground import bare_patches, settle_ground
+from lantern.training.features import Captions, background_patches, unify_background
 from lantern.training.loop import LoopConfig, train
 from lantern.training.target import TargetConfig, TargetTask, grow, prefix_mask
-from lantern.types import Condition
 from tests.tiny import tiny_config, tiny_target
 
 SLOTS = 4
 MODEL = tiny_config(cls_token_num=SLOTS, token_dropout_p=0.0, resid_dropout_p=0.0, ffn_dropout_p=0.0)
 
 
+def records_of() -> list[Record]:
+    """Three pictures with a caption each; the last one is held out."""
+    return [
+        Record(image=i, captions=((f"c{i}", 1.0),), kind="plain", concepts=(f"c{i}",), style="flat", split=split)
+        for i, split in enumerate(("train", "train", "heldout"))
+    ]
+
+
+def vq_of() -> VQVAE:
+    return VQVAE(VQConfig(ch=32, encoder_ch_mult=(1, 1), decoder_ch_mult=(1, 1), z_channels=8, codebook_size=24))
+
+
 def task_of(tmp_path: Path, steps: int) -> TargetTask:
     """Three captions, each with its own constant picture of codes; the last record is held out."""
-    splits = ("train", "train", "heldout")
-    records = [
-        Record(image=i, captions=((f"c{i}", 1.0),), kind="plain", concepts=(f"c{i}",), style="flat", split=split)
-        for i, split in enumerate(splits)
-    ]
     generator = torch.Generator().manual_seed(0)
     mask = torch.tensor([[False, True, True, True], [True] * 4, [False, False, True, True]])
     features = torch.randn(3, SLOTS, MODEL.caption_dim, generator=generator) * mask[..., None]
     captions = Captions({f"c{i}": i for i in range(3)}, features, mask)
     codes = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
-    vq = VQVAE(VQConfig(ch=32, encoder_ch_mult=(1, 1), decoder_ch_mult=(1, 1), z_channels=8, codebook_size=24))
     loop = LoopConfig(steps=steps, warmup=2, precision="fp32", log_every=50, evaluate_every=steps)
     config = TargetConfig(model=MODEL, loop=loop, batch=8, slots=SLOTS)
-    return TargetTask(config, Prepared(tmp_path, records, {}), codes, captions, vq)
+    return TargetTask(config, Prepared(tmp_path, records_of(), {}), codes, captions, vq_of())
 
 
-def test_trained_target_says_what_its_captions_say(tmp_path: Path) -> None:
+def test_trained_target_generates_the_pictures_of_its_captions(tmp_path: Path) -> None:
     task = task_of(tmp_path, 150)
     train(task, task.config.loop, out=tmp_path)
     target = load_component(Transformer, TransformerConfig, tmp_path / "transformer")
@@ -51,10 +57,10 @@ def test_trained_target_says_what_its_captions_say(tmp_path: Path) -> None:
     assert len(list((tmp_path / "samples").glob("*.png"))) == 1
 
 
-def test_held_out_pictures_are_never_drawn(tmp_path: Path) -> None:
+def test_held_out_pictures_are_never_sampled(tmp_path: Path) -> None:
     task = task_of(tmp_path, 10)
-    drawn = torch.cat([task.batch(step, 0, torch.device("cpu"))[2][:, 0] for step in range(20)])
-    assert set(drawn.tolist()) == {3, 8}
+    sampled = torch.cat([task.batch(step, 0, torch.device("cpu"))[2][:, 0] for step in range(20)])
+    assert set(sampled.tolist()) == {3, 8}
 
 
 def test_batch_is_a_function_of_step_and_rank(tmp_path: Path) -> None:
@@ -65,36 +71,50 @@ def test_batch_is_a_function_of_step_and_rank(tmp_path: Path) -> None:
     assert not torch.equal(task.batch(3, 0, cpu)[0], task.batch(3, 1, cpu)[0])
 
 
-def test_slips_change_given_codes_to_near_ones_and_never_the_wanted_ones(tmp_path: Path) -> None:
+def test_captions_are_chosen_by_their_weights(tmp_path: Path) -> None:
+    task = task_of(tmp_path, 10)
+    records = [
+        replace(record, captions=((f"c{i}", 0.25), ("c2", 0.75)) if i < 2 else ((f"c{i}", 1.0),))
+        for i, record in enumerate(records_of())
+    ]
+    again = TargetTask(task.config, Prepared(tmp_path, records, {}), task._codes, task._captions, vq_of())
+    uniforms = torch.linspace(0, 0.999, 200)
+    for record in (0, 1):
+        features, _, _ = again._examples(torch.full((200,), record), uniforms)
+        share = (features == task._captions.features[2]).flatten(1).all(1).float().mean()
+        assert share == pytest.approx(0.75, abs=0.02)
+
+
+def test_corruption_changes_input_codes_to_near_ones_and_never_the_predicted_ones(tmp_path: Path) -> None:
     task = task_of(tmp_path, 10)
     codes = torch.full((2, 16), 3)
-    given = task._slip(codes, torch.tensor([0.0, 1.0]), torch.Generator().manual_seed(0))
+    given = task._corrupt(codes, torch.tensor([0.0, 1.0]), torch.Generator().manual_seed(0))
     assert torch.equal(given[0], codes[0])
     assert set(given[1].tolist()) <= set(task._near[3].tolist())
     assert torch.equal(task.batch(0, 0, torch.device("cpu"))[2], task.batch(0, 0, torch.device("cpu"))[3])
 
 
-def test_bare_ground_gets_one_code_and_drawn_patches_keep_theirs() -> None:
+def test_background_gets_one_code_and_other_patches_keep_theirs() -> None:
     picture = torch.full((1, 3, 16, 16), 255, dtype=torch.uint8)
     picture[:, :, 5, 5] = 0
-    bare = bare_patches(picture, 4)
-    assert bare.sum() == 15 and not bare[0, 5]
+    background = background_patches(picture, 4)
+    assert background.sum() == 15 and not background[0, 5]
     picture[:, :, 8, 5] = 0  # the margin of patch (1, 1) and within patch (2, 1)
-    assert bare_patches(picture, 4).sum() == 14
+    assert background_patches(picture, 4).sum() == 14
     codes = torch.tensor([[7, 7, 9, *range(10, 23)]])
     picture[:, :, 8, 5] = 255
-    settled = settle_ground(codes, picture, 4)
-    assert settled[0].tolist() == [7] * 5 + [12] + [7] * 10
+    unified = unify_background(codes, picture, 4)
+    assert unified[0].tolist() == [7] * 5 + [12] + [7] * 10
 
 
-def test_padding_is_seen_by_itself_alone() -> None:
+def test_padding_is_visible_to_itself_alone() -> None:
     mask = prefix_mask(torch.tensor([[False, True]]), 2)[0]
-    wanted = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
-    assert mask.int().tolist() == wanted
+    expected = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]
+    assert mask.int().tolist() == expected
 
 
 @torch.no_grad()
-def test_grown_model_computes_what_the_shallow_one_does() -> None:
+def test_grown_model_has_the_output_of_the_shallow_one() -> None:
     shallow = tiny_target(n_layer=2)
     deep = tiny_target(seed=9, n_layer=5)
     deep.load_state_dict(grow(shallow.state_dict(), 5))

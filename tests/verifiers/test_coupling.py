@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.trees.static import chain
-from lantern.types import DraftTree, NoiseSource, Verdict
+from lantern.core.types import DraftTree, NoiseSource, Verdict
+from lantern.drafters.trees.static import chain
 from lantern.verifiers.coupling import CouplingVerifier
 
 CODES, GRID = 5, 200
 
 
 class Gridded:
-    """Uniforms of a window's tests and draws on a grid of midpoints, another shuffle of it at each place.
+    """Uniforms of a window's tests and samples on a grid of midpoints, shuffled differently at each place.
 
     Each pair of values comes once over GRID^2 images, so that frequencies are exact to 1 / GRID.
     """
@@ -22,25 +22,25 @@ class Gridded:
     def __init__(self) -> None:
         values = (torch.arange(GRID) + 0.5).double() / GRID
         self.pairs = torch.cartesian_prod(values, values)
-        self.turns: Tensor | None = None
+        self.iterations: Tensor | None = None
 
     def gumbel(self, positions: Tensor, purpose: int = 1) -> Tensor:
         raise AssertionError("coupling draws with uniforms")
 
-    def uniform(self, positions: Tensor, lanes: int, *, purpose: int = 3, turns: Tensor | None = None) -> Tensor:
-        self.turns = turns
+    def uniform(self, positions: Tensor, lanes: int, *, purpose: int = 3, iterations: Tensor | None = None) -> Tensor:
+        self.iterations = iterations
         generator = torch.Generator().manual_seed(0)
         places = [self.pairs[torch.randperm(len(self.pairs), generator=generator)] for _ in positions[0]]
         return torch.stack(places, 1)
 
 
-def laws(nodes: int, seed: int) -> Tensor:
+def distributions(nodes: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(nodes, CODES, generator=generator) * 1.5).softmax(-1)
 
 
 def walk(p: Tensor, q: Tensor, codes: list[int], redraw: str = "coupled") -> tuple[Verdict, NoiseSource]:
-    """Over GRID^2 images with the same window, whose root is code 0 and whose first code is number 7."""
+    """Walk GRID^2 images with the same window, whose root is code 0 and whose first code has number 7."""
     noise, runs = Gridded(), GRID * GRID
     shape = chain(len(codes)).shape()
     tokens = torch.tensor([0, *codes]).expand(runs, -1)
@@ -49,97 +49,97 @@ def walk(p: Tensor, q: Tensor, codes: list[int], redraw: str = "coupled") -> tup
     return CouplingVerifier(redraw).walk(tree, p.log().expand(runs, -1, -1), positions, noise), noise  # type: ignore[arg-type]
 
 
-def drawn(verdict: Verdict) -> Tensor:
+def sampled(verdict: Verdict) -> Tensor:
     assert verdict.leftovers is not None
     return verdict.leftovers.tokens
 
 
-def law_of(codes: Tensor) -> Tensor:
+def distribution_of(codes: Tensor) -> Tensor:
     return torch.bincount(codes, minlength=CODES) / len(codes)
 
 
-def test_what_is_drawn_has_the_law_p_and_changes_as_seldom_as_it_can() -> None:
-    p, q = laws(3, 0), laws(3, 1)
+def test_samples_follow_p_and_change_with_least_probability() -> None:
+    p, q = distributions(3, 0), distributions(3, 1)
     marginal, stays = torch.zeros(2, CODES), torch.zeros(2)
     for code in range(CODES):
         verdict, _ = walk(p, q, [code, code])
         for place in range(2):
-            marginal[place] += q[place, code] * law_of(drawn(verdict)[:, place])
-            stays[place] += q[place, code] * (drawn(verdict)[:, place] == code).float().mean()
+            marginal[place] += q[place, code] * distribution_of(sampled(verdict)[:, place])
+            stays[place] += q[place, code] * (sampled(verdict)[:, place] == code).float().mean()
     assert (marginal - p[:2]).abs().max() < 2 / GRID
     assert (stays - torch.minimum(p, q)[:2].sum(1)).abs().max() < 2 / GRID
 
 
-def test_behind_the_last_node_codes_come_from_p() -> None:
-    p = laws(3, 0)
+def test_codes_behind_the_last_node_follow_p() -> None:
+    p = distributions(3, 0)
     for redraw in ("coupled", "independent"):
-        verdict, _ = walk(p, laws(3, 1), [2, 4], redraw)
-        assert (law_of(drawn(verdict)[:, 2]) - p[2]).abs().max() < 2 / GRID
+        verdict, _ = walk(p, distributions(3, 1), [2, 4], redraw)
+        assert (distribution_of(sampled(verdict)[:, 2]) - p[2]).abs().max() < 2 / GRID
 
 
-def test_a_law_that_did_not_move_keeps_every_code() -> None:
-    p = laws(4, 0)
+def test_unchanged_distributions_keep_every_code() -> None:
+    p = distributions(4, 0)
     for redraw in ("coupled", "independent"):
         verdict, _ = walk(p, p, [2, 0, 4], redraw)
         assert (verdict.length == 3).all() and (verdict.path == torch.tensor([1, 2, 3])).all()
-        assert (drawn(verdict)[:, :3] == torch.tensor([2, 0, 4])).all()
-        assert torch.equal(verdict.next_token, drawn(verdict)[:, 3])
+        assert (sampled(verdict)[:, :3] == torch.tensor([2, 0, 4])).all()
+        assert torch.equal(verdict.next_token, sampled(verdict)[:, 3])
 
 
-def test_behind_a_change_coupling_keeps_what_it_can_and_independent_redraws_do_not() -> None:
-    p = laws(3, 0)
+def test_coupling_keeps_codes_behind_a_change_and_independent_redraws_do_not() -> None:
+    p = distributions(3, 0)
     p[0] = torch.tensor([0.0, 0.4, 0.6, 0.0, 0.0])
     q = torch.stack([torch.eye(CODES)[3], p[1], p[2]])
     coupled, _ = walk(p, q, [3, 1])
     assert (coupled.length == 0).all() and (coupled.path == 0).all()
-    assert (law_of(coupled.next_token) - p[0]).abs().max() < 2 / GRID
-    assert (drawn(coupled)[:, 1] == 1).all()
+    assert (distribution_of(coupled.next_token) - p[0]).abs().max() < 2 / GRID
+    assert (sampled(coupled)[:, 1] == 1).all()
     independent, _ = walk(p, q, [3, 1], "independent")
     assert torch.equal(independent.next_token, coupled.next_token)
-    assert (law_of(drawn(independent)[:, 1]) - p[1]).abs().max() < 2 / GRID
+    assert (distribution_of(sampled(independent)[:, 1]) - p[1]).abs().max() < 2 / GRID
 
 
-def test_codes_without_probability_are_neither_kept_nor_drawn() -> None:
-    p, q = laws(3, 0), laws(3, 1)
+def test_codes_without_probability_are_neither_kept_nor_sampled() -> None:
+    p, q = distributions(3, 0), distributions(3, 1)
     p[:, [0, 4]] = 0.0
     p = p / p.sum(-1, keepdim=True)
     for codes in ([0, 4], [1, 2], [4, 4]):
         for redraw in ("coupled", "independent"):
             verdict, _ = walk(p, q, codes, redraw)
-            assert not torch.isin(drawn(verdict), torch.tensor([0, 4])).any()
+            assert not torch.isin(sampled(verdict), torch.tensor([0, 4])).any()
 
 
-def test_point_masses_draw_the_one_code_there_is() -> None:
+def test_point_masses_give_their_code() -> None:
     hot = torch.eye(CODES)
     for q in (hot[[3, 3, 3]], torch.full((3, CODES), 0.2)):
         for redraw in ("coupled", "independent"):
             verdict, _ = walk(hot[[3, 1, 4]], q, [3, 3], redraw)
-            assert (drawn(verdict) == torch.tensor([3, 1, 4])).all() and (verdict.length == 1).all()
+            assert (sampled(verdict) == torch.tensor([3, 1, 4])).all() and (verdict.length == 1).all()
 
 
-def test_the_recorded_law_is_p_kept_or_not_and_the_turn_is_the_first_undecided_code() -> None:
-    p = laws(3, 0)
-    verdict, noise = walk(p, laws(3, 1), [2, 4])
+def test_recorded_distribution_is_p_and_uniforms_belong_to_the_step() -> None:
+    p = distributions(3, 0)
+    verdict, noise = walk(p, distributions(3, 1), [2, 4])
     assert verdict.leftovers is not None and verdict.leftovers.log_q is not None
     assert torch.equal(verdict.leftovers.log_q[5], p.log())
-    assert torch.equal(noise.turns, torch.full((GRID * GRID,), 7))  # type: ignore[attr-defined]
+    assert torch.equal(noise.iterations, torch.full((GRID * GRID,), 7))  # type: ignore[attr-defined]
 
 
-def test_the_first_code_has_the_law_p() -> None:
-    p, runs = laws(1, 3), GRID * GRID
+def test_first_code_follows_p() -> None:
+    p, runs = distributions(1, 3), GRID * GRID
     codes = CouplingVerifier().draw(p.log().expand(runs, 1, -1), torch.zeros(runs, 1, dtype=torch.long), Gridded())
-    assert (law_of(codes[:, 0]) - p[0]).abs().max() < 2 / GRID
+    assert (distribution_of(codes[:, 0]) - p[0]).abs().max() < 2 / GRID
 
 
-def test_a_window_without_laws_is_refused() -> None:
+def test_windows_without_log_q_raise() -> None:
     shape = chain(1).shape()
     tree = DraftTree(torch.zeros(1, 2, dtype=torch.long), shape, "jacobi")
-    log_p = laws(2, 0).log()[None]
+    log_p = distributions(2, 0).log()[None]
     for odd in (tree, replace(tree, mode="point")):
-        with pytest.raises(ValueError, match="has no laws"):
+        with pytest.raises(ValueError, match="has no log q"):
             CouplingVerifier().walk(odd, log_p, shape.depths[None], Gridded())
 
 
-def test_an_unknown_redraw_is_refused() -> None:
+def test_unknown_redraw_raises() -> None:
     with pytest.raises(ValueError, match='redraw is "greedy", wanted "coupled" or "independent"'):
         CouplingVerifier("greedy")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""How Gumbel match finds the path that it keeps; tests/proof holds its codes to plain decoding's."""
+"""The path that Gumbel match keeps; tests/proof compares its codes with plain decoding's."""
 
 import torch
 
@@ -10,7 +10,7 @@ def test_the_deepest_path_is_found() -> None:
     shape = TREE.shape()  # 1 2 3 below the root, 4 5 below 1, 6 below 2, 7 8 below 3
     matches = torch.tensor(
         [
-            [1, 0, 0, 0, 1, 1, 1, 1, 1],  # nothing below the root matches: deeper matches are worth nothing
+            [1, 0, 0, 0, 1, 1, 1, 1, 1],  # nothing below the root matches: deeper matches do not count
             [1, 0, 1, 0, 0, 0, 0, 0, 0],
             [1, 0, 0, 1, 1, 0, 0, 0, 1],
             [1, 1, 0, 1, 0, 0, 0, 1, 0],

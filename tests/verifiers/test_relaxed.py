@@ -1,4 +1,4 @@
-"""A relaxed law verified exactly: codes follow r, and the price is r's distance to p."""
+"""Exact verification of a relaxed distribution: codes follow r, and the cost is TV(r, p)."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lantern.catalog import METHODS, build
-from lantern.relaxations.bounded import Bounded
-from lantern.relaxations.cool import Cool
-from lantern.relaxations.lantern import Lantern
-from lantern.relaxations.neighbours import proximity_distances, proximity_table
-from lantern.sampling import Sampling
-from lantern.trees.static import StaticTree
-from lantern.types import DraftMode, DraftTree, Relaxation, Relaxed, Verifier
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftMode, DraftTree, Relaxation, RelaxationDefaults, Relaxed, Verifier
+from lantern.drafters.trees.static import StaticTree
+from lantern.methods.decoder import METHODS, build_decoder
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.bounded import Bounded
+from lantern.verifiers.relaxations.cool import Cool
+from lantern.verifiers.relaxations.lantern import Lantern
+from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
 from lantern.verifiers.relaxed import RelaxedVerifier
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-from tests.verifiers.toys import CODES, TREE, Toy, distance, draw_tree, outcome, spread_noise, target_law, toy
+from tests.verifiers.toys import CODES, TREE, Toy, distance, draw_tree, outcome, spread_noise, target_distribution, toy
 
 TOLERANCE = 0.015
 FLAT = StaticTree(((0,), (1,)))
@@ -36,45 +36,48 @@ PAIRS = [
 ]
 
 
-class Halfway:
+class Halfway(RelaxationDefaults):
     """r = (p + q) / 2."""
 
     def relax(self, log_p: Tensor, log_q: Tensor, *, depths: Tensor, levels: int) -> Relaxed:
         return Relaxed(((log_p.exp() + log_q.exp()) / 2).log(), (log_p.exp() - log_q.exp()).abs().sum(-1) / 4)
 
 
-def law(rule: Relaxation, p: Tensor, q: Tensor, depth: int) -> Tensor:
+def distribution(rule: Relaxation, p: Tensor, q: Tensor, depth: int) -> Tensor:
     depths = torch.full((1,), depth)
     return rule.relax(p.log()[None], q.log()[None], depths=depths, levels=2).log_r[0].exp()
 
 
 @pytest.mark.parametrize(("inner", "mode"), PAIRS)
 @pytest.mark.parametrize("rule", [Halfway(), BOUNDED, Cool(omega=2.0, nu=0)])
-def test_the_first_code_follows_the_relaxed_law(rule: Relaxation, inner: Verifier, mode: DraftMode) -> None:
-    laws = toy()
-    made = outcome(laws, RelaxedVerifier(rule, inner), mode, runs=20_000, shape=FLAT).sum(1)
-    assert distance(made, law(rule, laws.p, laws.q, 0)) < TOLERANCE
-    assert distance(made, laws.p) > 2 * TOLERANCE
+def test_the_first_code_follows_the_relaxed_distribution(rule: Relaxation, inner: Verifier, mode: DraftMode) -> None:
+    distributions = toy()
+    made = outcome(distributions, RelaxedVerifier(rule, inner), mode, runs=20_000, shape=FLAT).sum(1)
+    assert distance(made, distribution(rule, distributions.p, distributions.q, 0)) < TOLERANCE
+    assert distance(made, distributions.p) > 2 * TOLERANCE
 
 
 def test_rows_of_leaves_are_not_relaxed() -> None:
-    laws = toy()
-    made = outcome(laws, RelaxedVerifier(BOUNDED, GumbelVerifier()), "gumbel", runs=20_000, shape=FLAT)
-    assert distance(made, law(BOUNDED, laws.p, laws.q, 0)[:, None] * laws.p_next) < 1.5 * TOLERANCE
+    distributions = toy()
+    made = outcome(distributions, RelaxedVerifier(BOUNDED, GumbelVerifier()), "gumbel", runs=20_000, shape=FLAT)
+    assert (
+        distance(made, distribution(BOUNDED, distributions.p, distributions.q, 0)[:, None] * distributions.p_next)
+        < 1.5 * TOLERANCE
+    )
 
 
-def walked(laws: Toy, rule: Relaxation, inner: Verifier, mode: DraftMode, has_inner: bool = False):  # type: ignore[no-untyped-def]
+def walked(distributions: Toy, rule: Relaxation, inner: Verifier, mode: DraftMode, has_inner: bool = False):  # type: ignore[no-untyped-def]
     noise = spread_noise(2000, 3)
-    tree = draw_tree(laws, mode, noise, 2000)
+    tree = draw_tree(distributions, mode, noise, 2000)
     tree = replace(tree, inner=TREE.inner()) if has_inner else tree
-    log_p = target_law(laws, tree)
+    log_p = target_distribution(distributions, tree)
     return tree, log_p, RelaxedVerifier(rule, inner).walk(tree, log_p, tree.shape.depths.expand(2000, -1), noise)
 
 
 @pytest.mark.parametrize(("inner", "mode"), PAIRS)
-def test_the_price_is_the_distance_of_the_laws_along_the_path(inner: Verifier, mode: DraftMode) -> None:
-    laws = toy()
-    tree, log_p, verdict = walked(laws, BOUNDED, inner, mode)
+def test_reported_total_variation_is_that_along_the_path(inner: Verifier, mode: DraftMode) -> None:
+    distributions = toy()
+    tree, log_p, verdict = walked(distributions, BOUNDED, inner, mode)
     assert verdict.total_variation is not None and verdict.relaxed is not None and verdict.latent_distance is not None
     node = torch.zeros_like(verdict.length)
     for j in range(3):
@@ -83,7 +86,7 @@ def test_the_price_is_the_distance_of_the_laws_along_the_path(inner: Verifier, m
             at, is_leaf = int(node[i]), not bool((tree.shape.parents[1:] == node[i]).any())
             p = log_p[i, at].exp()
             assert tree.log_q is not None
-            r = p if is_leaf else law(BOUNDED, p, tree.log_q[i, at].exp(), j)
+            r = p if is_leaf else distribution(BOUNDED, p, tree.log_q[i, at].exp(), j)
             spent = float((r - p).abs().sum() / 2)
             assert float(verdict.total_variation[i, j]) == pytest.approx(spent, abs=1e-6)
             if j < int(verdict.length[i]):
@@ -95,7 +98,7 @@ def test_the_price_is_the_distance_of_the_laws_along_the_path(inner: Verifier, m
 
 @pytest.mark.parametrize(("inner", "mode"), PAIRS)
 def test_naming_the_inner_nodes_changes_nothing(inner: Verifier, mode: DraftMode) -> None:
-    """Garbage in the laws of leaves does no harm either way."""
+    """Arbitrary log q at leaves has no effect either way."""
     _, _, one = walked(toy(), BOUNDED, inner, mode)
     _, _, other = walked(toy(), BOUNDED, inner, mode, has_inner=True)
     for name in ("path", "length", "next_token", "relaxed", "total_variation", "latent_distance"):
@@ -107,24 +110,24 @@ def test_without_distances_none_is_reported() -> None:
     assert verdict.latent_distance is None and verdict.total_variation is not None
 
 
-def test_it_is_not_exact_and_takes_what_the_inner_verifier_takes() -> None:
+def test_relaxed_verifier_has_the_modes_of_the_inner_one_and_is_not_exact() -> None:
     verifier = RelaxedVerifier(BOUNDED, RejectionVerifier())
     assert not verifier.is_exact and verifier.modes == RejectionVerifier().modes
 
 
-def test_an_acceptance_rule_is_refused() -> None:
-    with pytest.raises(Exception, match="give it to RejectionVerifier|Expected type"):
+def test_acceptance_rules_raise() -> None:
+    with pytest.raises(Exception, match="use RejectionVerifier|Expected type"):
         RelaxedVerifier(Lantern(LINE, k=2), GumbelVerifier())  # type: ignore[arg-type]
 
 
-def test_a_relaxed_inner_verifier_is_refused() -> None:
+def test_relaxed_inner_verifiers_raise() -> None:
     with pytest.raises(ValueError, match="wanted GumbelVerifier"):
         RelaxedVerifier(BOUNDED, RejectionVerifier(Lantern(LINE, k=2)))
 
 
-def test_a_draft_without_its_law_is_refused() -> None:
+def test_drafts_without_log_q_raise() -> None:
     tree = DraftTree(torch.zeros(1, 9, dtype=torch.long), TREE.shape(), "point")
-    with pytest.raises(ValueError, match="use a drafter that records log q"):
+    with pytest.raises(ValueError, match="use a drafter that records it"):
         RelaxedVerifier(BOUNDED, GumbelVerifier()).walk(
             tree, torch.zeros(1, 9, CODES), torch.zeros(1, 9, dtype=torch.long), spread_noise(2000, 3)
         )
@@ -139,7 +142,7 @@ CONDITION = tiny_condition((4, 1, 6, 3, 2, 5))
 
 def decode(name: str, sampling: Sampling, codebook: Tensor | None = VECTORS, **settings: Any):  # type: ignore[no-untyped-def]
     method = METHODS[name].with_options(**settings)
-    parts = build(
+    parts = build_decoder(
         method,
         TARGET,
         sampling=sampling,
@@ -152,14 +155,14 @@ def decode(name: str, sampling: Sampling, codebook: Tensor | None = VECTORS, **s
 
 @pytest.mark.parametrize("sampling", [Sampling(guidance=3), Sampling(guidance=3, temperature=0)])
 @pytest.mark.parametrize("settings", [{"delta": 0.0}, {"k": 0}, {"cap": 1.0}])
-def test_zero_budget_gives_the_codes_of_plain_decoding(sampling: Sampling, settings: dict[str, Any]) -> None:
+def test_zero_budget_equals_plain_decoding(sampling: Sampling, settings: dict[str, Any]) -> None:
     plain = decode("plain", sampling).codes
     made = decode("bounded", sampling, **(dict[str, Any](k=10) | settings))
     assert torch.equal(made.codes, plain)
     assert made.total_variation.sum() == 0 and made.relaxed.sum() == 0
 
 
-def test_pictures_state_mean_and_largest_price_within_delta() -> None:
+def test_reported_total_variation_is_within_delta() -> None:
     exact = decode("eagle1", Sampling(guidance=3))
     for delta in (0.1, 0.3):
         made = decode("bounded", Sampling(guidance=3), k=20, delta=delta)
@@ -173,15 +176,15 @@ def test_pictures_state_mean_and_largest_price_within_delta() -> None:
 
 
 @pytest.mark.parametrize("name", ["bounded", "lantern", "cool", "tolerance"])
-def test_without_a_codebook_no_distance_is_told(name: str) -> None:
+def test_without_a_codebook_no_distance_is_reported(name: str) -> None:
     own: dict[str, Any] = {"k": 10} if "k" in METHODS[name].settings else {}
     assert decode(name, Sampling(guidance=3), codebook=None, **own).latent_distance is None
-    told = decode(name, Sampling(guidance=3), **own).latent_distance
-    assert told is not None and (told >= 0).all() and told.sum() > 0
+    reported = decode(name, Sampling(guidance=3), **own).latent_distance
+    assert reported is not None and (reported >= 0).all() and reported.sum() > 0
 
 
 class Readbacks(TorchDispatchMode):
-    """Counts what makes the host wait for the device."""
+    """Counts operations that make the host wait for the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,9 +196,9 @@ class Readbacks(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["bounded", "cool", "grouped", "tolerance"])
-def test_the_host_is_read_back_at_most_once_a_step(name: str) -> None:
+def test_at_most_one_device_readback_per_step(name: str) -> None:
     own: dict[str, Any] = {"k": 10} if name == "bounded" else {}
-    decode(name, Sampling(guidance=3), **own)  # makes the constants of the tree
+    decode(name, Sampling(guidance=3), **own)  # creates the constants of the tree
     with Readbacks() as readbacks:
         made = decode(name, Sampling(guidance=3), **own)
     assert readbacks.count <= int(made.passes.max()) + 1  # two of them for the padding of the prompts
@@ -206,10 +209,10 @@ def test_groups_need_a_codebook() -> None:
         decode("grouped", Sampling(guidance=3), codebook=None)
 
 
-def test_a_drafter_that_records_no_law_is_refused_when_put_together() -> None:
+def test_drafters_without_log_q_raise_when_built() -> None:
     from lantern.decoding.loop import check_modes
-    from lantern.drafters.eagle_drafter import EagleDrafter
-    from lantern.trees.static import named
+    from lantern.drafters.eagle.drafter import EagleDrafter
+    from lantern.drafters.trees.static import named
 
     drafter = EagleDrafter(
         tiny_eagle(TARGET), TARGET, tree=named("chain_3"), mode="gumbel", sampling=Sampling(guidance=3)
@@ -218,7 +221,7 @@ def test_a_drafter_that_records_no_law_is_refused_when_put_together() -> None:
         check_modes(drafter, RelaxedVerifier(BOUNDED, GumbelVerifier()))
 
 
-def test_an_acceptance_rule_with_gumbel_match_is_refused_with_the_legal_verifier() -> None:
-    odd = replace(METHODS["lantern"].with_options(k=10), verifier="gumbel", mode="gumbel")
+def test_acceptance_rules_with_gumbel_match_raise() -> None:
+    odd = METHODS["lantern"].with_options(k=10).with_spec(verifier="gumbel", mode="gumbel")
     with pytest.raises(ValueError, match='use "rejection"'):
-        build(odd, TARGET, sampling=Sampling(), drafter_module=tiny_eagle(TARGET), neighbours=TABLE)
+        build_decoder(odd, TARGET, sampling=Sampling(), drafter_module=tiny_eagle(TARGET), neighbours=TABLE)

@@ -1,4 +1,4 @@
-"""Trees that differ from image to image are verified as each would be alone, and so are they accounted for."""
+"""Batches of different trees are verified and counted like each tree alone."""
 
 from dataclasses import replace
 
@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.decoding.ledger import Ledger
-from lantern.relaxations.bounded import Bounded
-from lantern.relaxations.neighbours import proximity_table
-from lantern.trees.static import StaticTree
-from lantern.types import DraftMode, DraftTree, TreeShape, Verdict, Verifier
+from lantern.core.types import DraftMode, DraftTree, TreeShape, Verdict, Verifier
+from lantern.decoding.accounting import Counters
+from lantern.drafters.trees.static import StaticTree
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.bounded import Bounded
+from lantern.verifiers.relaxations.neighbours import proximity_table
 from lantern.verifiers.relaxed import RelaxedVerifier
-from tests.verifiers.toys import CODES, draw_tree, target_law, toy
+from tests.verifiers.toys import CODES, draw_tree, target_distribution, toy
 
-# As many nodes each, of which every one stands elsewhere.
+# Trees with the same number of nodes and different shapes.
 TREES = (
     StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0))),
     StaticTree(((0,), (1,), (0, 0), (0, 1), (0, 2), (1, 0))),
@@ -37,7 +37,7 @@ VERIFIERS: list[tuple[Verifier, DraftMode]] = [
 
 
 class Noise:
-    """Tables of independent numbers, one row of each an image."""
+    """Tables of independent numbers, one row per image."""
 
     def __init__(self, images: int) -> None:
         generator = torch.Generator().manual_seed(3)
@@ -46,7 +46,7 @@ class Noise:
         self.images = torch.arange(images)
 
     def of(self, images: Tensor) -> "Noise":
-        """The noise of some of the images."""
+        """Return the noise of some of the images."""
         some = Noise(len(images))
         some._gumbel, some._uniform = self._gumbel[:, images], self._uniform[images]
         return some
@@ -59,39 +59,39 @@ class Noise:
 
 
 def drafts(mode: DraftMode) -> list[DraftTree]:
-    """Forty drafts of each tree."""
+    """Return forty drafts of each tree."""
     every = Noise(COPIES * len(TREES))
     parts = torch.arange(COPIES * len(TREES)).view(len(TREES), COPIES)
     return [draw_tree(toy(), mode, every.of(part), COPIES, tree) for part, tree in zip(parts, TREES, strict=True)]
 
 
 def together(drafts: list[DraftTree]) -> DraftTree:
-    """All of them as one batch."""
+    """Return all drafts as one batch."""
 
     def stacked(name: str) -> Tensor:
         return torch.cat([getattr(d.shape, name).expand(COPIES, *getattr(d.shape, name).shape) for d in drafts])
 
     widths = tuple(max(sizes) for sizes in zip(*[d.shape.widths for d in drafts], strict=True))
     shape = TreeShape(stacked("parents"), stacked("ranks"), stacked("depths"), stacked("ancestors"), widths)
-    laws = [d.log_q for d in drafts if d.log_q is not None]
-    return DraftTree(torch.cat([d.tokens for d in drafts]), shape, drafts[0].mode, torch.cat(laws))
+    distributions = [d.log_q for d in drafts if d.log_q is not None]
+    return DraftTree(torch.cat([d.tokens for d in drafts]), shape, drafts[0].mode, torch.cat(distributions))
 
 
-def law(draft: DraftTree) -> Tensor:
-    """log p of what follows each node, in one form for every shape."""
+def distribution(draft: DraftTree) -> Tensor:
+    """Return log p of what follows each node, for every shape."""
     own = replace(draft, shape=replace(draft.shape, depths=torch.ones(1, 1, dtype=torch.long)))
-    log_p = target_law(toy(), own)
+    log_p = target_distribution(toy(), own)
     is_root = (draft.shape.depths.expand(draft.tokens.shape) == 0)[..., None]
     return torch.where(is_root, toy().p.log(), log_p)
 
 
 def walked(verifier: Verifier, draft: DraftTree, noise: Noise) -> Verdict:
     places = draft.shape.depths.expand(draft.tokens.shape)
-    return verifier.walk(draft, law(draft), places, noise)  # type: ignore[arg-type]
+    return verifier.walk(draft, distribution(draft), places, noise)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("verifier", "mode"), VERIFIERS, ids=["gumbel", "sampled", "point", "bounded"])
-def test_a_batch_of_different_trees_is_walked_as_each_of_them_alone(verifier: Verifier, mode: DraftMode) -> None:
+def test_batches_of_different_trees_match_single_walks(verifier: Verifier, mode: DraftMode) -> None:
     every, parts = Noise(COPIES * len(TREES)), drafts(mode)
     both = walked(verifier, together(parts), every)
     numbers = torch.arange(COPIES * len(TREES)).view(len(TREES), COPIES)
@@ -105,20 +105,20 @@ def test_a_batch_of_different_trees_is_walked_as_each_of_them_alone(verifier: Ve
     assert len(set(both.length.tolist())) > 1
 
 
-def test_the_ledger_adds_up_different_trees_as_each_of_them_alone() -> None:
+def test_counters_of_different_trees_match_single_counters() -> None:
     every, parts = Noise(COPIES * len(TREES)), drafts("gumbel")
     start = torch.zeros(COPIES * len(TREES), dtype=torch.long) + 3
-    one, cpu = Ledger(8), torch.device("cpu")
+    one, cpu = Counters(8), torch.device("cpu")
     batch = together(parts)
     for _ in range(2):
         one.enter(replace(batch.shape), replace(walked(GumbelVerifier(), batch, every), leftovers=None), start)
     found = one.totals(len(start), 2, cpu)
     numbers = torch.arange(len(start)).view(len(TREES), COPIES)
     for rows, draft in zip(numbers, parts, strict=True):
-        alone = Ledger(8)
+        alone = Counters(8)
         for _ in range(2):
             verdict = replace(walked(GumbelVerifier(), draft, every.of(rows)), leftovers=None)
             alone.enter(draft.shape, verdict, start[rows])
-        wanted = alone.totals(COPIES, 2, cpu)
+        expected = alone.totals(COPIES, 2, cpu)
         for name in ("passes", "accepted", "reached"):
-            assert torch.equal(getattr(found, name)[rows], getattr(wanted, name))
+            assert torch.equal(getattr(found, name)[rows], getattr(expected, name))

@@ -1,4 +1,4 @@
-"""Toy laws whose trees can be drawn by the hundred thousand and whose outcome law is known exactly."""
+"""Toy distributions with exactly known results, small enough for hundreds of thousands of trees."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lantern.noise import Noise, Purpose
-from lantern.trees.static import StaticTree
-from lantern.types import DraftMode, DraftTree, NoiseSource, Verdict, Verifier
+from lantern.core.noise import Noise, Purpose
+from lantern.core.types import DraftMode, DraftTree, NoiseSource, Verdict, Verifier
+from lantern.drafters.trees.static import StaticTree
 
 CODES = 5
 GUMBEL_ROWS = 3  # depths 0, 1 and 2
-UNIFORM_ROWS = 12  # rows 2 + node serve the draws of "iid" trees
+UNIFORM_ROWS = 12  # rows 2 + node are for the samples of "iid" trees
 TREE = StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (2, 1)))
 
 
@@ -33,39 +33,39 @@ def toy(seed: int = 0) -> Toy:
     drafts = [table + torch.randn(table.shape, generator=generator) for table in tables]
     p, p_next, q, q_next = (table.softmax(-1) for table in (*tables, *drafts))
     p_next = p_next.clone()
-    p_next[0, 1] = 0.0  # a code that the target never draws
+    p_next[0, 1] = 0.0  # a code that the target never samples
     return Toy(p, p_next / p_next.sum(-1, keepdim=True), q, q_next)
 
 
 def draw_tree(toy: Toy, mode: DraftMode, noise: NoiseSource, runs: int, tree: StaticTree = TREE) -> DraftTree:
-    """Trees drafted from q: children in draw order, by the drafter's own noise (for "gumbel" the target's)."""
+    """Return trees drafted from q: children in sampling order, with the drafter's noise (for "gumbel" the target's)."""
     purpose = Purpose.TARGET if mode == "gumbel" else Purpose.DRAFT
     shape = tree.shape()
     tokens = torch.zeros(runs, shape.num_nodes, dtype=torch.long)
-    laws = torch.zeros(runs, shape.num_nodes, CODES)
+    distributions = torch.zeros(runs, shape.num_nodes, CODES)
     for node in range(shape.num_nodes):
         depth = int(shape.depths[node])
-        laws[:, node] = (toy.q.expand(runs, -1) if depth == 0 else toy.q_next[tokens[:, node]]).log()
+        distributions[:, node] = (toy.q.expand(runs, -1) if depth == 0 else toy.q_next[tokens[:, node]]).log()
         children = (shape.parents == node).nonzero()[:, 0].tolist()
         children = [child for child in children if child != 0]
         if not children:
             continue
         if mode == "iid":
             flat = noise.uniform(torch.full((runs, 1), 2 + node), len(children))[:, 0]
-            sums = laws[:, node].exp().double().cumsum(-1)
+            sums = distributions[:, node].exp().double().cumsum(-1)
             order = torch.searchsorted(sums, flat.clamp(max=float(sums.min(0).values[-1]) - 1e-9))
         else:
-            scores = laws[:, node]
+            scores = distributions[:, node]
             if mode != "point":
                 scores = scores + noise.gumbel(torch.full((runs, 1), depth), purpose)[:, 0]
             order = scores.argsort(-1, descending=True)
         for rank, child in enumerate(children):
             tokens[:, child] = order[:, rank]
-    return DraftTree(tokens, shape, mode, laws)
+    return DraftTree(tokens, shape, mode, distributions)
 
 
-def target_law(toy: Toy, tree: DraftTree) -> Tensor:
-    """log p of what follows each node."""
+def target_distribution(toy: Toy, tree: DraftTree) -> Tensor:
+    """Return log p of what follows each node."""
     rows = toy.p_next[tree.tokens]
     rows = torch.where((tree.shape.depths == 0)[:, None], toy.p, rows)
     return rows.log()
@@ -81,15 +81,15 @@ def outcome(
     shape: StaticTree = TREE,
     spoil: Callable[[DraftTree], DraftTree] | None = None,
 ) -> Tensor:
-    """The law `(v v)` of the first two codes that a verifier commits, estimated over many runs.
+    """Return the distribution `(v v)` of the first two codes that a verifier commits, estimated over many runs.
 
-    Where a run commits only one code, the second is drawn in a second step whose tree hangs below the first.
+    Where a run commits only one code, the second is sampled in a second step whose tree is below the first.
     """
     noise = spread_noise(runs, seed)
     tree = draw_tree(toy, mode, noise, runs, shape)
     tree = spoil(tree) if spoil else tree
     positions = tree.shape.depths.expand(runs, -1)
-    verdict = verifier.walk(tree, target_law(toy, tree), positions, noise)
+    verdict = verifier.walk(tree, target_distribution(toy, tree), positions, noise)
     first, second = committed(tree, verdict)
     needs_more = verdict.length == 0
     redrawn = verifier.draw(toy.p_next[first].log()[:, None], torch.full((runs, 1), 1), noise)[:, 0]
@@ -99,24 +99,24 @@ def outcome(
 
 
 def committed(tree: DraftTree, verdict: Verdict) -> tuple[Tensor, Tensor]:
-    """The first two codes of each run; the second means nothing where only one was committed."""
+    """Return the first two codes of each run; the second is undefined where only one was committed."""
     codes = torch.cat([tree.tokens.gather(1, verdict.path), torch.zeros_like(verdict.next_token[:, None])], 1)
     codes = codes.scatter(1, verdict.length[:, None], verdict.next_token[:, None])
     return codes[:, 0], codes[:, 1]
 
 
 def expected(toy: Toy) -> Tensor:
-    """The law `(v v)` of the first two codes of plain decoding."""
+    """Return the distribution `(v v)` of the first two codes of plain decoding."""
     return toy.p[:, None] * toy.p_next
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """Total variation."""
+    """Return the total variation."""
     return float((one - other).abs().sum() / 2)
 
 
 class SpreadNoise:
-    """Long streams cut into runs, so that a hundred thousand pictures cost one table."""
+    """Long streams cut into runs, so that a hundred thousand pictures need one table."""
 
     def __init__(self, runs: int, seed: int) -> None:
         self._gumbel = Noise([(seed, 0)], positions=runs * GUMBEL_ROWS, vocab_size=CODES)
@@ -124,15 +124,15 @@ class SpreadNoise:
         self._runs = torch.arange(runs)[:, None]
 
     def gumbel(self, positions: Tensor, purpose: int = Purpose.TARGET) -> Tensor:
-        """Gumbel noise of each run."""
+        """Return the Gumbel noise of each run."""
         flat = (positions.clamp(max=GUMBEL_ROWS - 1) + self._runs * GUMBEL_ROWS).flatten()[None]
         return self._gumbel.gumbel(flat, purpose).view(*positions.shape, -1)
 
     def uniform(
-        self, positions: Tensor, lanes: int, *, purpose: int = Purpose.TEST, turns: Tensor | None = None
+        self, positions: Tensor, lanes: int, *, purpose: int = Purpose.TEST, iterations: Tensor | None = None
     ) -> Tensor:
-        """Uniforms of each run, all of one turn."""
-        assert purpose == Purpose.TEST and turns is None
+        """Return the uniforms of each run, all of one step."""
+        assert purpose == Purpose.TEST and iterations is None
         flat = (positions + self._runs * UNIFORM_ROWS).flatten()[None]
         return self._uniform.uniform(flat, lanes).view(*positions.shape, -1)
 

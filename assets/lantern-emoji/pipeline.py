@@ -1,0 +1,3 @@
+"""Lets diffusers load this folder: DiffusionPipeline.from_pretrained(FOLDER, trust_remote_code=True)."""
+
+from lantern import LanternPipeline  # noqa: F401

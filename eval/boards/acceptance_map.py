@@ -1,0 +1,226 @@
+"""Acceptance maps: for each cell of a picture, the length of its run, and whether its code was relaxed.
+
+A run is the codes that one pass of the target committed: accepted drafts and the code that follows them. Also the
+pictures of a report, with their maps.
+"""
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from io import BytesIO
+from math import isqrt
+from typing import Any
+
+from jaxtyping import UInt8
+from torch import Tensor
+
+from lantern.core.types import Step
+from lantern.eval.boards.rounds import pack
+from lantern.eval.speed.contenders import Contender, Job
+from lantern.generation.images import to_image
+
+RELAXED = 0.5  # a cell is marked if the probability that only the relaxation accepted its code is at least this
+CELL = 10  # SVG units per cell
+
+
+@dataclass(frozen=True)
+class Shade:
+    """Colour and legend text of runs of `least` or more codes."""
+
+    least: int
+    colour: str
+    opacity: float
+    words: str
+
+
+# Okabe and Ito's palette, from light to dark: the order is visible without distinguishing hues
+SHADES = (
+    Shade(1, "#ffffff", 0.0, "one code in its pass"),
+    Shade(2, "#f0e442", 0.60, "run of 2 or 3 codes"),
+    Shade(4, "#56b4e9", 0.65, "run of 4 to 7 codes"),
+    Shade(8, "#0072b2", 0.75, "run of 8 or more codes"),
+)
+MARK = "#d55e00"
+MARK_WORDS = "dot: relaxed, accepted only because of the relaxation"
+
+
+@dataclass(frozen=True)
+class AcceptanceMap:
+    """The map of one picture: `runs` are the codes of each pass in raster order, `relaxed` (cell, probability) pairs.
+
+    ValueError for runs that do not fill complete rows of `columns` cells.
+    """
+
+    runs: tuple[int, ...]
+    relaxed: tuple[tuple[int, float], ...]
+    columns: int
+
+    def __post_init__(self) -> None:
+        if min(self.runs, default=0) < 1 or sum(self.runs) % self.columns:
+            cells = sum(self.runs)
+            raise ValueError(f"runs fill {cells} cells, expected complete rows of {self.columns} and runs of 1 or more")
+
+    @property
+    def cells(self) -> int:
+        """Number of codes of the picture."""
+        return sum(self.runs)
+
+    @property
+    def run_of_cell(self) -> list[int]:
+        """Length of the run of each cell."""
+        return [run for run in self.runs for _ in range(run)]
+
+    @property
+    def marked(self) -> list[int]:
+        """Cells that count as relaxed."""
+        return [cell for cell, chance in self.relaxed if chance >= RELAXED]
+
+    def share(self, least: int) -> float:
+        """Return the share of cells in runs of `least` or more codes."""
+        return sum(run for run in self.runs if run >= least) / self.cells
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the map for JSON; inverse of `from_dict`."""
+        relaxed = " ".join(f"{cell}:{chance:g}" for cell, chance in self.relaxed)
+        return {"columns": self.columns, "runs": " ".join(map(str, self.runs)), "relaxed": relaxed}
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> "AcceptanceMap":
+        """Read a map written by `as_dict`."""
+        pairs = (pair.split(":") for pair in found["relaxed"].split())
+        relaxed = tuple((int(cell), float(chance)) for cell, chance in pairs)
+        return cls(tuple(map(int, found["runs"].split())), relaxed, found["columns"])
+
+
+def read_map(steps: Sequence[Step], image: int, codes: int, *, columns: int | None = None) -> AcceptanceMap:
+    """Return the map of one image of a generation made with `keep_steps=True`; a square grid unless `columns` is given.
+
+        start 5, counts 3, verdict of length 2:     cells 5 and 6 are accepted drafts, 7 is the target's own code
+
+    ValueError if the steps do not add up to the `codes` codes of one picture.
+    """
+    runs: list[int] = []
+    relaxed: list[tuple[int, float]] = []
+    for step in steps:
+        count = int(step.counts[image])
+        if count == 0:  # finished before other pictures of the batch
+            continue
+        start = int(step.start[image])
+        if start != sum(runs):
+            raise ValueError(f"a step begins at code {start}, expected {sum(runs)}: give all steps of one generation")
+        runs.append(count)
+        if step.verdict is None or step.verdict.relaxed is None:
+            continue
+        drafts = min(count, int(step.verdict.length[image]))
+        chances = step.verdict.relaxed[image, :drafts].float().cpu()
+        relaxed += [(start + j, round(float(p), 3)) for j, p in enumerate(chances) if p > 0]
+    if sum(runs) != codes:
+        raise ValueError(f"steps make {sum(runs)} of {codes} codes: generate with keep_steps=True and give all steps")
+    return AcceptanceMap(tuple(runs), tuple(relaxed), columns or isqrt(codes))
+
+
+def shade_of(run: int) -> Shade:
+    """Return the shade of a run."""
+    return [shade for shade in SHADES if shade.least <= run][-1]
+
+
+def draw_map(found: AcceptanceMap, picture: str, *, title: str) -> str:
+    """Return the map over its picture as an SVG element; `picture` is the URI of an image."""
+    rows = found.cells // found.columns
+    width, height = found.columns * CELL, rows * CELL
+    runs = found.run_of_cell
+    parts = [
+        f'<svg class="map" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">',
+        f"<title>{escape(title)}</title>",
+        f'<image href="{escape(picture)}" width="{width}" height="{height}" preserveAspectRatio="none"/>',
+    ]
+    for shade in SHADES[1:]:
+        cells = [cell for cell, run in enumerate(runs) if shade_of(run) is shade]
+        if cells:
+            path = outline(cells, found.columns)
+            parts.append(f'<path d="{path}" fill="{shade.colour}" fill-opacity="{shade.opacity}"/>')
+    if found.marked:
+        dots = "".join(dot(cell, found.columns) for cell in found.marked)
+        parts.append(f'<path d="{dots}" fill="{MARK}" stroke="#fff" stroke-width=".8"/>')
+    return "".join([*parts, "</svg>"])
+
+
+def outline(cells: Iterable[int], columns: int) -> str:
+    """Return an SVG path around cells in raster order; neighbours in a row become one rectangle."""
+    stretches: list[list[int]] = []
+    for cell in cells:
+        if stretches and cell == stretches[-1][1] + 1 and cell % columns:
+            stretches[-1][1] = cell
+        else:
+            stretches.append([cell, cell])
+    return "".join(
+        f"M{a % columns * CELL} {a // columns * CELL}h{(b - a + 1) * CELL}v{CELL}h{(a - b - 1) * CELL}z"
+        for a, b in stretches
+    )
+
+
+def dot(cell: int, columns: int) -> str:
+    """Return a circle in the middle of a cell as an SVG path."""
+    radius = CELL * 0.28
+    left, middle = cell % columns * CELL + CELL / 2 - radius, cell // columns * CELL + CELL / 2
+    arc = f"a{radius:g} {radius:g} 0 1 0 "
+    return f"M{left:g} {middle:g}{arc}{2 * radius:g} 0{arc}{-2 * radius:g} 0z"
+
+
+def legend() -> str:
+    """Return the legend of shades and marks as HTML."""
+    items = [
+        f'<li><span class="swatch" style="background:{shade.colour};opacity:{max(shade.opacity, 0.15):g}"></span>'
+        f"{escape(shade.words)}</li>"
+        for shade in SHADES
+    ]
+    items.append(f'<li><span class="swatch round" style="background:{MARK}"></span>{escape(MARK_WORDS)}</li>')
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def mean_share(maps: Sequence[AcceptanceMap], least: int) -> float:
+    """Return the share of cells of several pictures in runs of `least` or more codes."""
+    return sum(one.share(least) for one in maps) / len(maps)
+
+
+WEBP_QUALITY = 90
+URI = "data:image/webp;base64,"
+
+
+@dataclass(frozen=True)
+class Portrait:
+    """One shown picture: number, prompt, data URI of its pixels ("" without a tokenizer), and acceptance map."""
+
+    number: int
+    prompt: str
+    picture: str
+    map: AcceptanceMap
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON; inverse of `from_dict`."""
+        return {"number": self.number, "prompt": self.prompt, "picture": self.picture, "map": self.map.as_dict()}
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> "Portrait":
+        """Read a portrait written by `as_dict`."""
+        return cls(found["number"], found["prompt"], found["picture"], AcceptanceMap.from_dict(found["map"]))
+
+
+def make_portraits(
+    contender: Contender, jobs: Sequence[Job], known: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Decode the first picture of each job with its steps, untimed; entries in `known` are reused."""
+    found = [dict(one) for one in known[: len(jobs)]]
+    for number in range(len(found), len(jobs)):
+        made = contender.decode(jobs[number], keep_steps=True)
+        accepted = read_map(made.steps, 0, made.codes.shape[1])
+        found.append({"number": number, "codes": pack(made.codes[0]), "map": accepted.as_dict()})
+    return found
+
+
+def data_uri(pixels: UInt8[Tensor, "3 h w"]) -> str:
+    """Return a picture as a data URI."""
+    kept = BytesIO()
+    to_image(pixels.permute(1, 2, 0).contiguous()).save(kept, format="WEBP", quality=WEBP_QUALITY, method=6)
+    return URI + base64.b64encode(kept.getvalue()).decode("ascii")

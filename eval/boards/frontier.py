@@ -1,0 +1,335 @@
+"""`lantern frontier` (or `python -m lantern.eval.boards.frontier`): speedup and quality over settings of methods.
+
+All points, and plain decoding in every variant that may be its fastest, make the same pictures in one process, in
+interleaved rounds. Each round is stored when it ends, so an interrupted sweep resumes. `frontier_report` draws plot and
+page from the result file without a model.
+
+A point is a method at one value of its settings; specs expand to points:
+lantern:k=10/100,delta=0.1      is      lantern:k=10,delta=0.1  and  lantern:k=100,delta=0.1
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lantern.core.types import Generation
+from lantern.eval.boards.acceptance_map import Portrait, data_uri, make_portraits
+from lantern.eval.boards.axes import QUALITY, fronts
+from lantern.eval.boards.rounds import (
+    SAME,
+    SweepFolder,
+    as_dict,
+    fastest,
+    name_of,
+    open_folder,
+    pixels_of,
+    point_figures,
+    progress_bar,
+    prompt_of,
+    record,
+    seconds_of,
+    unpack,
+)
+from lantern.eval.speed.contenders import (
+    PLAIN,
+    Contender,
+    Job,
+    Lineup,
+    Stable,
+    Variant,
+    condition_of,
+    kinds_of,
+    line_up,
+    method_of,
+    warm_up,
+)
+from lantern.eval.speed.race import Spread, interleave, step_order, warm
+from lantern.eval.speed.surroundings import load_average, surroundings
+from lantern.methods.decoder import METHODS, find
+from lantern.models.folder import Model, load_model
+
+if TYPE_CHECKING:
+    from lantern.eval.boards.judge import Judge
+
+SEPARATOR = "/"
+# the default sweep: windows and trees of exact methods, then the strength of relaxed ones
+SWEEP = (
+    "gumbel-jacobi:window=8/16/32",
+    "eagle1:tree=chain_3/grown_8_2",
+    "bounded-window:delta=0.1/0.2/0.4",
+    "lantern:k=10/100,delta=0.2",
+    "lantern++:lambda_=2/5",
+    "cool:omega=1.5",
+)
+WORDS = {"lambda_": "λ", "delta": "δ", "omega": "ω"}  # symbols used in papers
+
+
+@dataclass(frozen=True)
+class Point:
+    """A method at one value of its settings. `spec` is the method as written on the command line."""
+
+    spec: str
+
+    @property
+    def family(self) -> str:
+        """The method's name without settings."""
+        return self.spec.partition(":")[0]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Settings as written in the spec."""
+        pairs = (pair.partition("=") for pair in filter(None, self.spec.partition(":")[2].split(",")))
+        return {name: value for name, _, value in pairs}
+
+    @property
+    def label(self) -> str:
+        """Method and settings as shown: "lantern++ λ 2"."""
+        return " ".join([self.family, self.setting]).strip()
+
+    @property
+    def setting(self) -> str:
+        """Settings as shown: "k 10, δ 0.2"."""
+        return ", ".join(f"{WORDS.get(name, name.rstrip('_'))} {value}" for name, value in self.settings.items())
+
+
+def expand(specs: Sequence[str]) -> list[Point]:
+    """Return all points of specs, each once and in order.
+
+    ValueError for an unknown method, an unknown setting, a setting without a value, and plain decoding, which is
+    always measured.
+    """
+    found = [one for spec in specs for one in _grid(spec)]
+    for spec in found:
+        if find(spec.partition(":")[0]).is_plain:
+            raise ValueError(f"--points {spec[:60]!r}: plain decoding is always measured: give only methods that draft")
+    return [Point(spec) for spec in dict.fromkeys(found)]
+
+
+def _grid(spec: str) -> list[str]:
+    name, _, rest = spec.partition(":")
+    options = find(name).options if name in METHODS else ()
+    axes = []
+    for pair in filter(None, rest.split(",")):
+        key, sign, values = pair.partition("=")
+        if options and key not in options:
+            find(name).option(key)  # raises an error that lists the settings
+        if not sign or not all(values.split(SEPARATOR)):
+            raise ValueError(f"--points {spec[:60]!r}: got {pair[:40]!r}, expected NAME=VALUE or NAME=A/B/C")
+        axes.append([f"{key}={value}" for value in values.split(SEPARATOR)])
+    return [":".join(filter(None, [name, ",".join(chosen)])) for chosen in itertools.product(*axes)]
+
+
+@dataclass(frozen=True)
+class FrontierOptions:
+    """Options of a sweep: `specs` as for `expand`, `images` pictures per point, `prompts` used in order and repeated.
+
+    Methods run in `variant`. Plain decoding runs in each of the kinds `baselines` (empty: all kinds of the device) and
+    each of `baseline_dtypes`; the fastest is the baseline. `shown` pictures per point are decoded again for the report.
+    `run` is the folder of the sweep.
+    """
+
+    run: Path
+    prompts: Sequence[str]
+    model: str = "lantern-emoji"
+    specs: Sequence[str] = SWEEP
+    images: int = 24
+    shown: int = 4
+    variant: Variant = field(default_factory=lambda: Variant("eager", "fp32"))
+    baselines: Sequence[str] = ()
+    baseline_dtypes: Sequence[str] = ("fp32", "bf16")
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    device: str = "auto"
+    is_quiet: bool = False
+
+
+class Sweep:
+    """A sweep with its model loaded. ValueError for invalid points or a folder of another sweep."""
+
+    def __init__(self, options: FrontierOptions) -> None:
+        self.options = options
+        self.model: Model = load_model(options.model, device=options.device, dtype="fp32", engine="eager")
+        self.sampling = self.model.sampling(**options.sampling)
+        self.points = expand(options.specs)
+        for point in self.points:
+            method_of(self.model, point.spec)
+        if not self.points:
+            raise ValueError("got no points to measure: give --points")
+        self.surroundings = surroundings(self.model.device)
+        self.folder: SweepFolder = open_folder(options.run, self.header)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The settings of the sweep, without the number of pictures, so that more can be added later."""
+        options = self.options
+        return {
+            "model": self.model.name,
+            "fingerprint": self.model.fingerprint,
+            "points": [point.spec for point in self.points],
+            "variant": str(options.variant),
+            "plain": list(map(str, self.plain_variants)),
+            "sampling": dataclasses.asdict(self.sampling),
+            "seed": options.seed,
+            "prompts": hashlib.sha256("\n".join(options.prompts).encode()).hexdigest(),
+            "surroundings": {name: self.surroundings[name] for name in SAME},
+        }
+
+    @property
+    def plain_variants(self) -> list[Variant]:
+        """The variants of plain decoding."""
+        options = self.options
+        kinds = options.baselines or kinds_of(self.model.device)
+        return [Variant(kind, dtype) for dtype in options.baseline_dtypes for kind in kinds]
+
+    def prompt(self, number: int) -> str:
+        """Return the prompt of a picture."""
+        return prompt_of(self.model, self.options.prompts, number)
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs of all rounds, one picture each."""
+        seed = self.options.seed
+        return [
+            Job(condition_of(self.model, self.options.prompts, [number]), [(seed, number)])
+            for number in range(self.options.images)
+        ]
+
+    def measure(self) -> list[dict[str, str]]:
+        """Run the missing rounds and shown pictures; return failed contenders with their reasons."""
+        options = self.options
+        known = self.folder.rounds(options.images)
+        missing = [number for number in range(options.images) if number not in known]
+        specs = [point.spec for point in self.points]
+        variants = {PLAIN: self.plain_variants, "others": [options.variant]}
+        names = {name_of(spec, one) for spec in specs for one in variants["others"]}
+        names |= {name_of(PLAIN, one) for one in variants[PLAIN]}
+        shown = min(options.shown, options.images)
+        kept = {name: self.folder.portraits(name) for name in names}
+        failed = [one for entry in known.values() for one in entry["failed"]]
+        if not missing and all(len(kept[name]) >= shown for name in names - {one["contender"] for one in failed}):
+            return unique(failed)
+        lineup, jobs = line_up(Stable(self.model), specs, variants, self.sampling), self.jobs()
+        self._warm_up(lineup, jobs)
+        self._take_portraits(lineup.contenders, jobs[:shown])
+        failed = [one | {"contender": f"{one['method']} | {one['variant']}"} for one in lineup.failed]
+        self._run_rounds(lineup.contenders, jobs, missing, failed)
+        return unique(failed)
+
+    def _warm_up(self, lineup: Lineup, jobs: Sequence[Job]) -> None:
+        bar = progress_bar(len(lineup.contenders), "warming up", "points", is_quiet=self.options.is_quiet)
+
+        def run(contender: Contender) -> None:
+            warm(contender, jobs)
+            bar.update()
+
+        warm_up(lineup, run)
+        bar.close()
+
+    def _take_portraits(self, contenders: Sequence[Contender], jobs: Sequence[Job]) -> None:
+        bar = progress_bar(len(contenders), "pictures to show", "points", is_quiet=self.options.is_quiet)
+        for contender in contenders:
+            name = name_of(contender.label, contender.variant)
+            known = self.folder.portraits(name)
+            if len(known) < len(jobs):
+                self.folder.write_portraits(name, make_portraits(contender, jobs, known))
+            bar.update()
+        bar.close()
+
+    def _run_rounds(
+        self, field: Sequence[Contender], jobs: Sequence[Job], missing: Sequence[int], failed: list[dict[str, str]]
+    ) -> None:
+        """Run the missing rounds: one picture by every contender, stored before the next round starts."""
+        bar = progress_bar(len(missing) * len(field), "rounds", "pictures", is_quiet=self.options.is_quiet)
+        for number in missing:
+            order = [field[who] for who in step_order(len(field), number)]
+            runs: list[Callable[[int], Generation]] = [
+                lambda _, one=one: one.decode(jobs[number])  # noqa: B023 - called within this turn
+                for one in order
+            ]
+            before = load_average()
+            seconds, made = interleave(runs, 1, device=self.model.device)
+            names = [name_of(one.label, one.variant) for one in order]
+            records = {name: record(m[0], s[0]) for name, s, m in zip(names, seconds, made, strict=True)}
+            load = {"before": before, "after": load_average()}
+            commit = self.surroundings["commit"]
+            self.folder.write_round(number, {"commit": commit, "load": load, "failed": failed, "made": records})
+            bar.update(len(field))
+        bar.close()
+
+    def figures(self, failed: Sequence[Mapping[str, str]], judge: "Judge | None" = None) -> dict[str, Any]:
+        """Return all figures for JSON; ValueError without rounds."""
+        rounds = list(self.folder.rounds(self.options.images).values())
+        plain = [name_of(PLAIN, one) for one in self.plain_variants if self._took_part(rounds, PLAIN, one)]
+        baseline = fastest(rounds, plain)
+        who = [(Point(PLAIN), baseline)]
+        variant = self.options.variant
+        who += [(p, name_of(p.spec, variant)) for p in self.points if self._took_part(rounds, p.spec, variant)]
+        points = [self._point(point, name, baseline, rounds, judge) for point, name in who]
+        return {
+            "what": "frontier",
+            **self.header,
+            "surroundings": self.surroundings,
+            "prompts": {"sha256": self.header["prompts"], "used": [self.prompt(n) for n in range(len(rounds))]},
+            "images": len(rounds),
+            "baseline": baseline,
+            "plain": {name: Spread.of(seconds_of(rounds, name)).as_dict() for name in plain},
+            "commits": list(dict.fromkeys(entry["commit"] for entry in rounds)),
+            "load_average": [entry["load"]["before"] for entry in rounds],
+            "judges": judge.facts if judge else {},
+            "points": points,
+            "fronts": fronts(points),
+            "failed": list(failed),
+        }
+
+    def _took_part(self, rounds: Sequence[Mapping[str, Any]], spec: str, variant: Variant) -> bool:
+        return any(name_of(spec, variant) in entry["made"] for entry in rounds)
+
+    def _point(
+        self, point: Point, name: str, baseline: str, rounds: Sequence[Mapping[str, Any]], judge: "Judge | None"
+    ) -> dict[str, Any]:
+        codes = self.model.target.config.block_size
+        found = point_figures(rounds, baseline, name, codes)
+        sampled_by = self._in_same_dtype(rounds, name) if name == baseline else name
+        numbered = [(n, entry["made"][sampled_by]) for n, entry in enumerate(rounds) if sampled_by in entry["made"]]
+        if judge is not None:
+            pictures = pixels_of(self.model, unpack([made["codes"] for _, made in numbered]))
+            judged = judge.estimates(pictures, [self.prompt(number) for number, _ in numbered])
+            quality = found["quality"] | {axis: as_dict(value) for axis, value in judged.items()}
+            found["quality"] = {axis: quality[axis] for axis in QUALITY if axis in quality}
+        method = method_of(self.model, point.spec)
+        facts = {"spec": point.spec, "family": point.family, "label": point.label, "exact": method.exact}
+        facts |= {"variant": name.partition(" | ")[2], "drawn_by": sampled_by}
+        return facts | found | {"portraits": self._portraits(sampled_by)}
+
+    def _in_same_dtype(self, rounds: Sequence[Mapping[str, Any]], baseline: str) -> str:
+        """Return the plain contender whose pictures are shown: in the methods' dtype if possible, else the baseline."""
+        alike = [one for one in self.plain_variants if one.dtype == self.options.variant.dtype]
+        names = [name_of(PLAIN, one) for one in alike if self._took_part(rounds, PLAIN, one)]
+        return fastest(rounds, names) if names else baseline
+
+    def _portraits(self, name: str) -> list[dict[str, Any]]:
+        kept = self.folder.portraits(name)[: self.options.shown]
+        if not kept:
+            return []
+        pictures = [""] * len(kept)
+        if self.model.vq is not None:
+            pictures = [data_uri(one) for one in pixels_of(self.model, unpack([one["codes"] for one in kept]))]
+        return [
+            Portrait.from_dict(one | {"prompt": self.prompt(one["number"]), "picture": picture}).as_dict()
+            for one, picture in zip(kept, pictures, strict=True)
+        ]
+
+
+def unique(failed: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return each failure once."""
+    return [dict(pairs) for pairs in dict.fromkeys(tuple(one.items()) for one in failed)]
+
+
+if __name__ == "__main__":
+    from lantern.cli.frontier import main
+
+    sys.exit(main())

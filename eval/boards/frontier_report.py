@@ -1,0 +1,351 @@
+"""Reports of a frontier, drawn from frontier.json without a model.
+
+The plot shows speedup and step compression against every axis of quality. The HTML page is one file with plot, table,
+pictures at the same seeds, and acceptance.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lantern.core.io import atomic_write
+from lantern.eval.boards.acceptance_map import Portrait, draw_map, legend, mean_share
+from lantern.eval.boards.axes import FEW, GAINS, QUALITY, Axis, shared_axes, staircase
+from lantern.eval.boards.plotting import LOOKS, reach, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PLAIN_LOOK = ("#000000", "*")
+PANEL = (4.6, 3.4)  # inches
+LEGEND = 2.6
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One point of a panel: number, position with intervals, and whether its gain is claimed."""
+
+    number: int
+    at: tuple[float, float]
+    across: tuple[float, float]
+    along: tuple[float, float]
+    is_claimed: bool
+
+
+def looks(points: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Return colour and mark of each family; plain decoding is always a black star."""
+    families = [name for name in dict.fromkeys(point["family"] for point in points) if name != "plain"]
+    return {"plain": PLAIN_LOOK} | {name: LOOKS[i % len(LOOKS)] for i, name in enumerate(families)}
+
+
+def plotted_axes(figures: Mapping[str, Any]) -> list[str]:
+    """Return the axes of quality to plot: those of all points; FID only with at least FEW pictures."""
+    return [name for name in shared_axes(figures["points"]) if name != "fid" or figures["images"] >= FEW]
+
+
+def dots(points: Sequence[Mapping[str, Any]], gain: Axis, axis: Axis) -> list[Dot]:
+    """Return the points of a panel."""
+    found = []
+    for number, point in enumerate(points):
+        cost, value = point["quality"][axis.name], point[gain.name]
+        is_claimed = gain.name != "speedup" or point["refusal"] is None
+        at = (cost["value"], value["value"])
+        found.append(Dot(number, at, reach(cost), reach(value), is_claimed))
+    return found
+
+
+def draw_plot(figures: Mapping[str, Any]) -> "Figure":
+    """Draw the plot: a row per axis of quality, a column per gain, and a legend of numbered points."""
+    from matplotlib.figure import Figure
+
+    names = plotted_axes(figures)
+    width, height = PANEL[0] * len(GAINS) + LEGEND, PANEL[1] * len(names)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    plots, beside = np.ravel(figure.subfigures(1, 2, width_ratios=[width - LEGEND, LEGEND], squeeze=False))
+    grid = plots.subplots(len(names), len(GAINS), squeeze=False)
+    for row, name in zip(grid, names, strict=True):
+        for panel, gain in zip(row, GAINS, strict=True):
+            draw_panel(panel, figures["points"], gain, QUALITY[name])
+    draw_legend(beside, figures)
+    return figure
+
+
+def draw_panel(panel: "Axes", points: Sequence[Mapping[str, Any]], gain: Axis, axis: Axis) -> None:
+    """Draw one gain against one axis of quality; better is up and left."""
+    look, found = looks(points), dots(points, gain, axis)
+    by_family: dict[str, list[Dot]] = {}
+    for dot in found:
+        by_family.setdefault(points[dot.number]["family"], []).append(dot)
+    draw_front(panel, found, axis)
+    for family, members in by_family.items():
+        colour, _ = look[family]
+        panel.plot(*zip(*(dot.at for dot in members), strict=True), color=colour, linewidth=0.8, alpha=0.5, zorder=2)
+        for dot in members:
+            draw_dot(panel, dot, look[family])
+    plain = found[0].at
+    panel.axhline(plain[1], color="#000000", linewidth=0.6, linestyle=":", zorder=1)
+    panel.set_xlabel(axis.label)
+    panel.set_ylabel(gain.label)
+    if not axis.is_lower_better:
+        panel.invert_xaxis()
+    panel.margins(0.12)
+    panel.grid(color="#dddddd", linewidth=0.5)
+    panel.set_axisbelow(True)
+
+
+def draw_dot(panel: "Axes", dot: Dot, look: tuple[str, str]) -> None:
+    """Draw a point with intervals and number; hollow if no claim is made."""
+    colour, shape = look
+    panel.errorbar(
+        *([value] for value in dot.at),
+        xerr=[[end] for end in dot.across],
+        yerr=[[end] for end in dot.along],
+        fmt=shape,
+        markersize=11 if dot.number == 0 else 6,
+        markerfacecolor=colour if dot.is_claimed else "#ffffff",
+        markeredgecolor=colour,
+        ecolor=colour,
+        elinewidth=0.7,
+        capsize=1.5,
+        alpha=0.9,
+        zorder=3,
+    )
+    side = 5 if dot.number % 2 else -5
+    panel.annotate(
+        str(dot.number),
+        dot.at,
+        xytext=(side, 5),
+        textcoords="offset points",
+        ha="left" if dot.number % 2 else "right",
+        fontsize=7,
+        zorder=4,
+    )
+
+
+def draw_front(panel: "Axes", found: Sequence[Dot], axis: Axis) -> None:
+    """Draw the Pareto front as a staircase."""
+    costs = [axis.cost(dot.at[0]) for dot in found]
+    corners = staircase(costs, [dot.at[1] for dot in found])
+    across = [axis.cost(cost) for cost, _ in corners]  # changing the sign twice restores the value
+    panel.plot(across, [gain for _, gain in corners], color="#999999", linewidth=2.2, alpha=0.6, zorder=1)
+
+
+def draw_legend(beside: Any, figures: Mapping[str, Any]) -> None:
+    """Draw the legend: numbered points with their marks, and the other lines."""
+    from matplotlib.lines import Line2D
+
+    points, look = figures["points"], looks(figures["points"])
+    handles = []
+    for number, point in enumerate(points):
+        colour, shape = look[point["family"]]
+        marker: dict[str, Any] = {
+            "marker": shape,
+            "color": colour,
+            "linestyle": "none",
+            "markersize": 9 if number == 0 else 6,
+        }
+        handles.append(Line2D([], [], label=f"{number}  {point['label']}", **marker))
+    handles.append(Line2D([], [], color="#999999", linewidth=2.2, alpha=0.6, label="Pareto front"))
+    handles.append(Line2D([], [], color="#000000", linewidth=0.6, linestyle=":", label="plain decoding"))
+    if any(point["refusal"] for point in points):
+        hollow: dict[str, Any] = {"marker": "o", "color": "#555555", "markerfacecolor": "#ffffff", "linestyle": "none"}
+        handles.append(Line2D([], [], label="hollow: no claim (too few\npictures or unsteady timing)", **hollow))
+    title = f"{figures['images']} pictures per point\nbars: 95 % bootstrap intervals\nbetter is up and left"
+    legend = beside.legend(handles=handles, loc="center left", frameon=False, fontsize=7.5, title=title)
+    legend.set_title(title, prop={"size": 7.5})
+    legend.get_title().set_multialignment("left")
+
+
+def save_plot(figures: Mapping[str, Any], stem: Path) -> list[Path]:
+    """Write the plot as `stem`.png and `stem`.svg; equal figures give equal bytes."""
+    return save_figure(lambda: draw_plot(figures), stem)
+
+
+LONG_RUN = 4
+MOST_BYTES = 3 << 20
+STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; margin: 2rem auto; max-width: 76rem;
+  padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
+table { border-collapse: collapse; } th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
+th { font-weight: 600; vertical-align: bottom; } .left { text-align: left; } .scroll { overflow-x: auto; }
+.front { font-weight: 700; } .note { color: #555; font-size: .9em; } .interval { color: #555; font-size: .8em; }
+.plot { max-width: 100%; height: auto; } .face, .map { width: 112px; height: 112px; vertical-align: top; }
+.faces td { text-align: center; } .faces th { max-width: 15rem; }
+.bar { display: inline-block; height: .7em; background: #56b4e9; margin-right: .4em; vertical-align: baseline; }
+.legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .3rem 1.4rem; }
+.swatch { display: inline-block; width: 1em; height: 1em; border: 1px solid #777; margin-right: .4em;
+  vertical-align: -.15em; } .round { border-radius: 50%; }
+"""
+
+
+def render(figures: Mapping[str, Any], plot: bytes) -> str:
+    """Return the HTML page; `plot` is the SVG of `save_plot`."""
+    image = f"data:image/svg+xml;base64,{base64.b64encode(plot).decode('ascii')}"
+    title = f"Speed and quality: {escape(figures['model'])}"
+    parts = [
+        "<!doctype html>",
+        f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<style>{STYLE}</style></head><body>",
+        f"<h1>{title}</h1>",
+        how(figures),
+        f'<h2>Frontier</h2><img class="plot" alt="{escape(in_words(figures))}" src="{image}">',
+        f"<p>{escape(in_words(figures))}</p>",
+        f"<h2>Points</h2>{points_table(figures)}",
+        f"<h2>Pictures at the same seeds</h2>{pictures_table(figures['points'])}",
+        f"<h2>Acceptance by depth</h2>{depths_table(figures['points'])}",
+        "</body></html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def how(figures: Mapping[str, Any]) -> str:
+    """Return the setting of the measurement as a paragraph."""
+    where, sampling = figures["surroundings"], figures["sampling"]
+    device = where["gpu"] or where["cpu"]
+    loads = [load[0] for load in figures["load_average"] if load]
+    busy = f" Load average during the rounds: {min(loads):g} to {max(loads):g}." if loads else ""
+    return (
+        f"<p>{figures['images']} pictures per point, one at a time, on {escape(str(device))} with "
+        f"{where['threads']} CPU threads; torch {escape(where['torch'])}, lantern {escape(where['lantern'])}. "
+        f"Methods ran as <b>{escape(figures['variant'])}</b>; the baseline is plain decoding as "
+        f"<b>{escape(figures['baseline'].partition(' | ')[2])}</b>, the fastest of {len(figures['plain'])} variants. "
+        "All contenders made the same pictures in interleaved rounds, in one process. Speedup is the ratio of median "
+        f"seconds; intervals are 95 % bootstraps over pictures.{busy} Plain decoding's pictures were made as "
+        f"<b>{escape(figures['points'][0]['drawn_by'].partition(' | ')[2])}</b>. Guidance {sampling['guidance']:g}, "
+        f"temperature {sampling['temperature']:g}, top-k {sampling['top_k']}, top-p {sampling['top_p']:g}, "
+        f"seed {figures['seed']}.</p>"
+    )
+
+
+def in_words(figures: Mapping[str, Any]) -> str:
+    """Return the points on the fronts as text, for the plot's alternative text."""
+    found = []
+    for gain in GAINS:
+        for axis, numbers in figures["fronts"][gain.name].items():
+            names = ", ".join(figures["points"][number]["label"] for number in numbers)
+            found.append(f"Pareto front of {gain.name.replace('_', ' ')} and {axis.replace('-', ' ')}: {names}.")
+    return " ".join(found)
+
+
+def points_table(figures: Mapping[str, Any]) -> str:
+    """Return the table of all points."""
+    points = figures["points"]
+    axes = [QUALITY[name] for name in shared_axes(points)]
+    heads = ["point", "seconds", *(gain.name.replace("_", " ") for gain in GAINS), *(axis.name for axis in axes)]
+    heads += ["relaxed codes", "claim"]
+    cells = "".join(f"<th{left(i)}>{escape(head)}</th>" for i, head in enumerate(heads))
+    rows = "".join(point_row(number, point, axes, figures["fronts"]) for number, point in enumerate(points))
+    notes = "Bold: on the Pareto front of that gain and total variation."
+    if "fid" in shared_axes(points) and figures["images"] < FEW:
+        notes += f" FID of fewer than {FEW} pictures depends mainly on their number; use KID."
+    failed = "".join(
+        f"<li>{escape(one['method'])} as {escape(one['variant'])}: {escape(one['reason'])}</li>"
+        for one in figures["failed"]
+    )
+    missing = f'<p class="note">Not measured:</p><ul class="note">{failed}</ul>' if failed else ""
+    table = f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return f'{table}<p class="note">{notes}</p>{missing}'
+
+
+def point_row(
+    number: int, point: Mapping[str, Any], axes: Sequence[Axis], fronts: Mapping[str, Mapping[str, list[int]]]
+) -> str:
+    """Return one point as a table row."""
+    kind = "exact" if point["exact"] else "relaxed"
+    cells = [f'<td class="left">{number}&ensp;{escape(point["label"])} <span class="note">{kind}</span></td>']
+    cells.append(f"<td>{point['seconds']['median']:.3f}</td>")
+    for gain in GAINS:
+        is_on = number in fronts[gain.name].get("total-variation", ())
+        cells.append(f"<td{' class=front' if is_on else ''}>{estimate(point[gain.name], gain)}</td>")
+    cells += [f"<td>{estimate(point['quality'][axis.name], axis)}</td>" for axis in axes]
+    cells.append(f"<td>{100 * point['relaxed_share']:.1f} %</td>")
+    claim = "baseline" if number == 0 else point["refusal"] or "claimed"
+    cells.append(f'<td class="left note">{escape(claim)}</td>')
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def estimate(found: Mapping[str, Any], axis: Axis) -> str:
+    """Return a value with its interval as HTML."""
+    if found["low"] is None:
+        return axis.shown(found["value"])
+    ends = f"{axis.shown(found['low'])} to {axis.shown(found['high'])}"
+    return f'{axis.shown(found["value"])}<br><span class="interval">{ends}</span>'
+
+
+def pictures_table(points: Sequence[Mapping[str, Any]]) -> str:
+    """Return the shown pictures of every point with their acceptance maps."""
+    portraits = [[Portrait.from_dict(one) for one in point["portraits"]] for point in points]
+    if not any(portraits):
+        return "<p>No pictures were stored.</p>"
+    heads = "".join(
+        f"<th>{escape(one.prompt)}<br><span class=note>picture number {one.number}</span></th>" for one in portraits[0]
+    )
+    rows = "".join(pictures_row(*both) for both in enumerate(zip(points, portraits, strict=True)))
+    words = (
+        "<p>Left: the picture. Right: the picture with its acceptance map. Shades show how many codes the same pass of "
+        "the target committed; dots mark codes that were accepted only because of a relaxation.</p>"
+    )
+    table = f'<div class="scroll"><table class="faces"><thead><tr><th class="left">point</th>{heads}</tr></thead>'
+    return f"{words}{legend()}{table}<tbody>{rows}</tbody></table></div>"
+
+
+def pictures_row(number: int, both: tuple[Mapping[str, Any], Sequence[Portrait]]) -> str:
+    """Return the pictures of one point as a table row."""
+    point, portraits = both
+    cells = []
+    for one in portraits:
+        share = f"{100 * one.map.share(LONG_RUN):.0f} % of codes in runs of {LONG_RUN} or more"
+        title = f"{point['label']}, {one.prompt}: {share}"
+        face = f'<img class="face" alt="{escape(one.prompt)}" src="{escape(one.picture)}">' if one.picture else ""
+        cells.append(f"<td>{face} {draw_map(one.map, one.picture, title=title)}</td>")
+    share = f"{100 * mean_share([one.map for one in portraits], LONG_RUN):.0f} %" if portraits else "?"
+    words = f"τ {point['step_compression']['value']:.2f}, {share} of codes in runs of {LONG_RUN} or more"
+    head = f'<th class="left">{number}&ensp;{escape(point["label"])}<br><span class="note">{words}</span></th>'
+    return f"<tr>{head}{''.join(cells)}</tr>"
+
+
+def depths_table(points: Sequence[Mapping[str, Any]]) -> str:
+    """Return acceptance by depth: of reached nodes with drafted children, the share with an accepted child."""
+    drafted = [(number, point) for number, point in enumerate(points) if point["depths"]]
+    most = max((len(point["depths"]) for _, point in drafted), default=0)
+    if not most:
+        return "<p>No point uses drafts.</p>"
+    heads = "".join(f"<th>{depth + 1}</th>" for depth in range(most))
+    rows = []
+    for number, point in drafted:
+        cells = "".join(f"<td>{depth_cell(one)}</td>" for one in point["depths"])
+        rows.append(f'<tr><th class="left">{number}&ensp;{escape(point["label"])}</th>{cells}</tr>')
+    words = "Of the passes that reached a depth with drafted codes to test, the share that accepted one."
+    head = f'<thead><tr><th class="left">point, depth</th>{heads}</tr></thead>'
+    return f'<p>{words}</p><div class="scroll"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def depth_cell(found: Mapping[str, Any]) -> str:
+    """Return a share as a bar and a number."""
+    share = found["accepted"] / found["reached"]
+    words = f"{found['accepted']} of {found['reached']}"
+    return f'<span title="{words}"><span class="bar" style="width:{2.5 * share:.2f}em"></span>{share:.2f}</span>'
+
+
+def left(column: int) -> str:
+    """Return the class attribute of a column; the first one is left-aligned."""
+    return ' class="left"' if column == 0 else ""
+
+
+def save_page(figures: Mapping[str, Any], plot: Path, path: Path) -> Path:
+    """Write the page; `plot` is the SVG to embed. ValueError for a page larger than MOST_BYTES."""
+    page = render(figures, plot.read_bytes()).encode("utf-8")
+    if len(page) > MOST_BYTES:
+        raise ValueError(f"the page has {len(page)} bytes, expected at most {MOST_BYTES}: lower --shown")
+    with atomic_write(path) as temporary:
+        temporary.write_bytes(page)
+    return path

@@ -1,0 +1,350 @@
+"""`lantern leaderboard` (or `python -m lantern.eval.boards.leaderboard`): every method, measured in one run.
+
+All methods, and plain decoding in every variant that may be its fastest, make the same pictures in one process, in
+interleaved rounds, at temperature 1 and again at temperature 0. The contenders of comparisons at equal budget
+(`equal_budget`) take part in the first rounds. Each round is stored when it ends, so an interrupted run resumes.
+`leaderboard_report` writes tables and plot from the result file without a model.
+"""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lantern.core.sampling import Sampling
+from lantern.eval.boards.axes import QUALITY
+from lantern.eval.boards.contest import Contest, LeaderboardOptions, Setting
+from lantern.eval.boards.equal_budget import DEEP, FIGURES, Beats, Claim
+from lantern.eval.boards.rounds import (
+    as_dict,
+    by_depth,
+    fastest,
+    name_of,
+    pixels_of,
+    point_figures,
+    records_of,
+    seconds_of,
+    speedup,
+    steps_of,
+    unpack,
+)
+from lantern.eval.metrics.distances import Estimate, bootstrap
+from lantern.eval.speed.contenders import (
+    PLAIN,
+    method_of,
+)
+from lantern.eval.speed.race import Spread, rounded
+from lantern.methods.decoder import METHODS, Method
+from lantern.models.folder import Model
+
+if TYPE_CHECKING:
+    from lantern.eval.boards.judge import Judge
+
+Rounds = Mapping[int, Mapping[str, Any]]  # by number
+RoundList = Sequence[Mapping[str, Any]]
+# promises of methods: plain decoding's codes, its distribution, or a reported total variation
+CODES, DISTRIBUTION, RELAXED = "codes", "distribution", "relaxed"
+
+
+class Leaderboard:
+    """One contest per temperature. ValueError for invalid methods or a folder of another run."""
+
+    def __init__(self, options: LeaderboardOptions) -> None:
+        self.options, self.setting = options, Setting(options)
+        self.contests = [
+            Contest(self.setting, temperature, images, claims=0 if number else options.equal_budget)
+            for number, (temperature, images) in enumerate(zip(options.temperatures, options.images, strict=True))
+        ]
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+        return self.setting.model
+
+    @property
+    def sampling(self) -> Sampling:
+        """Sampling settings of the first temperature."""
+        return self.contests[0].sampling
+
+    def measure(self) -> None:
+        """Run everything that is missing."""
+        for contest in self.contests:
+            contest.measure()
+
+    def figures(self, judge: "Judge | None" = None, *, least: int = 2) -> dict[str, Any]:
+        """Return all figures for JSON; the judge is used at temperatures with `least` pictures or more."""
+        contests = [contest_figures(one, judge if one.images >= least else None) for one in self.contests]
+        return {
+            "what": "leaderboard",
+            **self.setting.header,
+            "surroundings": self.setting.surroundings,
+            "prompts": {
+                "sha256": self.setting.header["prompts"],
+                "used": [self.setting.prompt(number) for number in range(max(self.options.images))],
+            },
+            "judges": judge.facts if judge else {},
+            "contests": contests,
+            "equal_budget": claim_figures(self.contests[0]),
+            "failures": broken_promises(contests),
+        }
+
+
+def contest_figures(contest: Contest, judge: "Judge | None") -> dict[str, Any]:
+    """Return all figures of a contest for JSON."""
+    rounds = contest.folder.rounds(contest.images)
+    every = list(rounds.values())
+    plain = [name_of(PLAIN, one) for one in contest.setting.plain_variants]
+    plain = [name for name in plain if records_of(every, name)]
+    baseline = fastest(every, plain)
+    judged = Judged(contest, rounds, judge)
+    rows = [plain_row(contest, rounds, baseline, judged)]
+    rows += [row(contest, rounds, baseline, spec, judged) for spec in contest.setting.specs]
+    return {
+        "temperature": contest.temperature,
+        "sampling": {name: getattr(contest.sampling, name) for name in ("guidance", "temperature", "top_k", "top_p")},
+        "images": len(rounds),
+        "is_bitwise": contest.setting.options.variant.dtype == "fp32",
+        "baseline": baseline,
+        "plain": {name: Spread.of(seconds_of(every, name)).as_dict() for name in plain},
+        "yardstick": judged.yardstick,
+        "commits": list(dict.fromkeys(entry["commit"] for entry in every)),
+        "load_average": [entry["load"]["before"] for entry in every],
+        "rows": rows,
+        "absent_plain": [one for one in contest.absent if one["method"] == PLAIN],
+    }
+
+
+def promise_of(method: Method, *, is_greedy: bool) -> str:
+    """Return the promise of a method; at temperature 0 an exact method promises codes."""
+    if not method.exact:
+        return RELAXED
+    return CODES if method.spec.promise == "codes" or is_greedy else DISTRIBUTION
+
+
+def plain_row(contest: Contest, rounds: Rounds, baseline: str, judged: "Judged") -> dict[str, Any]:
+    """Return the row of plain decoding in the methods' engine, which all are compared with."""
+    facts: dict[str, Any] = {"method": PLAIN, "status": "measured", "promise": CODES, "summary": METHODS[PLAIN].summary}
+    found = facts | common_figures(contest, list(rounds.values()), baseline, contest.alike)
+    found["quality"] |= judged.quality(contest.alike)
+    return found
+
+
+def row(contest: Contest, rounds: Rounds, baseline: str, spec: str, judged: "Judged") -> dict[str, Any]:
+    """Return the row of a method: its figures, or the reason why it has none."""
+    method = method_of(contest.setting.model, spec)
+    promise = promise_of(method, is_greedy=contest.sampling.is_greedy)
+    facts: dict[str, Any] = {"method": spec, "status": "measured", "promise": promise, "summary": method.summary}
+    name, every = contest.name(spec), list(rounds.values())
+    if not records_of(every, name):
+        why = next(
+            (one for one in contest.absent if one["method"] == spec), {"status": "failed", "reason": "no rounds"}
+        )
+        return facts | {key: why[key] for key in ("status", "reason", "command") if key in why}
+    found = facts | common_figures(contest, every, baseline, name)
+    if promise == CODES:
+        found["identity"] = identity(rounds, name, contest.alike)
+    if promise == RELAXED:
+        found["quality"] |= judged.quality(name)
+        found["changes"] = judged.changes(name)
+    return found
+
+
+def common_figures(contest: Contest, every: Sequence[Mapping[str, Any]], baseline: str, name: str) -> dict[str, Any]:
+    """Return the figures of every row; `speedup` is over the fastest plain decoding, `speedup_alike` in its engine."""
+    codes, records = contest.setting.model.target.config.block_size, records_of(every, name)
+    num_steps = sum(steps_of(record) for record in records)
+    return point_figures(every, baseline, name, codes) | {
+        "speedup_alike": as_dict(speedup(every, contest.alike, name)),
+        "nodes_per_pass": rounded(sum(record["nodes"] for record in records) / max(num_steps, 1)),
+        "probe": contest.probes[name],
+    }
+
+
+def identity(rounds: Rounds, name: str, plain: str) -> dict[str, int]:
+    """Count pictures and codes that differ from plain decoding in the same engine."""
+    both = [entry["made"] for entry in rounds.values() if name in entry["made"] and plain in entry["made"]]
+    mine, its = (unpack([made[who]["codes"] for made in both]) for who in (name, plain))
+    differing = (mine != its).sum(1)
+    return {
+        "images": len(both),
+        "codes": mine.numel(),
+        "differing_images": int((differing > 0).sum()),
+        "differing_codes": int(differing.sum()),
+    }
+
+
+class Judged:
+    """Quality of the pictures of a contest by a judge; each contender is judged once."""
+
+    def __init__(self, contest: Contest, rounds: Rounds, judge: "Judge | None") -> None:
+        self.contest, self.rounds, self.judge = contest, rounds, judge
+        self._known: dict[str, dict[str, Estimate]] = {}
+
+    def estimates(self, name: str) -> dict[str, Estimate]:
+        """Return the figures of a contender's pictures by axis; empty without a judge."""
+        if self.judge is not None and name not in self._known:
+            made = {n: entry["made"][name] for n, entry in self.rounds.items() if name in entry["made"]}
+            pictures = pixels_of(self.contest.setting.model, unpack([one["codes"] for one in made.values()]))
+            found = self.judge.estimates(pictures, [self.contest.setting.prompt(number) for number in made])
+            self._known[name] = {axis: value for axis, value in found.items() if axis in QUALITY and axis != "fid"}
+        return self._known.get(name, {})
+
+    def quality(self, name: str) -> dict[str, Any]:
+        """Return the figures of a contender for JSON."""
+        return {axis: as_dict(value) for axis, value in self.estimates(name).items()}
+
+    def changes(self, name: str) -> dict[str, Any]:
+        """Return the changes from plain decoding, and whether chance explains them (`is_within`)."""
+        found = {}
+        for axis, value in self.estimates(name).items():
+            plain = self.estimates(self.contest.alike)[axis]
+            found_change, by_chance = change(value, plain), math.hypot(*reach(plain))
+            found[axis] = as_dict(found_change) | {"is_within": abs(found_change.value) <= by_chance}
+        return found
+
+    @property
+    def yardstick(self) -> dict[str, Any]:
+        """Difference of two sets of plain pictures by chance, by axis."""
+        return {axis: as_dict(change(value, value)) for axis, value in self.estimates(self.contest.alike).items()}
+
+
+def change(mine: Estimate, plain: Estimate) -> Estimate:
+    """Return the difference of two estimates, with an interval from theirs (Zou and Donner 2008, equation 2).
+
+    For plain decoding and itself it is the difference of two sets of its pictures by chance.
+    """
+    value, (below, above), (its_below, its_above) = mine.value - plain.value, reach(mine), reach(plain)
+    low, high = value - math.hypot(below, its_above), value + math.hypot(above, its_below)
+    return Estimate(value, low, high, "95 %, from the intervals of both")
+
+
+def reach(estimate: Estimate) -> tuple[float, float]:
+    """Return the lengths of an interval below and above its value."""
+    assert estimate.low is not None and estimate.high is not None
+    return max(estimate.value - estimate.low, 0.0), max(estimate.high - estimate.value, 0.0)
+
+
+def broken_promises(contests: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return one line per failed method and, in fp32, per method whose codes differ from those it promises."""
+    found = []
+    for contest in contests:
+        at = f"at temperature {contest['temperature']:g}"
+        for one in contest["rows"]:
+            if one["status"] == "failed":
+                found.append(f"{one['method']} failed {at}: {one['reason']}")
+            differing = one.get("identity", {}).get("differing_images", 0)
+            if differing and contest["is_bitwise"]:
+                found.append(f"{one['method']} differs from plain decoding {at} in {differing} pictures")
+    return found
+
+
+LEAST_ROUNDS = 3  # fewer rounds give no claim
+
+
+def claim_figures(contest: Contest) -> list[dict[str, Any]]:
+    """Return every claim for JSON: the figures of its contenders and the outcome of each test."""
+    rounds = list(contest.folder.rounds(contest.equal).values())
+    codes = contest.setting.model.target.config.block_size
+    found = []
+    for claim in contest.claims:
+        there = [spec for spec in claim.contenders if records_of(rounds, contest.name(spec))]
+        entries = {spec: entry_figures(contest, rounds, spec, codes) for spec in there}
+        found.append(
+            {
+                "method": claim.method,
+                "says": claim.statement,
+                "figures": list(claim.figures),
+                "images": len(rounds),
+                "entries": [{"spec": spec} | figures for spec, figures in entries.items()],
+                "missing": [spec for spec in claim.contenders if spec not in there],
+                "tests": [outcome(test, claim, entries, contest, rounds) for test in claim.tests],
+            }
+        )
+    return found
+
+
+def entry_figures(contest: Contest, rounds: RoundList, spec: str, codes: int) -> dict[str, float | None]:
+    """Return the figures of a contender over the rounds at equal budget; figures of passes are from its probe."""
+    name = contest.name(spec)
+    records, seconds, known = records_of(rounds, name), median(seconds_of(rounds, name)), contest.probes[name]
+    taken, reached = late(records)
+    found = {
+        "step_compression": codes * len(records) / sum(one["passes"] for one in records),
+        "seconds": seconds,
+        "codes_per_second": codes / seconds,
+        "nodes_per_pass": sum(one["nodes"] for one in records) / max(sum(steps_of(one) for one in records), 1),
+        "late_acceptance": taken / reached if reached else None,
+    }
+    found |= {name: known.get(name) for name in FIGURES if name not in found}
+    return {name: None if found[name] is None else rounded(found[name]) for name in FIGURES}
+
+
+def late(records: RoundList) -> tuple[int, int]:
+    """Return how often a late draft was accepted and how often one was tested."""
+    deep = by_depth(records)[DEEP:]
+    return sum(one["accepted"] for one in deep), sum(one["reached"] for one in deep)
+
+
+def outcome(
+    test: Beats,
+    claim: Claim,
+    entries: Mapping[str, Mapping[str, float | None]],
+    contest: Contest,
+    rounds: RoundList,
+) -> dict[str, Any]:
+    """Return the outcome of a test: ratio of the claimant's figure to the best other's, with an interval if known."""
+    figure, sign = test.figure, 1 if test.more else -1
+    others = {spec: entries[spec][figure] for spec in claim.specs[1:] if spec in entries}
+    known = {spec: value for spec, value in others.items() if value is not None}
+    mine = entries.get(claim.specs[0], {}).get(figure)
+    reported = {"figure": figure, "wanted": "more" if test.more else "less", "best_other": None, "ratio": None}
+    if mine is None or not known:
+        return reported | {"outcome": "not measured"}
+    best = max(known, key=lambda spec: sign * known[spec])
+    ratio = ratio_of(figure, contest.name(claim.specs[0]), contest.name(best), rounds)
+    ratio = ratio or Estimate(mine / known[best] if known[best] else float(mine == known[best]))
+    is_reported = ratio.low is None or len(rounds) >= LEAST_ROUNDS
+    return reported | {
+        "best_other": best,
+        "ratio": as_dict(ratio),
+        "outcome": verdict(ratio, test.more) if is_reported else "open",
+    }
+
+
+def ratio_of(figure: str, mine: str, other: str, rounds: RoundList) -> Estimate | None:
+    """Return the ratio of a figure with a bootstrap interval; None for figures of a probe."""
+    if figure in ("seconds", "codes_per_second"):
+        return speedup(rounds, *((mine, other) if figure == "seconds" else (other, mine)))
+    if figure not in ("step_compression", "late_acceptance"):
+        return None
+    pairs = [[one["made"][name] for name in (mine, other)] for one in rounds]
+    if figure == "step_compression":
+        table = torch.tensor([[float(other["passes"]), float(mine["passes"])] for mine, other in pairs])
+        return bootstrap(table.double(), lambda sampled: sampled[..., 0].mean(-1) / sampled[..., 1].mean(-1), seed=0)
+    table = torch.tensor([[*late([mine]), *late([other])] for mine, other in pairs]).double()
+    if not (table.sum(0)[1:] > 0).all():
+        return None
+    return bootstrap(table, _late_ratio, seed=0)
+
+
+def _late_ratio(sampled: Float[Tensor, "*d n 4"]) -> Float[Tensor, "*d"]:
+    taken, reached, other_taken, other_reached = sampled.mean(-2).clamp(min=1e-9).unbind(-1)
+    return (taken / reached) / (other_taken / other_reached)
+
+
+def verdict(ratio: Estimate, more: bool) -> str:
+    """Return the verdict on a claim: "holds", "fails", or "open" if the interval contains 1."""
+    if ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high:
+        return "open"
+    return "holds" if (ratio.value > 1 if more else ratio.value < 1) else "fails"
+
+
+if __name__ == "__main__":
+    from lantern.cli.leaderboard import main
+
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""What plots share: colours and marks, error bars, and files whose bytes depend on the figures only."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lantern.core.io import atomic_write
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, each with a mark of its own, so that colour is not needed to tell families apart
+LOOKS = (
+    ("#0072b2", "o"),
+    ("#e69f00", "s"),
+    ("#009e73", "^"),
+    ("#cc79a7", "D"),
+    ("#56b4e9", "v"),
+    ("#d55e00", "P"),
+    ("#8a8000", "X"),
+    ("#555555", "p"),
+    ("#000000", "h"),
+)
+DPI = 110
+SETTINGS: dict[Any, Any] = {
+    "svg.hashsalt": "lantern",
+    "svg.fonttype": "none",
+    "font.size": 8.0,
+    "axes.unicode_minus": True,
+}
+
+
+def save_figure(draw: "Callable[[], Figure]", stem: Path) -> list[Path]:
+    """Write the figure that `draw` returns as `stem`.png and `stem`.svg, without time and program names."""
+    from matplotlib import rc_context
+
+    paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+    facts: list[dict[str, Any]] = [{"Software": None}, {"Date": None, "Creator": None}]
+    with rc_context(SETTINGS):
+        figure = draw()
+        for path, metadata in zip(paths, facts, strict=True):
+            with atomic_write(path) as temporary:
+                figure.savefig(temporary, dpi=DPI, metadata=metadata)
+    return paths
+
+
+def reach(estimate: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the lengths of an interval below and above its value; 0 without an interval."""
+    if estimate["low"] is None:
+        return (0.0, 0.0)
+    return max(estimate["value"] - estimate["low"], 0.0), max(estimate["high"] - estimate["value"], 0.0)

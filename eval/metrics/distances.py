@@ -1,0 +1,266 @@
+"""Distances between sets of features (Frechet, kernel, neighbourhoods), and the bootstrap. Tensors only."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.eval.metrics.moments import LIMIT, Moments
+
+DRAWS = 1000
+BLOCK = 2048  # rows of a kernel or distance matrix that are in memory at a time
+RESAMPLED = 1 << 22  # numbers that a block of resamples holds
+MOST_KERNEL = 10_000  # largest set of the kernel distance; of larger ones a random part is used
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its 95 % interval; `means` describes the interval, "" if there is none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    means: str = ""
+
+
+def frechet(a: Moments, b: Moments) -> float:
+    """Return the Frechet distance of two Gaussians with these moments (Heusel 2017, arXiv:1706.08500, equation 6).
+
+    ValueError if they were not made with the same network and resize.
+    """
+    if a.made_with and b.made_with and a.made_with != b.made_with:
+        raise ValueError(f"features made with {a.made_with!r} and with {b.made_with!r}, expected the same")
+    return frechet_gaussian(a.mean, a.covariance, b.mean, b.covariance)
+
+
+def frechet_gaussian(
+    mean_a: Float[Tensor, " c"],
+    covariance_a: Float[Tensor, "c c"],
+    mean_b: Float[Tensor, " c"],
+    covariance_b: Float[Tensor, "c c"],
+) -> float:
+    """Return |mean_a - mean_b|^2 + tr(A + B - 2 (A B)^(1/2)), by the symmetric root of A^(1/2) B A^(1/2)."""
+    if mean_a.shape != mean_b.shape:
+        raise ValueError(f"features of {len(mean_a)} and of {len(mean_b)} values, expected features of one network")
+    a, b = covariance_a.double(), covariance_b.double()
+    values, vectors = torch.linalg.eigh(a)
+    root = vectors * values.clamp(min=0).sqrt() @ vectors.T
+    shared = torch.linalg.eigvalsh(root @ b @ root).clamp(min=0).sqrt().sum()
+    apart = (mean_a.double() - mean_b.double()).square().sum()
+    return float(apart + a.trace() + b.trace() - 2 * shared)
+
+
+def frechet_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: int, draws: int = 100) -> Estimate:
+    """Return the Frechet distance of two sets of features, with a bootstrap interval centred on the value.
+
+    Resampling raises the distance itself, so the draws are shifted to the value. The interval describes the variation
+    over pictures at these numbers of pictures, not the distance at larger numbers.
+    """
+    value = _frechet_of(x, y)
+    if not draws:
+        return Estimate(value)
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.tensor([_frechet_of(x, y, generator) for _ in range(draws)])
+    low, high = _ends(found - found.mean() + value)
+    return Estimate(value, max(low, 0.0), high, f"95 % bootstrap, {draws} draws, centred on the value")
+
+
+def _frechet_of(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], generator: torch.Generator | None = None) -> float:
+    """Return the distance of two sets, or, with a generator, of one resample of them."""
+    if min(len(x), len(y)) < 2:
+        raise ValueError(f"sets of {len(x)} and {len(y)} features, expected at least 2 in each")
+    picks = [
+        torch.randint(0, len(one), (len(one),), generator=generator).sort().values if generator else None
+        for one in (x, y)
+    ]
+    if max(len(x), len(y)) >= x.shape[1]:
+        limit = max(_limit_of(x), _limit_of(y))
+        return frechet(*(moments_of(one, pick, limit=limit) for one, pick in zip((x, y), picks, strict=True)))
+    # Fewer pictures than values: tr (A B)^(1/2) is the sum of singular values of the centred Xc Yc^T
+    a, b = (one.double() if pick is None else one[pick].double() for one, pick in zip((x, y), picks, strict=True))
+    apart = (a.mean(0) - b.mean(0)).square().sum()
+    a, b = ((one - one.mean(0)) / (len(one) - 1) ** 0.5 for one in (a, b))
+    shared = torch.linalg.svdvals(a @ b.T).sum()
+    return float(apart + a.square().sum() + b.square().sum() - 2 * shared)
+
+
+def frechet_to(
+    x: Float[Tensor, "n c"], mean: Float[Tensor, " c"], covariance: Float[Tensor, "c c"], *, seed: int, draws: int = 20
+) -> Estimate:
+    """Return the Frechet distance of features to a fixed Gaussian; the bootstrap resamples x only."""
+    moments = moments_of(x)
+    value = frechet_gaussian(moments.mean, moments.covariance, mean, covariance)
+    if not draws:
+        return Estimate(value)
+    generator, found = torch.Generator().manual_seed(seed), []
+    for _ in range(draws):
+        sampled = moments_of(x, torch.randint(0, len(x), (len(x),), generator=generator).sort().values)
+        found.append(frechet_gaussian(sampled.mean, sampled.covariance, mean, covariance))
+    ends = torch.tensor(found, dtype=torch.float64)
+    low, high = _ends(ends - ends.mean() + value)
+    return Estimate(value, max(low, 0.0), high, f"95 % bootstrap, {draws} draws, reference fixed, centred on the value")
+
+
+def _limit_of(features: Float[Tensor, "n c"]) -> float:
+    """Return a power of two above all features, at least LIMIT."""
+    most = max(float(features[i : i + BLOCK].abs().max()) for i in range(0, len(features), BLOCK))
+    return max(2.0 ** (math.frexp(most)[1]), LIMIT)
+
+
+def moments_of(
+    features: Float[Tensor, "n c"], picks: Int[Tensor, " m"] | None = None, *, limit: float = LIMIT, made_with: str = ""
+) -> Moments:
+    """Return the moments of features, or of the rows `picks`, computed in blocks."""
+    moments = Moments(features.shape[1], limit=limit, made_with=made_with)
+    for i in range(0, len(features), BLOCK):
+        moments.add(features[i : i + BLOCK] if picks is None else features[picks[i : i + BLOCK]])
+    return moments
+
+
+def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: int, draws: int = DRAWS) -> Estimate:
+    """Return KID (Binkowski 2018, arXiv:1801.01401), x 1: the unbiased squared MMD with the kernel (x.y / c + 1)^3.
+
+    All pairs of different pictures are used, not subsets. The interval is a bootstrap over pictures, without pairs of a
+    picture with itself. Of a set larger than MOST_KERNEL a random part is used. Memory does not grow with n or m.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (_at_most(one, generator) for one in (x, y))
+    if min(len(x), len(y)) < 2:
+        raise ValueError(f"sets of {len(x)} and {len(y)} features, expected at least 2 in each")
+    weights = [_weights(len(one), draws, generator) for one in (x, y)]
+    within = [_kernel_mean(one, one, w, w, is_same=True) for one, w in zip((x, y), weights, strict=True)]
+    between = _kernel_mean(x, y, *weights, is_same=False)
+    found = within[0] + within[1] - 2 * between
+    if not draws:
+        return Estimate(float(found[0]))
+    # a resample of one repeated picture has no pairs
+    has_pairs = torch.stack([w.sum(0).square() > w.square().sum(0) for w in weights]).all(0)
+    return Estimate(float(found[0]), *_ends(found[1:][has_pairs[1:]]), f"95 % bootstrap, {draws} draws")
+
+
+def _kernel_mean(
+    x: Float[Tensor, "n c"],
+    y: Float[Tensor, "m c"],
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "m d"],
+    *,
+    is_same: bool,
+) -> Float[Tensor, " d"]:
+    """Return the mean of the kernel over pairs, weighted by how often a resample has each picture."""
+    total = torch.zeros(left.shape[1], dtype=torch.float64)
+    for i in range(0, len(x), BLOCK):
+        a = x[i : i + BLOCK].double()
+        for j in range(0, len(y), BLOCK):
+            kernel = (a @ y[j : j + BLOCK].double().T / x.shape[1] + 1) ** 3
+            if is_same and i == j:
+                kernel.fill_diagonal_(0)
+            total += (left[i : i + BLOCK] * (kernel @ right[j : j + BLOCK])).sum(0)
+    pairs = left.sum(0) * right.sum(0)
+    return total / (pairs - left.square().sum(0) if is_same else pairs)
+
+
+def prdc(
+    real: Float[Tensor, "n c"], fake: Float[Tensor, "m c"], *, nearest: int = 5, seed: int = 0
+) -> dict[str, Estimate]:
+    """Return precision and recall (arXiv:1904.06991), density and coverage (arXiv:2002.09797), k nearest neighbours.
+
+    The intervals are bootstraps over pictures with fixed neighbourhoods. ValueError for sets of k pictures or fewer.
+    """
+    if min(len(real), len(fake)) <= nearest:
+        raise ValueError(f"sets of {len(real)} and {len(fake)} features, expected more than {nearest} in each")
+    real_radius, fake_radius = (_radii(one, nearest) for one in (real, fake))
+    inside = torch.zeros(len(fake), dtype=torch.float64)
+    is_recalled = torch.zeros(len(real), dtype=torch.bool)
+    is_covered = torch.zeros(len(real), dtype=torch.bool)
+    for i in range(0, len(real), BLOCK):
+        for j in range(0, len(fake), BLOCK):
+            rows, columns = slice(i, i + BLOCK), slice(j, j + BLOCK)
+            apart = torch.cdist(real[rows].double(), fake[columns].double())
+            is_near = apart < real_radius[rows, None]
+            inside[columns] += is_near.sum(0)
+            is_recalled[rows] |= (apart < fake_radius[columns]).any(1)
+            is_covered[rows] |= is_near.any(1)
+    means = {"precision": inside > 0, "recall": is_recalled, "density": inside / nearest, "coverage": is_covered}
+    return {name: mean_estimate(values.double(), seed=seed) for name, values in means.items()}
+
+
+def _radii(features: Float[Tensor, "n c"], nearest: int) -> Float[Tensor, " n"]:
+    """Return the distance of each feature to its k-th nearest other one."""
+    found = []
+    for i in range(0, len(features), BLOCK):
+        a = features[i : i + BLOCK].double()
+        best = torch.full((len(a), nearest + 1), torch.inf, dtype=torch.float64)
+        for j in range(0, len(features), BLOCK):
+            apart = torch.cdist(a, features[j : j + BLOCK].double())
+            best = torch.cat([best, apart], 1).topk(nearest + 1, largest=False).values
+        found.append(best[:, -1])  # the nearest one is the feature itself
+    return torch.cat(found)
+
+
+def inception_score(logits: Float[Tensor, "n k"], *, seed: int, draws: int = 100) -> Estimate:
+    """Return the Inception score (arXiv:1606.03498): exp of the mean KL from p(y|x) to p(y), in one split."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = _weights(len(logits), draws, generator)
+    mean = torch.zeros(weights.shape[1], logits.shape[1], dtype=torch.float64)
+    certainty = torch.zeros(weights.shape[1], dtype=torch.float64)
+    for i in range(0, len(logits), BLOCK):
+        probs, part = logits[i : i + BLOCK].double().softmax(-1), weights[i : i + BLOCK]
+        mean += part.T @ probs
+        certainty += part.T @ torch.special.xlogy(probs, probs).sum(-1)
+    mean /= len(logits)
+    scores = (certainty / len(logits) - torch.special.xlogy(mean, mean).sum(-1)).exp()
+    if not draws:
+        return Estimate(float(scores[0]))
+    low, high = _ends(scores[1:] - scores[1:].mean() + scores[0])
+    return Estimate(float(scores[0]), low, high, f"95 % bootstrap, {draws} draws, centred on the value")
+
+
+def mean_estimate(values: Float[Tensor, " n"], *, seed: int, draws: int = DRAWS) -> Estimate:
+    """Return the mean of values with its bootstrap interval."""
+    return bootstrap(values.double(), lambda sampled: sampled.mean(-1), seed=seed, draws=draws)
+
+
+def bootstrap(
+    rows: Tensor,
+    statistic: Callable[[Tensor], Tensor],
+    *,
+    seed: int,
+    draws: int = DRAWS,
+) -> Estimate:
+    """Return a statistic of rows (one per picture or round) with a 95 % percentile interval over resampled rows.
+
+    `statistic` maps (..., n, *) to (...). Resamples are taken in blocks, so memory does not grow with n times `draws`.
+    ValueError without rows.
+    """
+    if not len(rows):
+        raise ValueError("got no values, expected at least one")
+    generator = torch.Generator().manual_seed(seed)
+    size = max(RESAMPLED // rows.numel(), 1)
+    found = []
+    for first in range(0, draws, size):
+        picks = torch.randint(0, len(rows), (min(size, draws - first), len(rows)), generator=generator)
+        found.append(statistic(rows[picks]))
+    low, high = _ends(torch.cat(found))
+    return Estimate(float(statistic(rows)), low, high, f"95 % bootstrap, {draws} draws")
+
+
+def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor, "n d"]:
+    """Return how often each resample has each picture; the first column is the set itself."""
+    picks = torch.randint(0, count, (draws, count), generator=generator)
+    counts = torch.zeros(draws, count, dtype=torch.float64)
+    counts.scatter_add_(1, picks, torch.ones_like(counts))
+    return torch.cat([torch.ones(1, count, dtype=torch.float64), counts]).T
+
+
+def _at_most(features: Float[Tensor, "n c"], generator: torch.Generator) -> Float[Tensor, "m c"]:
+    if len(features) <= MOST_KERNEL:
+        return features
+    return features[torch.randperm(len(features), generator=generator)[:MOST_KERNEL].sort().values]
+
+
+def _ends(found: Float[Tensor, " d"]) -> tuple[float, float]:
+    low, high = torch.quantile(found.double(), torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high

@@ -1,0 +1,141 @@
+"""Feature extraction: each picture is read once for all networks, and features are written to disk in a stream."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from lantern.eval.metrics.pictures import Batch, Stream, raw
+from lantern.eval.metrics.weights import Found
+
+Pair = Callable[[UInt8[Tensor, "b 3 h w"], UInt8[Tensor, "b 3 h w"]], Float[Tensor, " b"]]
+RAW = "raw"
+
+
+class Judge(Protocol):
+    """A network that maps pictures to features."""
+
+    @property
+    def weights(self) -> Found:
+        """The weights it was loaded from."""
+        ...
+
+    def prepare(self, pixels: np.ndarray) -> Tensor:
+        """Return a picture (uint8, h w 3) as network input; called in reader threads."""
+        ...
+
+    def embed(self, inputs: Tensor) -> Float[Tensor, "b c"]:
+        """Return features of prepared pictures, on the CPU."""
+        ...
+
+
+@dataclass
+class Seen:
+    """The features of a set of pictures, by network; the tensors are memory-mapped files."""
+
+    count: int
+    features: dict[str, Float[Tensor, "n c"]] = field(default_factory=dict)
+    prompts: list[str | None] = field(default_factory=list)
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """The features of both sets, and the measures of pairs."""
+
+    ours: Seen
+    theirs: Seen
+    pairs: Mapping[str, Float[Tensor, " n"]]
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """An extraction: networks for the pictures, networks for the reference, and measures of pairs of both by position.
+
+    folder: where features are written. batch: pictures at a time. workers: reader threads, 0 for the default.
+    before: a function applied to every picture first. reads_prompts: each picture must contain its prompt.
+    """
+
+    folder: Path
+    ours: Mapping[str, Judge]
+    theirs: Mapping[str, Judge]
+    pairs: Mapping[str, Pair]
+    batch: int = 32
+    workers: int = 0
+    before: Callable[[np.ndarray], np.ndarray] | None = None
+    reads_prompts: bool = False
+    is_quiet: bool = False
+
+    def run(self, pictures: Sequence[Path], reference: Sequence[Path]) -> Extracted:
+        """Extract features of both sets and measures of pairs; ValueError for sets that do not pair up."""
+        from tqdm import tqdm
+
+        self._check_pairs(pictures, reference)
+        sets = [Seen(len(pictures)), Seen(len(reference))]
+        streams = [self._stream(paths, judges) for paths, judges in ((pictures, self.ours), (reference, self.theirs))]
+        values: dict[str, list[Tensor]] = {name: [] for name in self.pairs}
+        total = len(pictures) + len(reference)
+        with tqdm(total=total, unit=" pictures", disable=True if self.is_quiet else None, leave=False) as bar:
+            for batches in zip_longest(*streams):
+                if self.reads_prompts and batches[0] is not None:
+                    check_prompts(batches[0])
+                for place, (batch, judges) in enumerate(zip(batches, (self.ours, self.theirs), strict=True)):
+                    if batch is not None:
+                        self._enter(sets[place], batch, judges, f"{place}")
+                        bar.update(len(batch.names))
+                for name, measure in self.pairs.items():
+                    values[name].append(measure(*(batch.inputs[RAW] for batch in batches)))
+        for seen, stream in zip(sets, streams, strict=True):
+            seen.sha256 = stream.sha256
+        return Extracted(*sets, pairs={name: torch.cat(found) for name, found in values.items()})
+
+    def _check_pairs(self, pictures: Sequence[Path], reference: Sequence[Path]) -> None:
+        if not self.pairs:
+            return
+        names = ", ".join(self.pairs)
+        if len(pictures) != len(reference):
+            got = f"{len(pictures)} pictures and {len(reference)} reference pictures"
+            raise ValueError(f"{names}: got {got}, expected equal numbers")
+        for one, other in zip(pictures, reference, strict=True):
+            if one.stem != other.stem:
+                raise ValueError(f"{names}: {one.name} is paired with {other.name}, expected pairs of the same name")
+
+    def _stream(self, paths: Sequence[Path], judges: Mapping[str, Judge]) -> Stream:
+        prepare = {name: judge.prepare for name, judge in judges.items()}
+        return Stream(paths, prepare | ({RAW: raw} if self.pairs else {}), self.batch, self.workers, self.before)
+
+    def _enter(self, seen: Seen, batch: Batch, judges: Mapping[str, Judge], name: str) -> None:
+        seen.prompts += batch.prompts
+        for judge, network in judges.items():
+            features = network.embed(batch.inputs[judge])
+            if judge not in seen.features:
+                path = self.folder / f"{name}-{judge.replace(':', '-')}.npy"
+                seen.features[judge] = feature_file(path, seen.count, features.shape[1])
+            seen.features[judge][batch.first : batch.first + len(features)] = features
+
+
+def check_prompts(batch: Batch) -> None:
+    """Raise ValueError for a picture without a prompt in its file."""
+    for name, prompt in zip(batch.names, batch.prompts, strict=True):
+        if prompt is None:
+            raise ValueError(f"{name} has no prompt in its file: give one per picture with --prompts")
+
+
+def feature_file(path: Path, count: int, width: int) -> Float[Tensor, "count width"]:
+    """Return a tensor that is a memory-mapped file."""
+    if not count:
+        return torch.empty(0, width)
+    return torch.from_numpy(np.lib.format.open_memmap(path, "w+", np.float32, (count, width)))
+
+
+def labels_of(concepts: Sequence[str]) -> tuple[tuple[str, ...], Int[Tensor, " n"]]:
+    """Return the distinct concepts in order of appearance, and the index of each picture's concept."""
+    different = tuple(dict.fromkeys(concepts))
+    number = {concept: i for i, concept in enumerate(different)}
+    return different, torch.tensor([number[concept] for concept in concepts])

@@ -1,0 +1,173 @@
+"""The network of FID: TensorFlow's Inception of December 2015, with its 2048 pooled features.
+
+Two files of it are supported: a TorchScript file without logits (of NVIDIA's metrics, used by clean-fid) and a file of
+tensors with logits (of pytorch-fid and torch-fidelity). The resize to 299 x 299 differs between metrics and changes
+FID.
+"""
+
+import io
+import warnings
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from lantern.core.config import one_line
+from lantern.eval.metrics.pictures import raw
+from lantern.eval.metrics.weights import Found, find_weights, sha256_of
+
+SIDE = 299
+# name: description in results
+RESIZES = {
+    "clean": "Pillow bicubic in floats, not rounded (clean-fid, mode clean)",
+    "legacy": "TensorFlow 1's bilinear, not antialiased (clean-fid, mode legacy_tensorflow)",
+    "torchmetrics": "PyTorch's bilinear, antialiased (torchmetrics' default)",
+}
+LAYERS = (
+    *("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "MaxPool_1", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "MaxPool_2"),
+    *("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6a", "Mixed_6b", "Mixed_6c", "Mixed_6d", "Mixed_6e"),
+    *("Mixed_7a", "Mixed_7b", "Mixed_7c", "AvgPool"),
+)
+
+
+@dataclass(frozen=True)
+class Inception:
+    """Maps pictures to pooled features, after the resize named `resize`.
+
+    network: maps (b 3 299 299), as (bytes - 128) / 128, to 2048 features. head: maps features to 1008 logits, or None.
+    """
+
+    network: Callable[[Tensor], Tensor]
+    head: Callable[[Tensor], Tensor] | None
+    resize: str
+    weights: Found
+    device: torch.device
+
+    def prepare(self, pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
+        """Return a picture (uint8, h w 3) at the network's size, values 0 to 255."""
+        return RESIZERS[self.resize](pixels)
+
+    @torch.inference_mode()
+    def embed(self, inputs: Float[Tensor, "b 3 299 299"]) -> Float[Tensor, "b 2048"]:
+        """Return the pooled features of prepared pictures, on the CPU."""
+        return self.network((inputs.to(self.device) - 128) / 128).flatten(1).float().cpu()
+
+    @torch.inference_mode()
+    def logits(self, features: Float[Tensor, "b 2048"]) -> Float[Tensor, "b 1008"]:
+        """Return the logits of features; ValueError if the file has no logits."""
+        if self.head is None:
+            raise ValueError(
+                f"{self.weights.path} has no logits, which the Inception score needs: "
+                "give pt_inception-2015-12-05-6726825d.pth with --weights inception-logits=PATH"
+            )
+        return self.head(features.to(self.device)).float().cpu()
+
+    def __call__(self, pictures: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, "b 2048"]:
+        """Return the pooled features of pictures."""
+        return self.embed(torch.stack([self.prepare(one.permute(1, 2, 0).cpu().numpy()) for one in pictures]))
+
+
+def load_inception(
+    weights: Path | Found | None = None, *, resize: str = "clean", device: torch.device | str = "cpu"
+) -> Inception:
+    """Load the network from a file, or from the cache folder if `weights` is None.
+
+    ValueError for a file of another kind or an unknown resize; FileNotFoundError for a missing file.
+    """
+    if resize not in RESIZES:
+        raise ValueError(f"resize {resize!r}, expected one of {', '.join(RESIZES)}")
+    if weights is None:
+        weights = find_weights("inception")
+    found = weights if isinstance(weights, Found) else Found(Path(weights), sha256_of(Path(weights)))
+    network, head = (_from_script if _is_script(found.path) else _from_tensors)(found.path, torch.device(device))
+    return Inception(network, head, resize, found, torch.device(device))
+
+
+def _is_script(path: Path) -> bool:
+    """Return whether a file is a TorchScript archive, which contains code."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any("/code/" in name for name in archive.namelist())
+
+
+def _from_script(path: Path, device: torch.device) -> tuple[Callable[[Tensor], Tensor], None]:
+    with warnings.catch_warnings():
+        # torch.jit.load is deprecated, but the released network is a TorchScript file
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            script = torch.jit.load(path, map_location=device).eval()
+        except RuntimeError as error:
+            raise ValueError(f"{path} is not a TorchScript network: {one_line(error)}") from error
+    # NVIDIA's file resizes its input unless its layers are called
+    return (script.layers if hasattr(script, "layers") else script), None
+
+
+def _from_tensors(path: Path, device: torch.device) -> tuple[Callable[[Tensor], Tensor], nn.Module]:
+    network = _architecture(read_tensors(path), path).to(device)
+
+    def pooled(x: Float[Tensor, "b 3 299 299"]) -> Float[Tensor, "b 2048"]:
+        for name in LAYERS:
+            x = getattr(network, name)(x)
+        return x.flatten(1)
+
+    head = network.fc
+    assert isinstance(head, nn.Module)
+    return pooled, head
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a .pth file; ValueError for a file with anything else."""
+    from pickle import UnpicklingError
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+        raise ValueError(f"{path} is not a file of tensors: {one_line(error)}") from error
+    state = state.get("state_dict", state) if isinstance(state, dict) else state
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{path} is not a file of named tensors")
+    return state
+
+
+def _architecture(state: dict[str, Tensor], path: Path) -> nn.Module:
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    # it unpickles its file without checks, so it gets a file of tensors that were read with weights_only
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    try:
+        return FeatureExtractorInceptionV3("inception", ["2048"], feature_extractor_weights_path=file).eval()
+    except RuntimeError as error:
+        raise ValueError(f"{path} holds a network other than Inception: {one_line(error)[:200]}") from error
+
+
+def _clean(pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
+    from cleanfid.resize import build_resizer
+
+    return torch.from_numpy(np.ascontiguousarray(build_resizer("clean")(pixels).transpose(2, 0, 1)))
+
+
+def _legacy(pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
+    from torch_fidelity.interpolate_compat_tensorflow import interpolate_bilinear_2d_like_tensorflow1x
+
+    return interpolate_bilinear_2d_like_tensorflow1x(raw(pixels)[None].float(), (SIDE, SIDE), align_corners=False)[0]
+
+
+def _torchmetrics(pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
+    wide = raw(pixels)[None].float()
+    return F.interpolate(wide, (SIDE, SIDE), mode="bilinear", align_corners=False, antialias=True)[0]
+
+
+RESIZERS: dict[str, Callable[[np.ndarray], Tensor]] = {
+    "clean": _clean,
+    "legacy": _legacy,
+    "torchmetrics": _torchmetrics,
+}

@@ -1,0 +1,126 @@
+"""Mean and covariance of features from sums that are exact in any split and order."""
+
+from pathlib import Path
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lantern.core.config import one_line
+from lantern.core.io import atomic_write
+
+LIMIT = 32.0  # Inception's pooled features stay far below
+MOST = 1 << 20  # features of one set
+COARSE, FINE = 16, 17  # bits of the high part below the limit, of the low part below those
+
+
+class Moments:
+    """Number, sum and outer products of features of `width` values, in float64.
+
+    A feature is rounded to a fixed grid of 2**-33 of the limit (2**-28 at the default 32, which is float32 precision
+    for values from 1/16 up) and split into a high and a low part. Products of parts are multiples of one step, and
+    float64 holds the sum of 2**20 of them exactly, so order, split and kernel do not change a bit. `limit` is a power
+    of two above all features. `made_with` names network and resize; `sets` has the sha256 of the sets of pictures, if
+    known. Moments that were made otherwise, or of a set that is included already, are not merged.
+    """
+
+    def __init__(self, width: int, *, limit: float = LIMIT, made_with: str = "") -> None:
+        if width < 1:
+            raise ValueError(f"width {width}, expected a feature of at least one value")
+        if limit <= 0 or torch.frexp(torch.tensor(limit, dtype=torch.float64)).mantissa.item() != 0.5:
+            raise ValueError(f"limit {limit}, expected a power of two")
+        self.width, self.limit, self.count = width, limit, 0
+        self.made_with = made_with
+        self.sets: tuple[str, ...] = ()
+        self._sum = torch.zeros(width, dtype=torch.float64)
+        # high x high, high x low, low x low
+        self._products = torch.zeros(3, width, width, dtype=torch.float64)
+
+    @classmethod
+    def of(cls, features: Float[Tensor, "n c"], *, limit: float = LIMIT) -> Self:
+        """Return the moments of one set."""
+        moments = cls(features.shape[1], limit=limit)
+        moments.add(features)
+        return moments
+
+    def add(self, features: Float[Tensor, "n c"]) -> None:
+        """Add features; ValueError for NaN, values beyond the limit, another width, or too many features."""
+        if features.ndim != 2 or features.shape[1] != self.width:
+            raise ValueError(f"features of shape {list(features.shape)}, expected [n, {self.width}]")
+        self._make_room(len(features))
+        x = features.detach().double()
+        if len(x) and not bool((x.abs() < self.limit).all()):
+            worst = float(x.abs().max())
+            raise ValueError(f"a feature has magnitude {worst:g}, expected below {self.limit:g}: raise the limit")
+        step = self.limit / 2**COARSE
+        high = torch.round(x / step) * step
+        low = torch.round((x - high) * (2**FINE / step)) * (step / 2**FINE)
+        self._sum += (high + low).sum(0).cpu()
+        for place, (left, right) in enumerate(((high, high), (high, low), (low, low))):
+            self._products[place] += (left.T @ right).cpu()
+        self.count += len(x)
+
+    def merge(self, other: "Moments") -> None:
+        """Add the moments of another set; ValueError if width, limit, network or resize differ."""
+        if (other.width, other.limit) != (self.width, self.limit):
+            got, expected = (other.width, other.limit), (self.width, self.limit)
+            raise ValueError(f"moments of width and limit {got}, expected {expected}: extract them the same way")
+        if other.made_with != self.made_with:
+            raise ValueError(f"moments made with {other.made_with!r}, expected {self.made_with!r}")
+        if twice := set(self.sets) & set(other.sets):
+            raise ValueError(f"the pictures of sha256 {min(twice)[:16]}... are included already: merge each set once")
+        self._make_room(other.count)
+        self._sum += other._sum
+        self._products += other._products
+        self.count += other.count
+        self.sets = tuple(sorted((*self.sets, *other.sets)))
+
+    @property
+    def mean(self) -> Float[Tensor, " c"]:
+        """The mean feature; ValueError without features."""
+        if not self.count:
+            raise ValueError("moments of 0 features have no mean: add features first")
+        return self._sum / self.count
+
+    @property
+    def covariance(self) -> Float[Tensor, "c c"]:
+        """The unbiased covariance, divided by n - 1; ValueError for fewer than two features."""
+        if self.count < 2:
+            raise ValueError(f"moments of {self.count} features have no covariance, expected at least 2")
+        high, mixed, low = self._products
+        products = high + ((mixed + mixed.T) + low)
+        mean = self.mean
+        return (products - self.count * torch.outer(mean, mean)) / (self.count - 1)
+
+    def save(self, path: str | Path) -> None:
+        """Write the moments to a safetensors file, atomically."""
+        from safetensors.torch import save_file
+
+        facts = torch.tensor([self.count, self.limit], dtype=torch.float64)
+        with atomic_write(path) as temporary:
+            tensors = {"facts": facts, "sum": self._sum, "products": self._products}
+            save_file(tensors, temporary, {"made_with": self.made_with, "sets": " ".join(self.sets)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read moments written by `save`; ValueError for a missing, damaged or other file."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "pt") as file:
+                stored = {name: file.get_tensor(name) for name in ("facts", "sum", "products")}
+                reported = file.metadata() or {}
+            count, limit = stored["facts"].tolist()
+            moments = cls(len(stored["sum"]), limit=limit, made_with=reported.get("made_with", ""))
+            moments.count, moments._sum, moments._products = int(count), stored["sum"], stored["products"]
+            moments.sets = tuple(reported.get("sets", "").split())
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ValueError(f"{path} is not a file of moments: {one_line(error)}") from error
+        if moments._products.shape != (3, moments.width, moments.width):
+            raise ValueError(f"{path} holds products of shape {list(moments._products.shape)}: extract them again")
+        return moments
+
+    def _make_room(self, more: int) -> None:
+        if self.count + more > MOST:
+            raise ValueError(f"got {self.count + more} features, expected at most {MOST}, above which sums are inexact")

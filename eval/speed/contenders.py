@@ -1,0 +1,269 @@
+"""The contenders of a measurement: methods as written on the command line, each in its engine variants.
+
+A variant is a kind of engine (eager, compiled, fused, CUDA graphs, 8-bit weights) in a dtype.
+"""
+
+import copy
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass, field
+from io import StringIO
+from typing import Any
+
+import torch
+
+from lantern.core.config import one_line
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition, Generation, Step
+from lantern.engines.engine import EagerEngine, engine_from_flags
+from lantern.generation.generator import Generator, choose_method
+from lantern.methods.decoder import METHODS, Decoder, Engine, Method
+from lantern.models.addons import AddOns
+from lantern.models.folder import DTYPES, Model, place_module
+
+PLAIN_KINDS = (
+    *("eager", "compile", "fused", "fused+compile", "fused+int8", "fused+int8+compile"),
+    *("graph", "graph+compile", "int8", "int8+compile"),
+)
+# eager int8 kernels compute one row at a time: their cost grows with the number of nodes
+METHOD_KINDS = tuple(kind for kind in PLAIN_KINDS if kind != "int8")
+
+
+def kinds_of(device: torch.device) -> tuple[str, ...]:
+    """Return all kinds that run on a device."""
+    absent = "fused" if device.type == "cuda" else "graph"
+    return tuple(k for k in dict.fromkeys((*PLAIN_KINDS, *METHOD_KINDS)) if absent not in k)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kind of `PLAIN_KINDS` or `METHOD_KINDS` in a dtype of `lantern.models.folder.DTYPES`."""
+
+    kind: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.dtype}"
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether passes and programs are compiled."""
+        return "compile" in self.kind
+
+    @property
+    def is_graphed(self) -> bool:
+        """Whether steps are replays of a CUDA graph; their parts cannot be timed."""
+        return "graph" in self.kind
+
+    def engine(self, *, reproducible: bool = False) -> Engine:
+        """The engine settings of this variant."""
+        is_fused, has_int8 = "fused" in self.kind, "int8" in self.kind
+        how = {"compile": self.is_compiled, "graphs": self.is_graphed, "fused": is_fused, "int8": has_int8}
+        return engine_from_flags(**how, reproducible=reproducible)
+
+
+class Stable:
+    """A model in several variants. Each variant is built on first use."""
+
+    def __init__(self, model: Model, *, reproducible: bool = False) -> None:
+        self._made: dict[Variant, Model] = {}
+        self._model = dataclasses.replace(model, engine=EagerEngine(reproducible=reproducible))
+
+    def model(self, variant: Variant) -> Model:
+        """Return the model in a variant. Components other than target and drafter are shared."""
+        if variant not in self._made:
+            self._made[variant] = self._make(variant)
+        return self._made[variant]
+
+    def _make(self, variant: Variant) -> Model:
+        if variant.kind != "eager":
+            base = self.model(dataclasses.replace(variant, kind="eager"))
+            engine = variant.engine(reproducible=self._model.engine.reproducible)
+            engine.prepare(base.target)  # cached per target; raises here if this machine cannot run the variant
+            return dataclasses.replace(base, engine=engine)
+        dtype = DTYPES[variant.dtype]
+        if dtype == self._model.dtype:
+            return self._model
+        modules: dict[str, Any] = {"target": copy.deepcopy(self._model.target)}
+        if self._model.drafter is not None:
+            modules["drafter"] = copy.deepcopy(self._model.drafter)
+        for module in modules.values():
+            place_module(module, self._model.device, dtype)
+        if isinstance(self._model.add_ons, AddOns):
+            folder, name = self._model.add_ons.folder, self._model.name
+            modules["add_ons"] = AddOns(folder, modules["target"], model_name=name)
+        return dataclasses.replace(self._model, **modules)
+
+
+PLAIN = "plain"
+PROMPTS = (
+    "a red apple",
+    "a banana",
+    "a cat",
+    "a house",
+    "a blue car",
+    "a smiling face",
+    "a tree",
+    "a birthday cake",
+    "a sunflower",
+    "a rocket",
+)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method in a variant, ready to decode. `label` is the method as written on the command line."""
+
+    label: str
+    method: Method
+    variant: Variant
+    parts: Decoder
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is plain decoding, and thus a possible baseline."""
+        return self.parts.drafter is None
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether it promises exactly the codes of plain decoding."""
+        return self.method.spec.promise == "codes"
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether it promises them in every dtype."""
+        return self.parts.engine.reproducible or self.parts.engine.name == "cpu"
+
+    def decode(self, job: "Job", **watching: Any) -> Generation:
+        """Decode the pictures of a job, prefill included; `watching` is passed to `Decoder.generate`."""
+        return self.parts.generate(job.condition, keys=job.keys, prompts=None, **watching)
+
+
+@dataclass(frozen=True)
+class Job:
+    """The pictures of one round: their condition and their noise keys (seed, number)."""
+
+    condition: Condition
+    keys: list[tuple[int, int]]
+
+
+@dataclass
+class Lineup:
+    """The contenders that run on this machine, and the reason for each one that does not."""
+
+    contenders: list[Contender] = field(default_factory=list)
+    failed: list[dict[str, str]] = field(default_factory=list)
+
+    def drop(self, contender: Contender, error: Exception) -> None:
+        """Move a contender to the failed ones."""
+        self.contenders.remove(contender)
+        self.note(contender.label, contender.variant, error)
+
+    def note(self, label: str, variant: Variant, error: Exception) -> None:
+        """Record a failure."""
+        reason = f"{type(error).__name__}: {one_line(error)}"[:300]
+        self.failed.append({"method": label, "variant": str(variant), "reason": reason})
+
+
+def method_of(model: Model, spec: str) -> Method:
+    """Return the method of a spec: NAME or NAME:SETTING=VALUE,..., as in "lantern++:k=5,lambda_=1.5".
+
+    ValueError for an unknown method or setting, and for a value of the wrong type.
+    """
+    name, _, rest = spec.partition(":")
+    method = choose_method(model, name)
+    settings: dict[str, Any] = {}
+    for pair in filter(None, rest.split(",")):
+        key, sign, text = pair.partition("=")
+        if not sign:
+            raise ValueError(f"--methods {spec[:60]!r}: got {pair[:40]!r}, expected NAME=VALUE")
+        try:
+            settings[key] = method.option(key).parse(text)
+        except ValueError as error:
+            raise ValueError(f"--methods {spec[:60]!r}: {error}") from None
+    return method.with_options(**settings)
+
+
+def assemble(model: Model, method: Method, sampling: Sampling) -> Decoder:
+    """Build the decoder parts of a method for a model."""
+    return Generator(model, method, sampling).parts
+
+
+def line_up(
+    stable: Stable, specs: Sequence[str], variants: Mapping[str, Sequence[Variant]], sampling: Sampling
+) -> Lineup:
+    """Build every method in each of its variants; `variants` has the keys "plain" and "others".
+
+    A variant that this machine cannot run is recorded in `failed`. ValueError for an invalid spec.
+    """
+    lineup = Lineup()
+    for spec in (PLAIN, *specs):
+        for variant in variants[PLAIN if spec == PLAIN else "others"]:
+            try:
+                model = stable.model(variant)
+            except Exception as error:  # compilers and quantisers raise errors of any kind
+                lineup.note(spec, variant, error)
+                continue
+            method = METHODS[PLAIN] if spec == PLAIN else method_of(model, spec)
+            lineup.contenders.append(Contender(spec, method, variant, assemble(model, method, sampling)))
+    return lineup
+
+
+def variants(kinds: Sequence[str], dtypes: Sequence[str]) -> dict[str, list[Variant]]:
+    """Return the variants of plain decoding and of methods for these kinds and dtypes."""
+    return {
+        name: [Variant(kind, dtype) for dtype in dtypes for kind in known if kind in kinds]
+        for name, known in ((PLAIN, PLAIN_KINDS), ("others", METHOD_KINDS))
+    }
+
+
+def warm_up(lineup: Lineup, run: Callable[[Contender], object]) -> None:
+    """Run every contender once, which triggers compilation. Those that fail are moved to `failed`.
+
+    An error of an eager contender is not specific to the machine and is raised. RuntimeError if no plain decoding
+    is left as a baseline.
+    """
+    for contender in list(lineup.contenders):
+        try:
+            # compilers print warnings about their attempts
+            with warnings.catch_warnings(), redirect_stderr(StringIO()):
+                warnings.simplefilter("ignore")
+                run(contender)
+        except Exception as error:  # a missing kernel may show only when it is called
+            if contender.variant.kind == "eager":
+                raise
+            lineup.drop(contender, error)
+    if not any(contender.is_plain for contender in lineup.contenders):
+        reasons = {failure["reason"] for failure in lineup.failed}
+        raise RuntimeError(f"no variant of plain decoding runs on this machine: {'; '.join(sorted(reasons))[:300]}")
+
+
+def condition_of(model: Model, prompts: Sequence[str], numbers: Sequence[int]) -> Condition:
+    """Return the condition of pictures with these numbers; prompts, or classes, are used in order and repeated."""
+    if not model.takes_prompts:
+        classes = model.target.config.num_classes
+        return Condition(labels=torch.tensor([number % classes for number in numbers], device=model.device))
+    if model.text is None:
+        raise ValueError(f"model {model.name} has no text_encoder/ folder, which prompts need")
+    texts = [prompts[number % len(prompts)] for number in numbers]
+    found = model.text.encode(texts, slots=model.target.config.cls_token_num)
+    return Condition(embeddings=found.embeddings, mask=found.mask)
+
+
+class DoneError(Exception):
+    """Ends a generation early; carries the measured seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+def until_done(contender: Contender, job: Job, watch: Callable[[Step], None]) -> float:
+    """Decode until `watch` raises DoneError; return its seconds."""
+    try:
+        contender.decode(job, callback=watch)
+    except DoneError as done:
+        return done.seconds
+    raise RuntimeError("the picture was finished before the measurement: ask for fewer codes")

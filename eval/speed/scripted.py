@@ -1,0 +1,162 @@
+"""Scripted acceptance: verdicts of a given step compression, to measure an engine apart from a drafter's quality.
+
+tau = 2.5, a tree of depth 3: codes kept of each step, its bonus code included
+2 3 2 3 2 3 ...      after k steps floor(2.5 k) codes are known, besides the one of the prefill
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.core.types import (
+    DrafterDefaults,
+    DraftMode,
+    DraftTree,
+    NoiseSource,
+    Prefill,
+    Step,
+    TreeShape,
+    Verdict,
+    Verifier,
+    VerifierDefaults,
+)
+
+
+def script(tau: float, codes: int) -> list[int]:
+    """Return the codes that each step commits: `codes` in total, with mean `tau` up to less than one code.
+
+    The code of the prefill is not counted. ValueError for a tau below 1.
+    """
+    if tau < 1:
+        raise ValueError(f"tau is {tau}, expected at least 1: every step commits a code")
+    counts: list[int] = []
+    while sum(counts) < codes:
+        done = len(counts)
+        # the small term corrects for values such as 2.3 that floats round down
+        counts.append(math.floor(tau * (done + 1) + 1e-9) - math.floor(tau * done + 1e-9))
+    return counts
+
+
+def deepest(shape: TreeShape) -> list[int]:
+    """Return the path from below the root to the first of the deepest nodes."""
+    depths, parents = shape.depths.tolist(), shape.parents.tolist()
+    node = max(range(len(depths)), key=lambda i: (depths[i], -i))
+    path: list[int] = []
+    while node != 0:
+        path.insert(0, node)
+        node = parents[node]
+    return path
+
+
+@dataclass(frozen=True)
+class ScriptedVerifier(VerifierDefaults):
+    """Runs another verifier in full, then replaces its verdict by the scripted length of the deepest path.
+
+    The length is looked up by code position, on the device, for all images. ValueError for a tree that is too shallow.
+    """
+
+    inner: Verifier
+    counts: tuple[int, ...]
+    path: tuple[int, ...]
+    positions: int
+    reads_untruncated: bool = False
+    is_exact: bool = False
+    _lengths: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if max(self.counts) - 1 > len(self.path):
+            deep = max(self.counts) - 1
+            raise ValueError(f"the script accepts {deep} drafted codes in a step, the tree has depth {len(self.path)}")
+
+    @property
+    def modes(self) -> frozenset[str]:
+        """Modes of the inner verifier."""
+        return self.inner.modes
+
+    @property
+    def reads_samples(self) -> bool:
+        """As the inner verifier."""
+        return self.inner.reads_samples
+
+    def draw(
+        self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
+    ) -> Int[Tensor, "b n"]:
+        """As the inner verifier."""
+        return self.inner.draw(log_p, positions, noise)
+
+    def walk(
+        self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
+    ) -> Verdict:
+        """Return the scripted path with the bonus code of the inner verifier."""
+        return self._cut(self.inner.walk(tree, log_p, positions, noise), positions)
+
+    def match(self, tree: DraftTree, sampled: Int[Tensor, "b n"], positions: Int[Tensor, "b n"]) -> Verdict:
+        """As `walk`, from sampled codes, if the inner verifier supports it."""
+        return self._cut(self.inner.match(tree, sampled, positions), positions)
+
+    def _cut(self, verdict: Verdict, positions: Int[Tensor, "b n"]) -> Verdict:
+        lengths = self._table(positions.device)[positions[:, 0]]
+        steps = torch.arange(len(self.path), device=positions.device)
+        nodes = torch.where(steps < lengths[:, None], self._path(positions.device), 0)
+        return Verdict(nodes, lengths, verdict.next_token)
+
+    def _table(self, device: torch.device) -> Int[Tensor, " p"]:
+        """Accepted drafted codes of a step, by the position of its first new code; 0 past the script."""
+        key = f"lengths {device}"
+        if key not in self._lengths:
+            table, place = [0] * self.positions, 1
+            for count in self.counts:
+                if place < self.positions:
+                    table[place] = count - 1
+                place += count
+            self._lengths[key] = torch.tensor(table, device=device)
+        return self._lengths[key]
+
+    def _path(self, device: torch.device) -> Int[Tensor, " d"]:
+        key = f"path {device}"
+        if key not in self._lengths:
+            self._lengths[key] = torch.tensor(self.path, device=device)
+        return self._lengths[key]
+
+
+class FixedDrafter(DrafterDefaults):
+    """A drafter without cost: it always proposes the same `nodes` - 1 children of the root, in mode "point".
+
+    The time of a step is then that of scoring `nodes` nodes.
+    """
+
+    mode: DraftMode = "point"
+    needs_whole_prefix = False
+    depth = 1
+
+    def __init__(self, nodes: int, vocab_size: int) -> None:
+        if nodes < 2:
+            raise ValueError(f"got a tree of {nodes} nodes, expected the root and at least one child")
+        self.max_nodes = nodes
+        self._tokens = torch.arange(nodes) % vocab_size
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Build the tree on the device of the pictures."""
+        device = prefill.features.device
+        place = torch.arange(self.max_nodes, device=device)
+        ancestors = torch.eye(self.max_nodes, dtype=torch.bool, device=device)
+        ancestors[:, 0] = True
+        shape = TreeShape(
+            parents=torch.zeros_like(place),
+            ranks=(place - 1).clamp(min=0),
+            depths=(place > 0).long(),
+            ancestors=ancestors,
+            widths=(self.max_nodes - 1,),
+        )
+        tokens = self._tokens.to(device).expand(len(prefill.first), -1)
+        self._tree = DraftTree(tokens, shape, self.mode)
+
+    def propose(self) -> DraftTree:
+        """Return the tree."""
+        return self._tree
+
+    def observe(self, step: Step) -> None:
+        """Ignore the step."""

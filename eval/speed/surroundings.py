@@ -1,0 +1,72 @@
+"""The setting of a measurement: machine, versions, commit, threads, load."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lantern
+
+HERE = Path(lantern.__file__).resolve().parents[1]
+
+
+def surroundings(device: torch.device) -> dict[str, Any]:
+    """Return what is needed to repeat a measurement; no names of persons or hosts."""
+    return {
+        "lantern": lantern.__version__,
+        "commit": commit(HERE),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchao": installed("torchao"),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": device.type,
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+    }
+
+
+def commit(folder: Path) -> str:
+    """Return the commit of a checkout, with "+changes" if files differ; outside a checkout the package version."""
+    if not (folder / "pyproject.toml").is_file():
+        return lantern.__version__
+    found = git(folder, "rev-parse", "HEAD")
+    if found is None:
+        return lantern.__version__
+    return found + ("+changes" if git(folder, "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def git(folder: Path, *words: str) -> str | None:
+    """Return the output of git, or None without git or a repository."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def load_average() -> list[float] | None:
+    """Return the load average over 1, 5 and 15 minutes, or None if the system does not report it."""
+    return [round(value, 2) for value in os.getloadavg()] if hasattr(os, "getloadavg") else None
+
+
+def cpu_name() -> str:
+    """Return the name of the processor."""
+    path = Path("/proc/cpuinfo")
+    if path.is_file():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def installed(name: str) -> str | None:
+    """Return the version of a package, or None if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,112 @@
+"""`lantern methods`: all methods, or the settings and needs of one."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from lantern.cli.argument_types import one_of
+from lantern.cli.command import DONE, Command
+from lantern.methods import METHODS, AddOn, MethodSpec, specs
+from lantern.methods.registry import find_add_on, spec_of
+from lantern.methods.spec import PROMISES
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("name", nargs="?", type=one_of(list(METHODS)), metavar="NAME", help="method to describe")
+    parser.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table, or the description of one method."""
+    if args.name is None:
+        every = [row(spec) for spec in specs()]
+        print(json.dumps(every) if args.json else "\n".join(table(every)))
+        return DONE
+    found = description(spec_of(args.name), args.model)
+    print(json.dumps(found) if args.json else "\n".join(lines(found)))
+    return DONE
+
+
+def row(spec: MethodSpec) -> dict[str, Any]:
+    """Return the row of a method in the table."""
+    return {"name": spec.name, "family": spec.family, "promise": spec.promise, "summary": spec.summary}
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of the table of methods, and what the promises mean."""
+    head = {"name": "METHOD", "family": "FAMILY", "promise": "PROMISE", "summary": "SUMMARY"}
+    name, family, promise = (max(len(one[key]) for one in (head, *rows)) for key in ("name", "family", "promise"))
+    found = [
+        f"{one['name']:<{name}}  {one['family']:<{family}}  {one['promise']:<{promise}}  {one['summary']}"
+        for one in (head, *rows)
+    ]
+    meanings = [f"{key}: {meaning}." for key, meaning in PROMISES.items()]
+    return [*found, "", *meanings, "", "lantern methods NAME lists the settings of a method."]
+
+
+def description(spec: MethodSpec, model: str) -> dict[str, Any]:
+    """Return what there is to know of a method, and whether a model has the add-ons that it needs."""
+    from lantern.core.io import resolve_model
+
+    folder = resolve_model(model)
+    return row(spec) | {
+        "tree": spec.tree,
+        "verifier": spec.verifier,
+        "engines": list(spec.engines),
+        "paper": f"https://arxiv.org/abs/{spec.paper}" if spec.paper else None,
+        "page": None if spec.page == "" else f"docs/methods/{spec.page or spec.name}.md",
+        "model": model,
+        "add_ons": [_need(entry, folder) for entry in spec.add_ons],
+        "settings": [
+            {
+                "name": option.name,
+                "flag": option.flag,
+                "type": option.type_name,
+                "default": option.default,
+                "low": option.low,
+                "high": option.high,
+                "choices": list(option.choices),
+                "range": option.range,
+                "help": option.help,
+            }
+            for option in spec.options.values()
+        ],
+    }
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """Return the description of a method in lines of text."""
+    facts = {
+        "family": found["family"],
+        "promise": f"{found['promise']}: {PROMISES[found['promise']]}",
+        "verifier": found["verifier"],
+        "engines": ", ".join(found["engines"]),
+        "paper": found["paper"],
+        "page": found["page"],
+    }
+    text = [f"{found['name']}: {found['summary']}", ""]
+    text += [f"  {name:<9} {fact}" for name, fact in facts.items() if fact]
+    for need in found["add_ons"]:
+        state = f"{found['model']} has it" if need["present"] else f"{found['model']} lacks it; {need['command']}"
+        text.append(f"  needs     {need['folder']}: {state}")
+    if found["settings"]:
+        width = max(len(one["flag"]) for one in found["settings"])
+        text += ["", "Settings:"]
+        text += [
+            f"  {one['flag']:<{width}}  {one['type']:<5}  {one['default']!s:<12}  {one['help']}; {one['range']}"
+            for one in found["settings"]
+        ]
+    return text
+
+
+def _need(entry: AddOn | str, folder: Path) -> dict[str, Any]:
+    add_on = find_add_on(entry) if isinstance(entry, str) else entry
+    assert add_on is not None, f"no method declares the add-on {entry}"
+    present = (folder / add_on.folder / "config.json").is_file()
+    return {"name": add_on.name, "folder": add_on.folder, "present": present, "command": add_on.command}
+
+
+COMMAND = Command("methods", "List all methods, or the settings of one.", add_arguments, run)

@@ -1,0 +1,177 @@
+"""`lantern train all`: every stage of a model in one command, each with its share of the time, and the model folder.
+
+The config lists the steps. A finished step is noted in OUT/state.json and not repeated, an interrupted one resumes.
+"""
+
+import argparse
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lantern.cli.command import DONE
+from lantern.core.config import load_config, read_json_object
+from lantern.core.io import write_json
+
+STATE = "state.json"
+OPTION = "@"  # prefix of the name of a command-line option
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage to run into OUT/NAME.
+
+    `config` is the name of a config, or a path relative to the file that lists the steps. `share` is its part of the
+    time, 0 for a step that takes as long as it takes. `options` maps options of the stage to folders relative to OUT,
+    or "@NAME" for the value of an option of the command line.
+    """
+
+    name: str
+    stage: str
+    config: str
+    share: float = 0.0
+    options: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AllConfig:
+    """The steps, the components and add-ons of the model folder, and its default options of generation."""
+
+    steps: tuple[Step, ...]
+    components: dict[str, str]
+    addons: dict[str, str] = field(default_factory=dict)
+    generation: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.steps:
+            raise ValueError("steps is empty, wanted a list of steps")
+
+
+@dataclass
+class Build:
+    """A model in the making: OUT, the values of command-line options, and what is done."""
+
+    config: AllConfig
+    home: Path
+    out: Path
+    inputs: Mapping[str, Any]
+    run_step: Callable[[str, str, Path, dict[str, Any]], None]  # stage, config, out, options
+    steps: int | None
+    minutes: float | None
+
+    def __post_init__(self) -> None:
+        path = self.out / STATE
+        self.done: dict[str, float] = read_json_object(path)["done"] if path.exists() else {}
+        self.allotted: dict[str, float] = read_json_object(path)["minutes"] if path.exists() else {}
+
+    def run(self, only: str | None) -> None:
+        """Run the steps that are not done, or one of them; ValueError for a name that is no step."""
+        names = [step.name for step in self.config.steps]
+        if only is not None and only not in names:
+            raise ValueError(f"step is {only[:40]!r}, wanted one of {', '.join(names)}")
+        for step in self.config.steps:
+            if step.name not in self.done and only in (None, step.name):
+                self._run(step)
+
+    def value(self, text: str) -> Path:
+        """Return the path that an option or a component names; ValueError if its option is not given."""
+        if not text.startswith(OPTION):
+            return self.out / text
+        name = text.removeprefix(OPTION)
+        if self.inputs.get(name) is None:
+            raise ValueError(f"stage all needs --{name.replace('_', '-')} with this config")
+        return Path(self.inputs[name])
+
+    def _run(self, step: Step) -> None:
+        options: dict[str, Any] = {name: self.value(text) for name, text in step.options.items()}
+        if step.share and self.steps is not None:
+            options["steps"] = self.steps
+        elif step.share and self.minutes is not None:
+            options["minutes"] = self.allotted.setdefault(step.name, self._minutes(step))
+        self._write()
+        print(f"step {step.name}" + (f", {options['minutes']:.1f} minutes" if "minutes" in options else ""))
+        beside = self.home / step.config
+        began = time.monotonic()
+        self.run_step(step.stage, str(beside) if beside.is_file() else step.config, self.out / step.name, options)
+        self.done[step.name] = self.done.get(step.name, 0.0) + round(time.monotonic() - began, 1)
+        self._write()
+        if not self.inputs.get("keep"):
+            (self.out / step.name / "checkpoint.pt").unlink(missing_ok=True)
+
+    def _minutes(self, step: Step) -> float:
+        """Return the share of the remaining time of a step among the steps that are not done."""
+        assert self.minutes is not None
+        left = max(0.05, self.minutes - sum(self.done.values()) / 60)
+        shares = sum(each.share for each in self.config.steps if each.name not in self.done)
+        return left * step.share / shares
+
+    def _write(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_json(self.out / STATE, {"done": self.done, "minutes": self.allotted})
+
+
+def assemble(build: Build) -> Path:
+    """Put the components into OUT/model with a short card; return the folder."""
+    from lantern.cli.assemble import COMMAND
+
+    model, config = build.out / "model", build.config
+    parser = argparse.ArgumentParser()
+    COMMAND.add_arguments(parser)
+    arguments = [str(model)]
+    for name, text in config.components.items():
+        arguments += [f"--{name.replace('_', '-')}", str(build.value(text))]
+    for name, text in config.generation.items():
+        arguments += [f"--{name.replace('_', '-')}", text]
+    COMMAND.run(parser.parse_args(arguments))
+    for name, text in config.addons.items():
+        shutil.copytree(build.value(text), model / "parts" / name, dirs_exist_ok=True)
+    (model / "README.md").write_text(card(build), encoding="utf-8")
+    return model
+
+
+def card(build: Build) -> str:
+    """Return the model card: what was trained, for how long, on what."""
+    lines = [f"# {build.out.name}", "", "Trained with `lantern train all`.", ""]
+    lines += ["| step | steps | minutes |", "|---|---|---|"]
+    for step in build.config.steps:
+        path = build.out / step.name / "training.json"
+        steps = read_json_object(path)["loop"]["steps"] if path.exists() else "-"
+        lines.append(f"| {step.name} | {steps} | {build.done[step.name] / 60:.1f} |")
+    for summary in sorted(build.out.glob("*/summary.json")):
+        found = read_json_object(summary)
+        size = found["size"]
+        lines += ["", f"Data: {found['records']} pictures of {size} x {size} pixels from source {found['source']}."]
+    return "\n".join(lines) + "\n"
+
+
+def run_all(
+    path: Path,
+    *,
+    out: Path,
+    given: Mapping[str, Any],
+    run_step: Callable[[str, str, Path, dict[str, Any]], None],
+) -> int:
+    """Run the steps of a config into `out` and assemble the model if all are done."""
+    from lantern.core.io import embedded_model
+
+    inputs = dict(given)
+    if inputs.get("text_encoder") is None:  # that of the embedded model, which knows everyday words
+        inputs["text_encoder"] = embedded_model() / "text_encoder"
+        inputs["tokenizer"] = embedded_model() / "tokenizer"
+    elif inputs.get("tokenizer") is None:
+        inputs["tokenizer"] = inputs["text_encoder"]
+    config = load_config(AllConfig, path)
+    build = Build(config, path.parent, out, inputs, run_step, inputs.get("steps"), inputs.get("minutes"))
+    build.run(inputs.get("only"))
+    left = [step.name for step in config.steps if step.name not in build.done]
+    if left:
+        print(f"{out}: {', '.join(left)} to do")
+        return DONE
+    model = assemble(build)
+    if not inputs.get("keep"):
+        for cache in [*out.glob("*/pictures.npy"), *out.glob("*/features-*")]:
+            shutil.rmtree(cache) if cache.is_dir() else cache.unlink()
+    print(f'{model}: try lantern-generate --model {model} --prompt "..."')
+    return DONE

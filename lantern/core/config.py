@@ -1,0 +1,167 @@
+"""The loader of every JSON config: strict, and each fault is one line that names the file and the key.
+
+    config = load_config(LoopConfig, "loop.json")
+
+Types come from the annotations of the dataclass, bounds from its `__post_init__`. The environment's one switch,
+LANTERN_DEBUG, is read here as well.
+"""
+
+import dataclasses
+import difflib
+import json
+import math
+import os
+import types
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+MAX_CONFIG_BYTES = 1 << 20
+MAX_INTEGER = 1 << 31
+DEBUG_VARIABLE = "LANTERN_DEBUG"
+
+Config = TypeVar("Config")
+
+
+def load_config(kind: type[Config], path: str | Path) -> Config:
+    """Read a JSON file as the config dataclass `kind`; see `build_config` for what ValueError reports."""
+    return build_config(kind, read_json_object(path), source=path)
+
+
+def read_json_object(path: str | Path) -> dict[str, Any]:
+    """Read a JSON object of at most MAX_CONFIG_BYTES; ValueError names the file and the fault."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    if len(raw) > MAX_CONFIG_BYTES:
+        raise ValueError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes, too large for a config")
+    try:
+        value = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {one_line(error)}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a JSON {type(value).__name__}, wanted an object")
+    return value
+
+
+def build_config(kind: type[Config], values: Mapping[str, Any], *, source: str | Path) -> Config:
+    """Build the config dataclass `kind` from JSON values that were read from the file `source`.
+
+    Objects become nested dataclasses where the annotation is one, lists become tuples, texts become paths where the
+    annotation is Path. A value that is already an instance of the annotated dataclass is taken as it is. Integers are
+    accepted for floats. ValueError names `source` and the key (`loop.steps` for a nested one), and reports an unknown
+    key with its nearest valid name, a missing key, a value of the wrong type, an integer beyond MAX_INTEGER, a float
+    that is not finite, and what the dataclass itself rejects.
+    """
+    return _build(kind, values, str(source), "")
+
+
+def hint_for(name: str, known: Collection[str]) -> str:
+    """Return "did you mean 'x'?" for the known name closest to `name`, or the list of all where none is close."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+
+
+def is_debugging() -> bool:
+    """Return whether LANTERN_DEBUG turns debug mode on; an empty value and 0 do not."""
+    return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error without line breaks, at most 300 characters of it."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _build(kind: Any, values: Mapping[str, Any], source: str, prefix: str) -> Any:
+    """Build the dataclass `kind`; `prefix` is the path of its keys, such as "loop."."""
+    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
+    hints = get_type_hints(kind)
+    given = {}
+    for name, value in values.items():
+        if name not in fields:
+            raise ValueError(f"{source}: unknown key {prefix + name!r}; {hint_for(name, fields)}")
+        if not _fits(value, hints[name]):
+            wanted = describe_type(hints[name])
+            raise ValueError(f"{source}: {prefix}{name} is {str(value)[:60]!r}, wanted {wanted}")
+        given[name] = _convert(value, hints[name], source, prefix + name)
+    missing = dataclasses.MISSING
+    for name, field in fields.items():
+        if name not in values and field.default is missing and field.default_factory is missing:
+            raise ValueError(f"{source}: key {prefix + name!r} is missing")
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        where = f"{source}: {prefix.removesuffix('.')}" if prefix else source
+        raise ValueError(f"{where}: {one_line(error)}") from error
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a JSON value has the annotated type; numbers must be finite and within bounds."""
+    if hint is Any:
+        return True
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind in (Union, types.UnionType):
+        return any(_fits(value, option) for option in inner)
+    if kind is Literal:
+        return any(value == option and type(value) is type(option) for option in inner)
+    if kind is tuple and inner[-1] is not Ellipsis:
+        return (
+            isinstance(value, list | tuple)
+            and len(value) == len(inner)
+            and all(_fits(item, option) for item, option in zip(value, inner, strict=True))
+        )
+    if kind in (tuple, list):
+        return isinstance(value, list | tuple) and all(_fits(item, inner[0]) for item in value)
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return isinstance(value, Mapping) and all(_fits(item, inner[1]) for item in value.values())
+    if dataclasses.is_dataclass(hint):
+        return isinstance(value, Mapping | hint)  # type: ignore[operator]
+    if hint is Path:
+        return isinstance(value, str | Path)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_INTEGER
+    return isinstance(value, kind or hint) if isinstance(kind or hint, type) else True
+
+
+def _convert(value: Any, hint: Any, source: str, key: str) -> Any:
+    """Return a value that fits `hint` with its lists, objects and paths converted."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind in (Union, types.UnionType):
+        hint = next(option for option in inner if _fits(value, option))
+        kind, inner = get_origin(hint), get_args(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return _build(hint, value, source, f"{key}.")
+    if isinstance(value, list | tuple):
+        fixed = kind is tuple and inner[-1] is not Ellipsis
+        options = inner if fixed else [inner[0] if inner else Any] * len(value)
+        pairs = enumerate(zip(value, options, strict=True))
+        return tuple(_convert(item, option, source, f"{key}[{i}]") for i, (item, option) in pairs)
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return {name: _convert(item, inner[1], source, f"{key}.{name}") for name, item in value.items()}
+    return Path(value) if hint is Path else value
+
+
+def describe_type(hint: Any) -> str:
+    """Return an annotation as an error message names it, such as "int, or null"."""
+    if hint is Any:
+        return "any value"
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind in (Union, types.UnionType):
+        return ", or ".join(describe_type(option) for option in inner)
+    if kind is Literal:
+        return f"one of {', '.join(map(repr, inner))}"
+    if kind is tuple and inner[-1] is not Ellipsis:
+        return f"a list of {len(inner)}: {', '.join(map(describe_type, inner))}"
+    if kind in (tuple, list):
+        return f"a list of {describe_type(inner[0])}"
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return f"an object with values of {describe_type(inner[1])}"
+    if dataclasses.is_dataclass(hint):
+        return f"an object ({getattr(hint, '__name__', hint)})"
+    names = {type(None): "null", str: "text", Path: "a path", bool: "true or false"}
+    return names.get(hint) or getattr(hint, "__name__", str(hint))

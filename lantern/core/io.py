@@ -1,0 +1,368 @@
+"""A component on disk: a folder with `config.json` and `model.safetensors`.
+
+Loading is strict: a missing or damaged file, and a tensor that is missing, extra, of the wrong
+shape or not finite, raises ValueError in one line that names the file and the tensor. Files are
+written to a temporary path in the same folder and renamed atomically.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float, Int8
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from lantern.core.checksums import SUMS_NAME, format_checksums, read_checksums, sha256_of, verify_files
+from lantern.core.config import hint_for, load_config, one_line, read_json_object
+
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "model.safetensors"
+EMBEDDED_MODEL = "lantern-emoji"
+Config = TypeVar("Config")
+Module = TypeVar("Module", bound=nn.Module)
+DIGESTED_VALUES = 1 << 16  # most values of a tensor in a digest
+FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+STORED = {
+    **{"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64},
+    **{"I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "U8": torch.uint8},
+    "BOOL": torch.bool,
+}
+HUB_PATTERNS = (SUMS_NAME, "*.json", "*.safetensors", "*.txt", "*.model", "*.md")
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path in the folder of `path`, and rename it to `path` at the end of the block.
+
+        with atomic_write(folder / "image.png") as temporary:
+            image.save(temporary)
+
+    The temporary name keeps the suffix, from which writers derive the format. Missing parent folders
+    are created. If the block fails, `path` is unchanged and the temporary file is removed.
+    """
+    path = Path(path)
+    made = [parent for parent in path.parents if not parent.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix[:16]}")
+    try:
+        temporary.touch(exist_ok=False)
+        mode = (
+            temporary.stat().st_mode
+        )  # as the umask has it; writers of some formats replace the file by a private one
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(mode)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        for folder in made:  # innermost first; one that something else was written to stays
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def write_json(path: str | Path, value: object) -> None:
+    """Write `value` as indented JSON, atomically; ValueError for NaN and infinity."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    with atomic_write(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """Read the `config.json` of a component folder."""
+    return read_json_object(Path(folder) / CONFIG_NAME)
+
+
+def save_component(
+    state: Mapping[str, Tensor],
+    config: Mapping[str, object] | object,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    int8: Collection[str] = (),
+) -> None:
+    """Write a component: `state` to `model.safetensors`, `config` to `config.json`.
+
+    `config` is a mapping or a config dataclass. `dtype` converts floating tensors (torch.bfloat16
+    halves a folder). Tensors named in `int8` are stored as int8 with one scale per row, under their
+    own name and `<name>.scale`.
+    """
+    from safetensors.torch import save_file
+
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        config = dataclasses.asdict(config)
+    stored: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if name in int8:
+            stored[name], stored[f"{name}.scale"] = quantize_rows(tensor.detach().cpu().float())
+        else:
+            stored[name] = _own_storage(tensor, dtype)
+    folder = Path(folder)
+    with (
+        atomic_write(folder / SUMS_NAME) as sums,
+        atomic_write(folder / WEIGHTS_NAME) as weights,
+        atomic_write(folder / CONFIG_NAME) as config_file,
+    ):
+        save_file(stored, weights, metadata={"format": "pt"})
+        text = json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False)
+        config_file.write_text(text + "\n", encoding="utf-8")
+        listed = {name: digest for name, digest in read_checksums(folder).items() if (folder / name).is_file()}
+        sums.write_text(format_checksums(listed | {WEIGHTS_NAME: sha256_of(weights)}), encoding="ascii")
+
+
+def save_checksums(folder: str | Path, names: Collection[str] | None = None) -> None:
+    """Write `SHA256SUMS` of the safetensors files of a folder, or of the files named."""
+    folder = Path(folder)
+    chosen = sorted(path.name for path in folder.glob("*.safetensors")) if names is None else names
+    if chosen:
+        with atomic_write(folder / SUMS_NAME) as sums:
+            sums.write_text(
+                format_checksums(read_checksums(folder) | {name: sha256_of(folder / name) for name in chosen}),
+                encoding="ascii",
+            )
+
+
+def load_state(folder: str | Path) -> dict[str, Tensor]:
+    """Load the tensors of a component folder; int8 rows are dequantised to fp32, others stay as stored.
+
+    ValueError names the file, and the tensor that is not finite or has no scale.
+    """
+    return load_tensors(Path(folder) / WEIGHTS_NAME)
+
+
+def load_tensors(path: str | Path) -> dict[str, Tensor]:
+    """Load one safetensors file; see `load_state`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} is missing")
+    try:
+        stored = load_file(path)
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{path} is not a complete safetensors file: {one_line(error)}") from error
+    check_finite(stored, source=path)
+    state = {}
+    for name, tensor in stored.items():
+        if name.endswith(".scale") and _is_int8(stored.get(name.removesuffix(".scale"))):
+            continue
+        state[name] = _dequantized(name, stored, path) if _is_int8(tensor) else tensor
+    return state
+
+
+def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, source: str | Path) -> None:
+    """Raise ValueError for a `state` whose names or shapes differ from those of `expected` (may be meta tensors)."""
+    missing = [name for name in expected if name not in state]
+    extra = [name for name in state if name not in expected]
+    if missing:
+        raise ValueError(f"{source}: tensor {missing[0]!r} is missing{_and_more(missing)}")
+    if extra:
+        raise ValueError(f"{source}: tensor {extra[0]!r} is not expected{_and_more(extra)}")
+    for name, tensor in expected.items():
+        if state[name].shape != tensor.shape:
+            got, required = list(state[name].shape), list(tensor.shape)
+            raise ValueError(f"{source}: tensor {name!r} has shape {got}, wanted {required}")
+        check_dtype(name, state[name], is_floating=tensor.is_floating_point(), source=source)
+
+
+def check_dtype(name: str, tensor: Tensor, *, is_floating: bool, source: str | Path) -> None:
+    """Refuse a tensor of a kind that weights are not stored in.
+
+    Floating-point tensors are fp64, fp32, fp16 or bf16; others are signed or unsigned integers or booleans. Complex,
+    float8, quantised, sparse and meta tensors are refused.
+    """
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise ValueError(f"{source}: tensor {name!r} is sparse or quantised, wanted a dense one")
+    if is_floating and tensor.dtype not in FLOATING:
+        raise ValueError(f"{source}: tensor {name!r} is {kind}, wanted one of fp32, bf16, fp16, fp64")
+    if not is_floating and (tensor.is_floating_point() or tensor.is_complex()):
+        raise ValueError(f"{source}: tensor {name!r} is {kind}, wanted integers")
+
+
+def check_finite(state: Mapping[str, Tensor], *, source: str | Path) -> None:
+    """Raise ValueError for a `state` in which a floating tensor holds NaN or infinity."""
+    for name, tensor in state.items():
+        if tensor.is_floating_point():
+            check_dtype(name, tensor, is_floating=True, source=source)
+            if tensor.is_meta:
+                raise ValueError(f"{source}: tensor {name!r} has a shape and no values (meta device)")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{source}: tensor {name!r} holds NaN or infinity")
+
+
+def load_module(module: nn.Module, folder: str | Path) -> None:
+    """Load the weights of a component folder into `module`, strictly; its dtype and device stay."""
+    state = load_state(folder)
+    check_state(state, module.state_dict(), source=Path(folder) / WEIGHTS_NAME)
+    module.load_state_dict(state)
+
+
+def weights_digest(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, shapes and up to 65,536 evenly spaced values of each tensor, rounded to bf16.
+
+    Weights rounded to bf16 have the same digest whether they are stored in bf16 or in fp32.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        values = state[name].detach().flatten()
+        some = values[:: -(-len(values) // DIGESTED_VALUES) or 1].to(torch.bfloat16).view(torch.int16)
+        digest.update(f"{name}\0{list(state[name].shape)}\0".encode())
+        digest.update(some.cpu().numpy().astype("<i2").tobytes())
+    return digest.hexdigest()
+
+
+def quantize_rows(
+    tensor: Float[Tensor, " rows *rest"],
+) -> tuple[Int8[Tensor, " rows *rest"], Float[Tensor, " rows"]]:
+    """Round each row to 255 even steps: `tensor` is about `int8 * scale[row]`."""
+    scale = tensor.flatten(1).abs().amax(1).clamp(min=1e-12) / 127
+    broadcast = scale.view(-1, *[1] * (tensor.ndim - 1))
+    return torch.round(tensor / broadcast).to(torch.int8), scale
+
+
+def resolve_model(name: str | Path) -> Path:
+    """Find the folder of a model given by name, folder or hub id.
+
+    "lantern-emoji" is the embedded model; an existing folder is returned as it is; "owner/name" is
+    downloaded from the hub into its cache. ValueError for any other name, ConnectionError if the
+    download fails.
+    """
+    if str(name) == EMBEDDED_MODEL:
+        return embedded_model()
+    try:
+        if str(name) and Path(name).is_dir():
+            return Path(name)
+    except OSError as error:
+        raise ValueError(f"model {str(name)[:80]!r}: {error.strerror}") from error
+    if re.fullmatch(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", str(name)):
+        return _download(str(name))
+    hint = hint_for(str(name), [EMBEDDED_MODEL])
+    raise ValueError(f"model {str(name)[:80]!r} is neither a folder nor a hub id owner/name; {hint}")
+
+
+def embedded_model() -> Path:
+    """Return the folder of the embedded model."""
+    folder = shipped_folder("assets", EMBEDDED_MODEL)
+    if not any(folder.glob(f"*/{CONFIG_NAME}")):
+        raise ValueError(f"this installation has no embedded model {EMBEDDED_MODEL!r}; reinstall lantern")
+    return folder
+
+
+def shipped_folder(*parts: str) -> Path:
+    """Return a folder that comes with lantern: inside the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package.joinpath(*parts)
+    return inside if inside.is_dir() else package.parent.joinpath(*parts)
+
+
+def _download(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=list(HUB_PATTERNS)))
+    except HFValidationError as error:
+        raise ValueError(f"model {repository!r}: {one_line(error)}") from error
+    except (HfHubHTTPError, OSError) as error:
+        reason = one_line(error)
+        raise ConnectionError(f"cannot download model {repository!r} from the hub: {reason}") from error
+
+
+def _own_storage(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    tensor = tensor.detach().cpu().contiguous()
+    if dtype is not None and tensor.is_floating_point():
+        tensor = tensor.to(dtype)
+    # safetensors rejects tensors that share memory, such as slices of one storage
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def user_cache() -> Path:
+    """Return the cache folder of this user: lantern/ in $XDG_CACHE_HOME or ~/.cache."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "lantern"
+
+
+def _is_int8(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.dtype == torch.int8
+
+
+def _dequantized(name: str, stored: Mapping[str, Tensor], path: Path) -> Tensor:
+    rows, scale = stored[name], stored.get(f"{name}.scale")
+    if scale is None:
+        raise ValueError(f"{path}: int8 tensor {name!r} has no {name + '.scale'!r}")
+    if scale.shape != rows.shape[:1]:
+        got, required = list(scale.shape), list(rows.shape[:1])
+        raise ValueError(f"{path}: tensor {name + '.scale'!r} has shape {got}, wanted {required}")
+    return rows.float() * scale.float().view(-1, *[1] * (rows.ndim - 1))
+
+
+def _and_more(names: Collection[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def load_component(
+    build: Callable[[Config], Module], kind: type[Config], folder: str | Path, *, verify: bool = True
+) -> Module:
+    """Build a module from a component folder: `build(config)` with the folder's weights, in fp32, in eval mode.
+
+    Names, shapes and dtypes in the file's header are compared with those of the module before any value is read;
+    `verify` compares the file with its SHA-256 where the folder lists one (`lantern.core.checksums`).
+    """
+    folder = Path(folder)
+    config = load_config(kind, folder / CONFIG_NAME)
+    try:
+        with _NoInitialisation():
+            module = build(config)
+    except (RuntimeError, OverflowError, MemoryError) as error:
+        raise ValueError(f"{folder / CONFIG_NAME} describes a module that does not fit into memory") from error
+    check_state(read_header(folder / WEIGHTS_NAME), module.state_dict(), source=folder / WEIGHTS_NAME)
+    if verify:
+        verify_files(folder, [WEIGHTS_NAME])
+    load_module(module, folder)
+    return module.eval()
+
+
+class _NoInitialisation(TorchFunctionMode):
+    """Leaves new parameters uninitialised: memory that is never written is not allocated by the operating system."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def read_header(path: str | Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file on the meta device; int8 rows become the fp32 tensors they stand for."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} is missing")
+    found: dict[str, Tensor] = {}
+    try:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 (no mapping)
+                part = file.get_slice(name)
+                if (kind := part.get_dtype()) not in STORED:
+                    raise ValueError(f"tensor {name!r} is {kind}, wanted one of {', '.join(STORED)}")
+                found[name] = torch.empty(part.get_shape(), dtype=STORED[kind], device="meta")
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{path} is not a complete safetensors file: {one_line(error)}") from error
+    scales = {f"{name}.scale" for name, tensor in found.items() if _is_int8(tensor)}
+    return {
+        name: torch.empty(tensor.shape, device="meta") if _is_int8(tensor) else tensor
+        for name, tensor in found.items()
+        if name not in scales
+    }

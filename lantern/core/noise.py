@@ -1,0 +1,195 @@
+"""Noise as a pure function of (seed, image number, purpose, code number, code): Philox4x32-10.
+
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC'11). All arithmetic is on int64 tensors, so every
+device, batch, shard and order gives the same bits, and there is no state.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+MASK = 0xFFFFFFFF
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)
+ROUNDS = 10
+BLOCK = 1 << 21  # numbers made at a time: bounds temporaries, about 30 bytes per number
+
+
+class Purpose(IntEnum):
+    """Purpose of a stream. Streams of different purposes have different keys and are never shared."""
+
+    TARGET = 1  # the Gumbel noise by which plain decoding samples, shared with Gumbel drafting on purpose
+    DRAFT = 2  # samples of a drafter
+    TEST = 3  # uniforms of acceptance tests
+    RESIDUAL = 4  # samples after a rejection, and bonus codes of rejection verifiers
+    POLICY = 5  # tree policies
+
+
+@dataclass(frozen=True)
+class Key:
+    """64-bit keys of Philox streams as two 32-bit words, in int64."""
+
+    low: Int[Tensor, "..."]
+    high: Int[Tensor, "..."]
+
+
+def philox(counter: Sequence[Int[Tensor, "..."]], key: Key) -> list[Int[Tensor, "..."]]:
+    """Map by Philox4x32-10 four 32-bit counter words (in int64, broadcast together) to four random 32-bit words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key.low, key.high
+    for _ in range(ROUNDS):
+        # The product wraps into the sign bit; masking after the shift restores the unsigned high word.
+        left, right = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c2 = (right >> 32 & MASK) ^ c1 ^ k0, (left >> 32 & MASK) ^ c3 ^ k1
+        c1, c3 = right & MASK, left & MASK
+        k0, k1 = k0 + WEYL[0] & MASK, k1 + WEYL[1] & MASK
+    return [c0, c1, c2, c3]
+
+
+def purpose_key(seeds: Int[Tensor, " b"], purpose: Purpose, iterations: Int[Tensor, " b"] | None = None) -> Key:
+    """Return the keys of streams for one purpose, made from the seeds by Philox, so that no two are equal.
+
+    Numbers that are made repeatedly for the same code have one stream per iteration. All others use iteration 0.
+    """
+    zeros = torch.zeros_like(seeds)
+    iterations = zeros if iterations is None else iterations
+    words = philox([zeros + int(purpose), iterations, zeros, zeros], Key(seeds & MASK, seeds >> 32))
+    return Key(words[0], words[1])
+
+
+def random_words(
+    seeds: Int[Tensor, " b"],
+    images: Int[Tensor, " b"],
+    purpose: Purpose,
+    positions: Int[Tensor, "*b n"],
+    count: int,
+    iterations: Int[Tensor, " b"] | None = None,
+) -> Int[Tensor, "b n count"]:
+    """Return the first `count` 32-bit words of each picture's stream at each code number, shared or per picture."""
+    key = purpose_key(seeds, purpose, iterations)
+    streams = Key(key.low[:, None, None], key.high[:, None, None])
+    blocks = torch.arange(-(-count // 4), device=positions.device)[None, None]
+    where, picture = positions.long()[..., None], images[:, None, None]
+    words = philox([blocks, where, picture & MASK, picture >> 32], streams)
+    return torch.stack(words, dim=-1).flatten(2)[..., :count]
+
+
+def to_uniform(words: Int[Tensor, "*n"]) -> Float64[Tensor, "*n"]:
+    """Return (h + 1/2) 2^-32: never 0 and never 1, exact in fp64."""
+    return (words.double() + 0.5) * 2.0**-32
+
+
+def to_gumbel(uniforms: Float64[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Return -log(-log u), computed in fp64 and rounded to fp32; overwrites `uniforms`."""
+    return uniforms.log_().neg_().log_().neg_().float()
+
+
+def random_uniforms(
+    seeds: Int[Tensor, " b"], images: Int[Tensor, " b"], purpose: Purpose, positions: Int[Tensor, " n"], count: int
+) -> Float64[Tensor, "b n count"]:
+    """Return the words of `random_words` as uniforms."""
+    return to_uniform(random_words(seeds, images, purpose, positions, count))
+
+
+class Noise:
+    """The noise of a batch of pictures: one (seed, image number) each, whatever their place in the batch.
+
+    Gumbel noise is a table `(b positions v)` per purpose, made at first use in blocks of positions. With `is_silent`
+    (greedy decoding) Gumbel noise is 0 and no table is made. `make_uniforms` is a faster function with the numbers of
+    `random_uniforms`.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[tuple[int, int]],
+        *,
+        positions: int,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        is_silent: bool = False,
+        make_uniforms: Callable[..., Float64[Tensor, "b n count"]] | None = None,
+    ) -> None:
+        for name, values in zip(("seed", "image number"), zip(*keys, strict=True), strict=False):
+            for value in values:
+                if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+                    raise ValueError(f"{name} is {value}, wanted a whole number from 0 to 2**63 - 1")
+        self.positions = positions
+        self.vocab_size = vocab_size
+        self.device = torch.device(device)
+        self.is_silent, self.make_uniforms = is_silent, make_uniforms or random_uniforms
+        self._keys = torch.tensor(list(keys), dtype=torch.long, device=self.device).view(-1, 2)
+        self._rows = torch.arange(len(self._keys), device=self.device)[:, None]
+        self._gumbel: dict[int, Tensor] = {}
+        self._uniform: dict[tuple[int, ...], Tensor] = {}
+
+    def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = Purpose.TARGET) -> Float[Tensor, "b n v"]:
+        """Return standard Gumbel noise of every code at these code numbers (clamped to the picture)."""
+        table = self.gumbel_table(purpose)
+        if table is None:
+            return torch.zeros(1, 1, 1, device=self.device).expand(*positions.shape, self.vocab_size)
+        return table[self._rows, positions.clamp(0, self.positions - 1)]
+
+    def gumbel_table(self, purpose: int = Purpose.TARGET) -> Float[Tensor, "b p v"] | None:
+        """Return the noise of every code at every code number; None with `is_silent`."""
+        if self.is_silent:
+            return None
+        if purpose not in self._gumbel:
+            self._gumbel[purpose] = self._make_table(Purpose(purpose))
+        return self._gumbel[purpose]
+
+    def uniform(
+        self,
+        positions: Int[Tensor, "b n"],
+        lanes: int,
+        *,
+        purpose: int = Purpose.TEST,
+        iterations: Int[Tensor, " b"] | None = None,
+    ) -> Float64[Tensor, "b n lanes"]:
+        """Return uniforms at these code numbers: lane r is for the r-th sibling tested there.
+
+        `iterations` give other uniforms in every step, for codes that are tested repeatedly. The iteration of an image
+        is the number of its first undecided code, so that its n positions are all less than n ahead of it.
+        """
+        if iterations is not None:
+            width = positions.shape[1]
+            name = (purpose, lanes, width)
+            if name not in self._uniform:
+                self._uniform[name] = self._step_table(Purpose(purpose), width, lanes)
+            ahead = (positions - iterations[:, None]).clamp(0, width - 1)
+            return self._uniform[name][self._rows, iterations.clamp(0, self.positions - 1)[:, None], ahead]
+        name = (purpose, lanes)
+        if name not in self._uniform:
+            where = torch.arange(self.positions, device=self.device)
+            words = random_words(self._keys[:, 0], self._keys[:, 1], Purpose(purpose), where, lanes)
+            self._uniform[name] = to_uniform(words)
+        return self._uniform[name][self._rows, positions.clamp(0, self.positions - 1)]
+
+    def _step_table(self, purpose: Purpose, width: int, lanes: int) -> Float64[Tensor, "b p n lanes"]:
+        """Return a table: row t is for codes t .. t + width - 1 in the step that begins at code t."""
+        iterations = torch.arange(self.positions, device=self.device).repeat(len(self._keys))
+        seeds, images = self._keys.repeat_interleave(self.positions, 0).unbind(1)
+        ahead = torch.arange(width, device=self.device)
+        table = torch.empty(len(iterations), width, lanes, dtype=torch.float64, device=self.device)
+        rows = max(BLOCK // (width * max(lanes, 4)), 1)
+        for first in range(0, len(iterations), rows):
+            part = slice(first, first + rows)
+            where = iterations[part, None] + ahead
+            table[part] = to_uniform(random_words(seeds[part], images[part], purpose, where, lanes, iterations[part]))
+        return table.unflatten(0, (len(self._keys), self.positions))
+
+    def _make_table(self, purpose: Purpose) -> Float[Tensor, "b p v"]:
+        table = torch.empty(len(self._keys), self.positions, self.vocab_size, device=self.device)
+        # Blocks of positions for large codebooks, of pictures for small ones.
+        pictures = max(BLOCK // (self.vocab_size * self.positions), 1)
+        rows = max(BLOCK // self.vocab_size, 1)
+        for first in range(0, len(self._keys), pictures):
+            seeds, images = self._keys[first : first + pictures].unbind(1)
+            for start in range(0, self.positions, rows):
+                where = torch.arange(start, min(start + rows, self.positions), device=self.device)
+                uniforms = self.make_uniforms(seeds, images, purpose, where, self.vocab_size)
+                table[first : first + pictures, start : start + rows] = to_gumbel(uniforms)
+        return table

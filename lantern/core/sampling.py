@@ -1,0 +1,141 @@
+"""Logits to probabilities: guidance, temperature, top-k and top-p, for plain decoding, drafters and verifiers."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor
+
+MAX_GUIDANCE = 1000.0
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 100.0
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Settings that map logits to a distribution: guidance, then temperature, top-k and top-p, in fp32.
+
+    `guidance` s maps conditional c and unconditional u to u + s (c - u); at 1 or below only the conditional row is
+    computed. `temperature` 0 is greedy: the arg-max has probability 1, the lowest index among equals. `top_k` 0 keeps
+    all codes, and codes equal to the k-th are kept with it; `top_p` 1 keeps all. With `guidance_interval` k >= 0 only
+    codes 0 .. k + 1 are guided, as in LlamaGen. ValueError names the option that is out of range.
+    """
+
+    guidance: float | int = 3.0
+    temperature: float | int = 1.0
+    top_k: int = 0
+    top_p: float | int = 1.0
+    guidance_interval: int = -1
+
+    def __post_init__(self) -> None:
+        _check_number("guidance", self.guidance, 0.0, MAX_GUIDANCE)
+        _check_number("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            raise ValueError(f"temperature is {self.temperature}, wanted 0 (greedy) or at least {MIN_TEMPERATURE}")
+        _check_number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise ValueError("top_p is 0, wanted above 0 and at most 1 (1 keeps all codes)")
+        _check_count("top_k", self.top_k, 0)
+        _check_count("guidance_interval", self.guidance_interval, -1)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the target per image: 2 with guidance, 1 without."""
+        return 2 if self.guidance > 1 else 1
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every distribution is a single code."""
+        return self.temperature == 0
+
+    def untruncated(self) -> "Sampling":
+        """Return the same guidance at temperature 1 without filters, on which relaxed greedy decoding measures mass."""
+        return dataclasses.replace(self, temperature=1.0, top_k=0, top_p=1.0)
+
+    def scales(self, positions: Int[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """Return the guidance scale at each code number: `guidance`, or 1 outside the interval."""
+        scale = float(self.guidance) if self.rows == 2 else 1.0
+        full = torch.full(positions.shape, scale, device=positions.device)
+        if self.guidance_interval < 0:
+            return full
+        return torch.where(positions <= self.guidance_interval + 1, full, torch.ones_like(full))
+
+    def guide(self, rows: Float[Tensor, "b r n c"], positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n c"]:
+        """Combine guidance rows to u + s (c - u) in fp32: rows of logits, or of the features that the head reads.
+
+        The head is linear, so guided features have guided logits.
+        """
+        if rows.shape[1] != self.rows:
+            raise ValueError(f"got {rows.shape[1]} rows per image, wanted {self.rows} at guidance {self.guidance}")
+        conditional = rows[:, 0].float()
+        if self.rows == 1:
+            return conditional
+        unconditional = rows[:, 1].float()
+        if self.guidance_interval < 0:
+            return unconditional + (conditional - unconditional) * self.guidance
+        guided = unconditional + (conditional - unconditional) * self.guidance
+        return torch.where((positions <= self.guidance_interval + 1)[..., None], guided, conditional)
+
+    def log_probs(self, logits: Float[Tensor, "b r n v"], positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n v"]:
+        """Return log-probabilities at each code number in `positions`."""
+        return self.filtered(self.guide(logits, positions))
+
+    def scores(self, logits: Float[Tensor, "b r n v"], positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n v"]:
+        """Return `log_probs` up to a constant per code number, which is enough to sample by argmax(log p + g)."""
+        return self._kept(self.guide(logits, positions))
+
+    def filtered(self, guided: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
+        """Return log-probabilities of guided logits: temperature, top-k, top-p, log-softmax."""
+        return self._kept(guided).log_softmax(-1)
+
+    def _kept(self, guided: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
+        """Apply temperature, top-k and top-p."""
+        logits = guided.float()
+        if self.is_greedy:
+            return greedy_distribution(logits)
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            threshold = logits.topk(self.top_k).values[..., -1:]
+            logits = logits.masked_fill(logits < threshold, -torch.inf)
+        if self.top_p < 1:
+            logits = keep_nucleus(logits, self.top_p)
+        return logits
+
+
+def greedy_distribution(logits: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
+    """Return log-probabilities of 0 for the arg-max, the lowest index among equals, and -inf for all other codes."""
+    best = logits.argmax(-1, keepdim=True)
+    return torch.full_like(logits, -torch.inf).scatter_(-1, best, 0.0)
+
+
+def keep_nucleus(logits: Float[Tensor, "*n v"], top_p: float) -> Float[Tensor, "*n v"]:
+    """Mask all codes after the first whose cumulative probability exceeds top_p (arXiv:1904.09751)."""
+    ordered, order = logits.sort(dim=-1, descending=True, stable=True)
+    before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
+    before[..., 0] = 0.0
+    dropped = torch.empty_like(before, dtype=torch.bool).scatter_(-1, order, before > top_p)
+    return logits.masked_fill(dropped, -torch.inf)
+
+
+def pick(distribution: Float[Tensor, "*n v"], uniforms: Float64[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+    """Return the code at which the cumulative sum of a distribution exceeds u times its total; never one of mass 0.
+
+    The distribution need not be normalised.
+    """
+    sums = distribution.cumsum(-1, dtype=torch.float64)
+    found = torch.searchsorted(sums, uniforms[..., None] * sums[..., -1:], right=True)[..., 0]
+    # NaN gives an index past the last code, which on a GPU would abort the process without an error message.
+    return found.clamp(max=distribution.shape[-1] - 1)
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[operator]
+        raise ValueError(f"{name} is {value}, wanted a number from {low:g} to {high:g}")
+
+
+def _check_count(name: str, value: object, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name} is {value}, wanted a whole number, {low} or more")

@@ -1,0 +1,72 @@
+"""SIGINT (Ctrl-C) and SIGTERM end a command or a training cleanly; a second signal ends the process at once."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+
+
+class Stopped(KeyboardInterrupt):
+    """Ends a command because of a signal; `code` is the exit code."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(WORDS[signal.Signals(number)])
+        self.code = 128 + number
+
+
+class Stopping:
+    """Context in which the first SIGINT or SIGTERM raises Stopped, and a second one ends the process at once.
+
+    In a block under `shield` the first signal takes effect at the end of the block, so that the block is done whole or
+    not begun. With `raises=False` a signal only sets `is_requested`. Outside of the main thread, where Python delivers
+    no signals, the context does nothing.
+    """
+
+    def __init__(self, *, raises: bool = True) -> None:
+        self._raises = raises
+        self._before: dict[signal.Signals, Any] = {}
+        self._pending = self._shields = 0
+
+    def __enter__(self) -> "Stopping":
+        if threading.current_thread() is threading.main_thread():
+            # a signal that the caller ignores, as a shell does for background jobs, stays ignored
+            handled = [number for number in WORDS if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+            self._before = {number: signal.signal(number, self._stop) for number in handled}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def is_requested(self) -> bool:
+        """Whether a signal has arrived."""
+        return bool(self._pending)
+
+    @contextmanager
+    def shield(self) -> Iterator[None]:
+        """Delay a signal until the block is done."""
+        self._shields += 1
+        try:
+            yield
+        finally:
+            self._shields -= 1
+        self.check()
+
+    def check(self) -> None:
+        """Raise Stopped if a signal was delayed, or if foreign code swallowed its exception."""
+        if self._pending and self._raises and not self._shields:
+            raise Stopped(self._pending)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        for each in self._before:
+            # the second signal gets the system's default action, which works even while Python code is blocked
+            signal.signal(each, signal.SIG_DFL)
+        self._pending = number
+        self.check()

@@ -1,0 +1,69 @@
+"""Declares two operators of torchvision, so that it can be imported with a CPU build of torch.
+
+PyPI's torchvision has an extension that links CUDA. With a CPU build of torch the extension does not
+load, `torchvision::nms` stays undefined, and importing torchvision fails; so do transformers,
+diffusers, torchmetrics, clean-fid and open_clip. Declaring the schemas is enough, since lantern uses
+only the Python code of torchvision.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_libraries: list[object] = []  # a Library undefines its operators when it is collected
+
+
+def watch_import() -> None:
+    """Install an import hook that declares the operators when torchvision is imported.
+
+    This imports neither torch nor torchvision.
+    """
+    watched = any(isinstance(finder, _TorchvisionFinder) for finder in sys.meta_path)
+    if not watched and "torchvision" not in sys.modules:
+        sys.meta_path.insert(0, _TorchvisionFinder())
+
+
+def define_missing_ops(folder: Path) -> bool:
+    """Declare torchvision's operators if the extension in its `folder` does not load; return whether it did not."""
+    import torch
+
+    for extension in (*folder.glob("_C*.so"), *folder.glob("_C*.pyd")):
+        try:
+            torch.ops.load_library(str(extension))
+        except (ImportError, OSError):
+            continue
+    if hasattr(torch.ops.torchvision, "nms"):
+        return False
+    library = torch.library.Library("torchvision", "DEF")
+    for schema in _SCHEMAS:
+        library.define(schema)
+    _libraries.append(library)
+    return True
+
+
+class _TorchvisionFinder:
+    """Finds torchvision as Python does, with a loader that declares its operators first."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torchvision":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _TorchvisionLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _TorchvisionLoader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        if importlib.util.find_spec("torch") is not None:
+            define_missing_ops(Path(self.path).parent)
+        super().exec_module(module)

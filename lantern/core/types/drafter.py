@@ -1,0 +1,107 @@
+"""The drafter, and the prompt that it starts from."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lantern.core.types.condition import Condition
+from lantern.core.types.step import Step
+from lantern.core.types.tree import DraftMode, DraftTree
+from lantern.core.types.verifier import NoiseSource
+
+WindowFill = Literal["random", "repeat-left"]
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """The results of the pass over the prompt: `features` of its t slots, the mask of slots in use, and the first code.
+
+    `fused` holds the inputs of the layers that the drafter taps, side by side; None where it taps none. `condition` is
+    the prompt itself, for drafters that are models of their own.
+    """
+
+    features: Float[Tensor, "b r t c"]
+    mask: Bool[Tensor, "b t"]
+    first: Int[Tensor, " b"]
+    fused: Float[Tensor, "b r t k"] | None = None
+    condition: Condition | None = None
+
+
+class DrafterDefaults:
+    """Defaults of the optional attributes of `Drafter`."""
+
+    taps: tuple[int, ...] = ()
+    members: tuple[object, ...] = ()
+    needs_host: bool = False
+    records_log_q: bool = True
+    sample_window: WindowFill | None = None
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Guesses the next codes of each image. One drafter serves one generation at a time.
+
+    The defaults of what is optional are in `DrafterDefaults`.
+    """
+
+    @property
+    def mode(self) -> DraftMode:
+        """How children are chosen."""
+        ...
+
+    @property
+    def needs_whole_prefix(self) -> bool:
+        """Whether it reads all of the target's conditioning slots, padding included."""
+        ...
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the largest tree, the root included: the size of the cache depends on it."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest tree."""
+        ...
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers of the target whose inputs it reads beside the features. Optional."""
+        ...
+
+    @property
+    def members(self) -> tuple[object, ...]:
+        """Objects that hold a part of its state, which a step may replace. Optional."""
+        ...
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host chooses the size of a tree from the step before. Optional."""
+        ...
+
+    @property
+    def records_log_q(self) -> bool:
+        """Whether its trees carry log q, where its mode allows it. Optional."""
+        ...
+
+    @property
+    def sample_window(self) -> WindowFill | None:
+        """How new places are filled if each tree is a chain of the target's own previous samples, else None. Optional.
+
+        Such a drafter has no further state: an engine may run its steps without calling it.
+        """
+        ...
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Drop the state of the last generation and read the prompt of the next."""
+        ...
+
+    def propose(self) -> DraftTree:
+        """Return a tree below the last committed code of each image."""
+        ...
+
+    def observe(self, step: Step) -> None:
+        """Read which codes were committed, and the target's features at them."""
+        ...

@@ -1,0 +1,101 @@
+"""Self-cascade: a smaller LlamaGen drafts with the target's noise.
+
+Both models sample argmax(log p + g) with the same g, so a draft is right wherever both distributions have the same
+arg-max. The acceptance is the Gumbel coupling of the two models (arXiv:2408.07978). Only the small model is trained.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.drafters.base import Chooser
+from lantern.drafters.combined.small_model import SMALL, SmallModel
+from lantern.drafters.trees.static import StaticTree, named
+from lantern.methods.context import DrafterContext
+from lantern.methods.spec import Method, MethodSpec
+from lantern.models.llamagen.transformer import Transformer
+
+
+class SelfCascadeDrafter(SmallModel, DrafterDefaults):
+    """Grows a static tree of a small model's samples: the best of log q + g below each node, one small pass per depth.
+
+    Committed codes are read in the pass that gives the distribution of the first child, so a tree of depth d costs d
+    small passes. With `records_log_q` trees carry the small model's log q.
+    """
+
+    mode: DraftMode = "gumbel"
+    needs_whole_prefix = False
+
+    def __init__(
+        self, model: Transformer, target: Target, *, tree: StaticTree, sampling: Sampling, records_log_q: bool = False
+    ) -> None:
+        super().__init__(model, target, sampling=sampling, stage=max(tree.depth + 1, tree.num_inner, 1))
+        self.tree, self.records_log_q = tree, records_log_q
+        self.chooser: Chooser | None = None
+
+    def weave(self, chooser: Chooser, most_committed: int) -> None:
+        """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
+        self.chooser, self.stage = chooser, max(self.stage, most_committed)
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the tree, the root included."""
+        return self.tree.max_nodes
+
+    @property
+    def depth(self) -> int:
+        """Depth of the tree."""
+        return self.tree.depth
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Read the prompt."""
+        super().begin(prefill, noise)
+        device = prefill.first.device
+        self.shape, self.levels = self.tree.shape(device), self.tree.levels(device)
+        self._log_q_rows, self._inner = self.tree.log_q_rows(device), self.tree.inner(device)
+        self._depths = torch.arange(self.tree.depth + 1, device=device)
+
+    def propose(self) -> DraftTree:
+        """Read the committed codes and grow the tree."""
+        tokens, log_q, log_qs = [self.last], self.read(), []
+        for depth, level in enumerate(self.levels):
+            if depth > 0:
+                inner, here = tokens[-1][:, level.pairs], self._depths[depth : depth + 1]
+                log_q = self.score(inner, level.ancestors, level.first, here.expand(inner.shape[1]))
+            log_qs.append(log_q)
+            tokens.append(self._rank(log_q, depth, level.width).flatten(1)[:, level.picks])
+        recorded = torch.cat(log_qs, 1)[:, self._log_q_rows] if self.records_log_q else None
+        return DraftTree(torch.cat(tokens, 1), self.shape, self.mode, recorded, self._inner)
+
+    def _rank(self, log_q: Float[Tensor, "b f v"], depth: int, width: int) -> Int[Tensor, "b f k"]:
+        """Return the children of each node in sampling order."""
+        if self.chooser is not None:
+            return self.chooser.children(log_q, depth, width)
+        return self.ranked(log_q, self._depths[depth : depth + 1], width)
+
+    def observe(self, step: Step) -> None:
+        """Keep the committed codes for the next pass."""
+        self.take(step.codes, step.counts)
+
+
+def build(method: Method, context: DrafterContext) -> SelfCascadeDrafter:
+    """Build static trees drafted by the model's small model."""
+    model = context.add_on(method)
+    assert method.tree is not None and isinstance(model, Transformer)
+    return SelfCascadeDrafter(model, context.target, tree=named(method.tree), sampling=context.sampling)
+
+
+METHODS = (
+    MethodSpec(
+        "self-cascade",
+        "a smaller model drafts under the same noise; plain decoding's codes",
+        "combined",
+        drafter=build,
+        tree="chain_4",
+        add_ons=(SMALL,),
+        weavable=True,
+        paper="2408.07978",
+    ),
+)

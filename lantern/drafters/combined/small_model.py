@@ -1,0 +1,118 @@
+"""A smaller model of the same codes that drafts for the target.
+
+It uses the target's noise: where both distributions have the same arg-max of log p + g, both sample the same code.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lantern.core.noise import Purpose
+from lantern.core.sampling import Sampling
+from lantern.core.types import NoiseSource, Prefill, Target
+from lantern.decoding.cache import TreeMask
+from lantern.decoding.prefill import PromptCache, make_cache, prefix_scores
+from lantern.methods.spec import AddOn
+from lantern.models.llamagen.config import TransformerConfig
+from lantern.models.llamagen.transformer import Transformer
+
+SIZES = ("vocab_size", "block_size", "cls_token_num", "model_type")
+
+
+class SmallModel:
+    """The small model's cache and passes. It has read `known` codes; committed codes wait for the next pass.
+
+    Its distributions use the target's `sampling`, guidance and filters included. ValueError for a model with other
+    codes, grids or prompts.
+    """
+
+    def __init__(self, model: Transformer, target: Target, *, sampling: Sampling, stage: int) -> None:
+        for name in SIZES:
+            got, expected = getattr(model.config, name), getattr(target.config, name)
+            if got != expected:
+                raise ValueError(
+                    f"the small model has {name} {got}, its target {expected}: use one with the target's sizes"
+                )
+        self.model, self.sampling, self.stage = model, sampling, stage
+        # At temperature 0 children are ranked by their logits.
+        self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
+        self._prompts = PromptCache()
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Read the prompt; code 0 waits. ValueError if `prefill` holds no condition."""
+        if prefill.condition is None:
+            raise ValueError("the prefill has no condition, which the small model reads: set Prefill.condition")
+        rows = self.sampling.rows
+        state = self._prompts.read(self.model, prefill.condition, rows=rows, needs_whole_prefix=False)
+        self.noise, self.count, self.rows = noise, self.model.config.block_size, rows
+        self.cache = make_cache(self.model, state, self.stage)
+        self.cache.write_prefix(state.means)
+        self._mask = TreeMask(self.cache, prefix_scores(state.counts, self.cache), self.stage)
+        self._slots = torch.arange(self.stage, device=prefill.first.device) + self.cache.first_stage_slot
+        self.known = torch.zeros_like(prefill.first)
+        self.take(prefill.first[:, None], torch.ones_like(self.known))
+
+    def take(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
+        """Keep committed codes, of which the first `counts` are valid, for the next pass."""
+        self._waiting, self._counts = codes, counts
+
+    @property
+    def last(self) -> Int[Tensor, "b 1"]:
+        """The last committed code."""
+        return self._waiting.gather(1, (self._counts - 1).clamp(min=0)[:, None])
+
+    def read(self) -> Float[Tensor, "b 1 v"]:
+        """Read the waiting codes and return log q of what follows the last of them."""
+        count = self._waiting.shape[1]
+        causal = torch.ones(count, count, dtype=torch.bool, device=self.known.device).tril()
+        steps = torch.arange(count, device=self.known.device)
+        logits = self._pass(self._waiting, self.known[:, None] + steps, causal, 0)
+        self.cache.commit(steps.expand(len(self.known), -1), self.known)
+        # In place: CUDA graphs need fixed memory.
+        last = (self._counts - 1).clamp(min=0)[:, None, None, None]
+        self.known.add_(self._counts)
+        return self._log_probs(logits.gather(2, last.expand(-1, *logits.shape[1:2], 1, logits.shape[3])), 0)
+
+    def score(
+        self, tokens: Int[Tensor, "b f"], ancestors: Bool[Tensor, "f m"], first: int, depths: Int[Tensor, " f"]
+    ) -> Float[Tensor, "b f v"]:
+        """Return log q of what follows drafted codes `depths` behind the last committed one.
+
+        They are staged from slot `first` on and see the staged codes that `ancestors` selects.
+        """
+        logits = self._pass(tokens, self.known[:, None] + depths - 1, ancestors, first)
+        return self._log_probs(logits, depths)
+
+    def ranked(self, log_q: Float[Tensor, "b f v"], depths: Int[Tensor, " f"] | int, width: int) -> Tensor:
+        """Return the `width` best codes of log q + g at each node, best first, with the target's noise."""
+        return (log_q + self.noise.gumbel(self._places(depths), Purpose.TARGET)).topk(width, dim=-1).indices
+
+    def _pass(
+        self, tokens: Int[Tensor, "b f"], places: Int[Tensor, "b f"], ancestors: Bool[Tensor, "f m"], first: int
+    ) -> Float[Tensor, "b r f v"]:
+        rows, images = self.rows, len(tokens)
+        slots = self._slots[first : first + tokens.shape[1]].expand(images * rows, -1)
+        scores = self.model(
+            self.model.tok_embeddings(tokens).repeat_interleave(rows, 0),
+            (places.clamp(max=self.count - 1) + self.model.config.cls_token_num).repeat_interleave(rows, 0),
+            self._mask.update(self.known, ancestors),
+            cache=self.cache,
+            slots=slots,
+        )
+        return scores.logits.unflatten(0, (images, rows))
+
+    def _log_probs(self, logits: Float[Tensor, "b r f v"], depths: Int[Tensor, " f"] | int) -> Float[Tensor, "b f v"]:
+        return self.draft_sampling.log_probs(logits, self._places(depths).expand(-1, logits.shape[2]))
+
+    def _places(self, depths: Int[Tensor, " f"] | int) -> Int[Tensor, "b f"]:
+        """Return the numbers of the codes that follow nodes of these depths."""
+        return (self.known[:, None] + depths).clamp(max=self.count - 1)
+
+
+SMALL = AddOn(
+    "small",
+    Transformer,
+    TransformerConfig,
+    training="lantern train target --config target-emoji-small --data DATA --vq MODEL/vqvae "
+    "--text-encoder MODEL/text_encoder --tokenizer MODEL/tokenizer --out OUT",
+)

@@ -1,0 +1,114 @@
+"""A cascade: a drafter guesses for a small model, and that one for the target (SpecMQuant, arXiv:2505.22179).
+
+EAGLE-1 drafts a chain. The small LlamaGen scores it in one pass and resamples every code of it with the target's
+noise. After t such rounds at least the first t codes, and all codes before the first that the last round changed, equal
+the small model's own samples. The target verifies the chain, with the next best codes as siblings at each place.
+"""
+
+import torch
+
+from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step
+from lantern.drafters.combined.small_model import SMALL, SmallModel
+from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.trees.static import StaticTree, chain
+from lantern.methods.context import DrafterContext
+from lantern.methods.spec import Method, MethodSpec, Setting
+from lantern.models.llamagen.transformer import Transformer
+
+
+def brush(length: int, width: int) -> StaticTree:
+    """Return a chain of `length` codes with `width` - 1 siblings at each."""
+    return StaticTree(tuple((0,) * depth + (rank,) for depth in range(length) for rank in range(width)))
+
+
+class CascadeDrafter(DrafterDefaults):
+    """Drafter -> small model -> target, in chains of `length` codes with `width` candidates each.
+
+    The inner drafter grows a chain of length - 1, and the small model resamples it in `rounds` passes. Trees carry in
+    `log_q` the small model's distributions, given the codes of the round before.
+    """
+
+    mode: DraftMode = "gumbel"
+
+    def __init__(self, inner: EagleDrafter, small: SmallModel, *, length: int, width: int, rounds: int) -> None:
+        if rounds < 1 or length < 2 or width < 1:
+            raise ValueError(f"rounds {rounds}, length {length}, width {width}: wanted at least 1, 2 and 1")
+        if inner.depth != length - 1:
+            raise ValueError(f"the inner drafter's chain is {inner.depth} long, wanted {length - 1}: one less")
+        if width > small.model.config.vocab_size:
+            raise ValueError(f"width is {width}, wanted at most {small.model.config.vocab_size}, the number of codes")
+        self.inner, self.small, self.members = inner, small, (inner, small)
+        self.tree, self.width, self.rounds = brush(length, width), width, rounds
+        self.needs_whole_prefix = inner.needs_whole_prefix
+        inner.most_committed = length + 1
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the tree, the root included."""
+        return self.tree.max_nodes
+
+    @property
+    def depth(self) -> int:
+        """Length of the chain."""
+        return self.tree.depth
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Let the inner drafter and the small model read the prompt."""
+        self.inner.begin(prefill, noise)
+        self.small.begin(prefill, noise)
+        device = prefill.first.device
+        self._shape, self._rows = self.tree.shape(device), self.tree.log_q_rows(device)
+        self._inner_nodes = self.tree.inner(device)
+        self._depths = torch.arange(self.depth, device=device)
+        self._sees = torch.ones(self.depth - 1, self.depth - 1, dtype=torch.bool, device=device).tril()
+
+    def propose(self) -> DraftTree:
+        """Draft a chain, resample it with the small model, and return its codes with their log q."""
+        root, first = self.small.last, self.small.read()
+        log_q = first
+        ranked = self.inner.propose().tokens[:, 1:, None]
+        for _ in range(self.rounds):
+            rest = self.small.score(ranked[:, : self.depth - 1, 0], self._sees, 0, self._depths[1:])
+            log_q = torch.cat([first, rest], 1)
+            ranked = self.small.ranked(log_q, self._depths, self.width)
+        tokens = torch.cat([root, ranked.flatten(1)], 1)
+        return DraftTree(tokens, self._shape, self.mode, log_q[:, self._rows], self._inner_nodes)
+
+    def observe(self, step: Step) -> None:
+        """Pass the step to the inner drafter and the committed codes to the small model."""
+        self.inner.observe(step)
+        self.small.take(step.codes, step.counts)
+
+
+def build(method: Method, context: DrafterContext) -> CascadeDrafter:
+    """Build a cascade: the model's own drafter, its small model, with 4-bit layers on request, and the target."""
+    settings, model = method.settings, context.add_on(method)
+    assert isinstance(model, Transformer)
+    length = settings["length"]
+    if settings["small_bits"] == 4:
+        from lantern.engines.quantized import quantized
+
+        model = quantized(model)
+        assert isinstance(model, Transformer)
+    eagle, tree = context.eagle(method), chain(length - 1)
+    inner = EagleDrafter(eagle, context.target, tree=tree, mode="gumbel", sampling=context.sampling)
+    small = SmallModel(model, context.target, sampling=context.sampling, stage=length + 1)
+    return CascadeDrafter(inner, small, length=length, width=settings["width"], rounds=settings["turns"])
+
+
+METHODS = (
+    MethodSpec(
+        "specmquant",
+        "EAGLE-1 drafts for a smaller model and that for the target; plain decoding's codes",
+        "combined",
+        drafter=build,
+        settings=(
+            Setting("length", 6, "codes of the chain that the target scores", low=2),
+            Setting("width", 2, "codes tried at each place of the chain", low=1),
+            Setting("turns", 2, "passes of the small model per step", low=1),
+            Setting("small_bits", 0, "bits of the small model's weights; 0 leaves them as they are", choices=(0, 4)),
+        ),
+        add_ons=("eagle1", SMALL),
+        paper="2505.22179",
+    ),
+)

@@ -1,0 +1,381 @@
+"""Drafting with an EAGLE-1 module or one derived from it: static trees, and chains behind Jacobi windows."""
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lantern.core.noise import Purpose
+from lantern.core.sampling import Sampling, pick
+from lantern.core.types import (
+    DrafterDefaults,
+    DraftMode,
+    DraftTree,
+    Leftovers,
+    NoiseSource,
+    Prefill,
+    Scores,
+    Step,
+    Target,
+)
+from lantern.decoding.cache import StaticCache, TreeMask
+from lantern.drafters.base import Chooser
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.drafters.trees.static import Level, StaticTree, chain, named
+from lantern.methods.context import DrafterContext
+from lantern.methods.spec import AddOn, Method, MethodSpec
+
+PURPOSE_OF_MODE = {"gumbel": Purpose.TARGET, "sampled": Purpose.DRAFT}
+
+
+class EagleDrafter(DrafterDefaults):
+    """Drafts a static tree with an `Eagle` module and the target's head.
+
+    Mode "gumbel" takes the top of log q + g with the target's noise; "sampled" samples without replacement with the
+    drafter's own noise (the same top-K trick); "point" takes the most likely codes. q uses the same `sampling` as the
+    target's p; at temperature 0 codes are ranked by their logits. Trees carry log q in mode "sampled", whose verifiers
+    read it, and with `records_log_q`, for relaxations that read it.
+    """
+
+    def __init__(
+        self,
+        module: Eagle,
+        target: Target,
+        *,
+        tree: StaticTree,
+        mode: DraftMode,
+        sampling: Sampling,
+        records_log_q: bool = False,
+    ) -> None:
+        if mode not in ("gumbel", "sampled", "point"):
+            raise ValueError(f'draft mode is "{mode}", wanted gumbel, sampled or point')
+        if module.config.dim != target.config.dim or module.config.block_size != target.config.block_size:
+            got, expected = (module.config.dim, module.config.block_size), (target.config.dim, target.config.block_size)
+            raise ValueError(
+                f"the drafter has (dim, block_size) {got}, its target {expected}: use a drafter trained for it"
+            )
+        slots = target.config.cls_token_num - 1 if module.config.form == "rows" else 0
+        if module.config.cls_token_num != slots:
+            got = module.config.cls_token_num
+            raise ValueError(f"the drafter has {got} conditioning slots, wanted {slots} for this target")
+        if max(level.width for level in tree.levels()) > target.config.vocab_size:
+            most = target.config.vocab_size
+            raise ValueError(f"the tree is wider than the codebook of {most} codes: use a narrower one")
+        self.module, self.target, self.tree = module, target, tree
+        self.mode: DraftMode = mode
+        self.records_log_q = records_log_q or mode == "sampled"
+        self.sampling = sampling
+        self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
+        self.rows = sampling.rows if module.config.form == "rows" else 1
+        self.needs_whole_prefix = module.config.form == "rows"
+        self.taps = module.taps
+        self.most_committed = 0  # codes that a step may commit, if its tree is deeper than this drafter's
+        self.chooser: Chooser | None = None
+
+    def weave(self, chooser: Chooser, most_committed: int) -> None:
+        """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
+        self.chooser, self.most_committed = chooser, most_committed
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the tree, the root included."""
+        return self.tree.max_nodes
+
+    @property
+    def depth(self) -> int:
+        """Depth of the tree."""
+        return self.tree.depth
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Read the prompt's features; the first pair is the last feature with code 0."""
+        device = prefill.features.device
+        self.noise, self.count = noise, self.module.config.block_size
+        self._open(prefill)
+        self.known = torch.zeros_like(prefill.first)
+        self.shape, self.levels = self.tree.shape(device), self.tree.levels(device)
+        self._log_q_rows = self.tree.log_q_rows(device)
+        self._inner = self.tree.inner(device)
+        self._take(self._read_features(prefill)[:, :, -1:], prefill.first[:, None], torch.ones_like(self.known))
+
+    @property
+    def stage(self) -> int:
+        """Largest number of pairs of a pass."""
+        return max(self.tree.depth + 1, self.most_committed, self.tree.num_inner, 1)
+
+    @property
+    def kv_length(self) -> int:
+        """Keys and values that a row of a pass reads: those of the prompt, of the codes, and of its own pairs."""
+        return self.module.config.cls_token_num + self.module.config.block_size + self.stage
+
+    def _open(self, prefill: Prefill) -> None:
+        """Create the cache and the mask, and read the prompt."""
+        config, device = self.module.config, prefill.features.device
+        images, prefix, stage = len(prefill.first), config.cls_token_num, self.stage
+        self.cache = StaticCache(
+            layers=self.module.num_caches,
+            images=images,
+            rows=self.rows,
+            heads=config.n_head,
+            head_dim=config.dim // config.n_head,
+            prefix=prefix,
+            codes=self.count,
+            stage=stage,
+            dtype=self.module.cache_dtype,
+            device=device,
+        )
+        sees = torch.ones_like(prefill.mask[:, :-1]) if config.sees_padding else prefill.mask[:, :-1]
+        self._mask = TreeMask(self.cache, sees[:, :prefix], stage)
+        self._stage = torch.arange(stage, device=device) + self.cache.first_stage_slot
+        if prefix:
+            self._read_prefix(prefill, sees)
+
+    def _sees(self, places: Int[Tensor, "b n"], ancestors: Bool[Tensor, "*b n m"]) -> Tensor:
+        """Return the mask of a pass over pairs at these places, which see `ancestors` among the staged pairs."""
+        return self._mask.update(self.known, ancestors)
+
+    def observe(self, step: Step) -> None:
+        """Keep the committed codes, each with the target's feature that predicted it."""
+        assert step.scores is not None and step.verdict is not None
+        features = self._read_features(step.scores).unflatten(0, (len(step.counts), -1))
+        visited = torch.nn.functional.pad(step.verdict.path, (1, 0))
+        index = visited[:, None, :, None].expand(-1, features.shape[1], -1, features.shape[-1])
+        self._take(features.gather(2, index), step.codes, step.counts)
+
+    def propose(self) -> DraftTree:
+        """Grow the tree."""
+        tokens, log_qs = self._grow()
+        log_q = torch.cat(log_qs, 1)[:, self._log_q_rows] if self.records_log_q else None
+        return DraftTree(torch.cat(tokens, 1), self.shape, self.mode, log_q, self._inner)
+
+    def _grow(self) -> tuple[list[Int[Tensor, "b m"]], list[Float[Tensor, "b f v"]]]:
+        """Return the codes of every depth and log q below its inner nodes, with one pass per depth."""
+        features = self._read_pending()
+        tokens = [self._pending_tokens.gather(1, self._last_pending)]
+        log_qs, sampler = list[Tensor](), self._sampler()
+        for depth, level in enumerate(self.levels):
+            if depth > 0:
+                features = self._extend(features[:, :, level.parents], tokens[-1][:, level.pairs], level, depth)
+            if sampler is not None:
+                places = self._followed(depth).expand(-1, features.shape[2])
+                purpose = PURPOSE_OF_MODE[self.mode]
+                best = sampler(self._logits(features), places, width=level.width, purpose=purpose)
+            else:
+                log_qs.append(self._log_q(features, depth))
+                best = self._rank(log_qs[-1], level, depth)
+            tokens.append(best.flatten(1)[:, level.picks])
+        return tokens, log_qs
+
+    def _sampler(self) -> Callable[..., Tensor] | None:
+        """Return the function that samples children directly from logits, None where log q is needed."""
+        if self.records_log_q or self.mode == "point" or self.chooser is not None:
+            return None
+        return self.target.sampler(self.draft_sampling, self.noise)
+
+    def _followed(self, depth: int) -> Int[Tensor, "b 1"]:
+        """Return the number of the code that follows nodes of a depth."""
+        return (self.known[:, None] + depth).clamp(max=self.count - 1)
+
+    def _read_features(self, predicted: Prefill | Scores) -> Float[Tensor, "*rows n k"]:
+        """Return what the module reads of a pass of the target."""
+        features = predicted.fused if self.taps else predicted.features
+        assert features is not None, "the pass did not record the inputs of the tapped layers"
+        return features
+
+    def _take(self, features: Float[Tensor, "b r m k"], codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
+        """Keep pairs that the next proposal reads: pair `known + j` is (features j, code j)."""
+        ahead = torch.arange(codes.shape[1], device=codes.device)
+        self._places = (self.known[:, None] + ahead).clamp(max=self.count - 1)
+        if self.module.config.form == "guided":
+            features = self.sampling.guide(features, self._places)[:, None]
+        entered = self.module.enter(features.flatten(0, 1).to(self.module.dtype))
+        self._pending_features = entered.unflatten(0, features.shape[:2])
+        self._pending_tokens, self._counts = codes, counts
+        self._last_pending = (counts - 1).clamp(min=0)[:, None]
+
+    def _read_pending(self) -> Float[Tensor, "b r 1 c"]:
+        """Run the committed pairs, commit their keys, and return the feature that predicts the next code."""
+        pairs = self._places.shape[1]
+        causal = torch.ones(pairs, pairs, dtype=torch.bool, device=self.known.device).tril()
+        features = self._run(self._pending_features, self._pending_tokens, self._places, causal)
+        self.cache.commit(torch.arange(pairs, device=self.known.device).expand_as(self._places), self.known)
+        self.known = self.known + self._counts
+        last = self._last_pending[:, None, :, None].expand(-1, self.rows, -1, features.shape[-1])
+        return features.gather(2, last)
+
+    def _extend(
+        self, features: Float[Tensor, "b r f c"], tokens: Int[Tensor, "b f"], level: Level, depth: int
+    ) -> Float[Tensor, "b r f c"]:
+        """Return features below the inner nodes of a depth, from their parents' features and their own codes."""
+        places = (self.known[:, None] + (depth - 1)).clamp(max=self.count - 1).expand_as(tokens)
+        return self._run(features, tokens, places, level.ancestors, first=level.first, depth=depth)
+
+    def _run(
+        self,
+        features: Float[Tensor, "b r n c"],
+        tokens: Int[Tensor, "b n"],
+        places: Int[Tensor, "b n"],
+        ancestors: Bool[Tensor, "*b n m"],
+        *,
+        first: int = 0,
+        depth: int = 0,
+    ) -> Float[Tensor, "b r n c"]:
+        """One pass over pairs staged from slot `first` on, each below `depth` pairs with drafted features or one."""
+        images, rows, pairs, _ = features.shape
+        slots = self._stage[first : first + pairs].expand(images * rows, -1)
+        out = self.module(
+            features.flatten(0, 1),
+            tokens.repeat_interleave(rows, 0),
+            (places + self.module.config.cls_token_num).repeat_interleave(rows, 0),
+            self._sees(places, ancestors),
+            scales=self.sampling.scales(places) if rows == 1 else None,
+            cache=self.cache,
+            slots=slots,
+            depth=depth,
+        )
+        return out.unflatten(0, (images, rows))
+
+    def _log_q(self, features: Float[Tensor, "b r f c"], depth: int) -> Float[Tensor, "b f v"]:
+        """log q of what follows nodes of a depth."""
+        logits = self._logits(features)
+        if self.module.config.form == "guided":
+            return self.draft_sampling.filtered(logits[:, 0])
+        return self.draft_sampling.log_probs(logits, self._followed(depth).expand(-1, features.shape[2]))
+
+    def _logits(self, features: Float[Tensor, "b r f c"]) -> Float[Tensor, "b r f v"]:
+        return self.module.logits(features.flatten(0, 1), self.target).unflatten(0, features.shape[:2])
+
+    def _rank(self, log_q: Float[Tensor, "b f v"], level: Level, depth: int) -> Int[Tensor, "b f k"]:
+        """The children of each node in draw order."""
+        if self.chooser is not None:
+            return self.chooser.children(log_q, depth, level.width)
+        if self.mode != "point":
+            log_q = log_q + self.noise.gumbel(self._followed(depth), PURPOSE_OF_MODE[self.mode])
+        return log_q.topk(level.width, dim=-1).indices
+
+    def _read_prefix(self, prefill: Prefill, sees: Bool[Tensor, "b t"]) -> None:
+        """Fill the prompt's slots: each slot's feature is paired with the embedding of code 0."""
+        features = prefill.features[:, :, :-1].to(self.module.dtype)
+        images, rows, length, _ = features.shape
+        slots = torch.arange(length, device=features.device).expand(images * rows, -1)
+        mask = torch.zeros(images, length, self.cache.slots, dtype=torch.bool, device=features.device)
+        mask[:, :, :length] = torch.tril(sees[:, None] | ~sees[:, :, None])
+        self.module(
+            features.flatten(0, 1),
+            torch.zeros_like(slots),
+            slots,
+            mask.repeat_interleave(rows, 0),
+            cache=self.cache,
+            slots=slots,
+        )
+
+
+class EagleChain(EagleDrafter):
+    """Guesses the next `length` codes behind windows of up to `window` codes (a `Continuation` of Jacobi windows).
+
+    The target's pass over a window returns a feature for each of its codes. One pass over all these pairs and one for
+    each further code are enough for any window. With `is_gumbel` codes are argmax(log q + g) with the target's noise;
+    otherwise they are sampled from q with the drafter's own noise, and q is returned. At temperature 0 q is one
+    code.
+    """
+
+    def __init__(
+        self, module: Eagle, target: Target, *, window: int, length: int, is_gumbel: bool, sampling: Sampling
+    ) -> None:
+        mode = "gumbel" if is_gumbel else "sampled"
+        window = min(window, target.config.block_size)
+        super().__init__(module, target, tree=chain(window + length), mode=mode, sampling=sampling)
+        self.length = min(length, max(window - 1, 1))
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> Leftovers:  # type: ignore[override]
+        """Read the prompt and guess behind code 0."""
+        super().begin(prefill, noise)
+        return self._continue()
+
+    def extend(
+        self, features: Float[Tensor, "b r n c"], tokens: Int[Tensor, "b n"], counts: Int[Tensor, " b"]
+    ) -> Leftovers:
+        """Guess behind n codes, each given with the feature that predicts it; the first `counts` are committed."""
+        self._take(features, tokens, counts)
+        return self._continue()
+
+    def _continue(self) -> Leftovers:
+        """Run the pairs of the window, commit the committed ones, and draft behind the last."""
+        pairs = self._places.shape[1]
+        sees = torch.ones(pairs + self.length, pairs + self.length, dtype=torch.bool, device=self.known.device).tril()
+        features = self._run(self._pending_features, self._pending_tokens, self._places, sees[:pairs, :pairs])[
+            :, :, -1:
+        ]
+        self.cache.commit(torch.arange(pairs, device=self.known.device).expand_as(self._places), self.known)
+        codes, log_qs = [], []
+        for last in range(pairs - 1, pairs - 1 + self.length):
+            if codes:
+                places = (self.known[:, None] + last).clamp(max=self.count - 1)
+                seen = sees[last : last + 1, : last + 1]
+                features = self._run(features, codes[-1], places, seen, first=last, depth=len(codes))
+            log_q, code = self._sample(features, (self.known[:, None] + last + 1).clamp(max=self.count - 1))
+            codes.append(code)
+            log_qs.append(log_q)
+        # In place: CUDA graphs need fixed memory. All other state belongs to the window.
+        self.known.add_(self._counts)
+        return Leftovers(torch.cat(codes, 1), torch.cat(log_qs, 1))
+
+    def _sample(
+        self, features: Float[Tensor, "b r 1 c"], places: Int[Tensor, "b 1"]
+    ) -> tuple[Float[Tensor, "b 1 v"], Int[Tensor, "b 1"]]:
+        """Return log q of a feature, and a code sampled from it."""
+        logits = self.module.logits(features.flatten(0, 1), self.target).unflatten(0, features.shape[:2])
+        is_guided = self.module.config.form == "guided"
+        log_q = self.sampling.filtered(logits[:, 0]) if is_guided else self.sampling.log_probs(logits, places)
+        if self.mode == "gumbel":
+            return log_q, (log_q + self.noise.gumbel(places, Purpose.TARGET)).argmax(-1)
+        # Lane 0 is used by random initial codes.
+        return log_q, pick(log_q.exp(), self.noise.uniform(places, 2, purpose=Purpose.DRAFT)[..., 1])
+
+
+def build(method: Method, context: DrafterContext) -> EagleDrafter:
+    """Build static trees drafted by the trained part of the method, or by the model's own drafter if it names none."""
+    assert method.tree is not None
+    module = context.eagle(method) if method.spec.add_on is None else context.add_on(method)
+    assert isinstance(module, Eagle)
+    return EagleDrafter(
+        module,
+        context.target,
+        tree=named(method.tree),
+        mode=context.mode(method),
+        sampling=context.sampling,
+        records_log_q=context.records_log_q(method),
+    )
+
+
+EAGLE1 = AddOn("eagle1", Eagle, EagleConfig, training_config="drafter-eagle1")
+EAGLE1_SPEC = MethodSpec(
+    "eagle1",
+    "EAGLE-1 drafts verified by Gumbel match: the picture of plain decoding, code for code",
+    "eagle",
+    drafter=build,
+    tree="grown_8_2",
+    add_ons=(EAGLE1,),
+    weavable=True,
+    paper="2401.15077",
+)
+METHODS = (
+    EAGLE1_SPEC,
+    dataclasses.replace(
+        EAGLE1_SPEC,
+        name="eagle1-rejection",
+        summary="EAGLE-1 drafts, sampled, verified by multi-round rejection: exact in distribution",
+        mode="sampled",
+        verifier="rejection",
+        weavable=False,
+        page="eagle1",
+    ),
+    dataclasses.replace(
+        EAGLE1_SPEC,
+        name="auto",
+        summary="the method that `lantern tune` measured as fastest; without its profile eagle1, or plain",
+        weavable=False,
+        page="",
+    ),
+)

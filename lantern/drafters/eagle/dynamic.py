@@ -1,0 +1,298 @@
+"""Dynamic trees with EAGLE modules: grown depth by depth where a policy estimates the highest probabilities."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target, Traits
+from lantern.decoding.loop import Readback
+from lantern.drafters.eagle.drafter import PURPOSE_OF_MODE, EagleDrafter
+from lantern.drafters.eagle.eagle1 import Eagle
+from lantern.drafters.policies.history import empty_map, neighbours, updated_map
+from lantern.drafters.policies.policy import (
+    MAX_DEPTH,
+    MAX_LOG,
+    MIN_LOG,
+    STOPPED,
+    Layer,
+    Limits,
+    Policy,
+    Pool,
+    match_chances,
+    padded_beam,
+    traits_of,
+)
+from lantern.drafters.trees.dynamic import Candidates, Frontier, shape_of
+from lantern.drafters.trees.static import from_widths, grown
+from lantern.methods.context import DrafterContext
+from lantern.methods.spec import Method, resolved
+
+SPAN = 1 << 16  # a depth and a number of nodes are sent to the host as one number
+STRIDE = 4  # sizes of trees are multiples of this, so that few sizes are compiled
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Largest size of trees: `nodes` drafted nodes, `width` extended nodes per depth with `width` children, `depth`.
+
+    `spread` is how far the target's scores scatter around the drafter's (`match_chances`). With `adaptive` a policy
+    with `saves` chooses the size of the next tree; the host reads it one step later. ValueError for invalid sizes.
+    """
+
+    nodes: int = 15
+    width: int = 8
+    depth: int = 6
+    spread: float = 1.25
+    adaptive: bool = False
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.width < 1 or not 1 <= self.depth <= MAX_DEPTH or self.spread <= 0:
+            raise ValueError(
+                f"nodes {self.nodes}, width {self.width}, depth {self.depth}, spread {self.spread}: wanted at least "
+                f"one node, a width from 1, a depth from 1 to {MAX_DEPTH} and a spread above 0"
+            )
+
+    @property
+    def level_sizes(self) -> list[int]:
+        """Nodes of each depth where they are decided before sampling: those of the best static tree."""
+        depths = [len(choice) for choice in grown(self.nodes, self.depth).choices]
+        return [depths.count(depth) for depth in range(1, max(depths) + 1)]
+
+
+class GrowingDrafter(EagleDrafter):
+    """Drafts trees whose shape a policy chooses for each image and step.
+
+    At each depth the policy gives every candidate, `width` children of `width` nodes, its log probability given the
+    parent. The best candidates are extended, and the best of all are verified. In mode "sampled" no sampled code may
+    be dropped, so the number of nodes of each depth is fixed, and their parents are chosen before they are sampled.
+    ValueError for a policy that reads sampled codes in that mode.
+    """
+
+    def __init__(
+        self,
+        module: Eagle,
+        target: Target,
+        *,
+        policy: Policy,
+        growth: Growth,
+        mode: DraftMode,
+        sampling: Sampling,
+        records_log_q: bool = False,
+    ) -> None:
+        width = min(growth.width, target.config.vocab_size)
+        self.growth = dataclasses.replace(growth, width=width)
+        outline = from_widths((width,) * growth.depth)
+        super().__init__(module, target, tree=outline, mode=mode, sampling=sampling, records_log_q=records_log_q)
+        if mode == "sampled" and not policy.is_predictable:
+            raise ValueError(
+                f"{type(policy).__name__} chooses the tested codes after they are sampled, which rejection does not "
+                'allow: use verifier "gumbel"'
+            )
+        self.policy, self.records_traits = policy, False
+        self.sizes = None
+        if mode == "sampled":
+            self.sizes = [min(size, width if d == 0 else width * width) for d, size in enumerate(growth.level_sizes)]
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the largest tree, the root included."""
+        return 1 + (self.growth.nodes if self.sizes is None else sum(self.sizes))
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest tree."""
+        return self.growth.depth if self.sizes is None else len(self.sizes)
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host reads the last step to choose the next tree's size, which CUDA graphs do not allow."""
+        return self.growth.adaptive and self.policy.saves
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Read the prompt and reset the policy."""
+        super().begin(prefill, noise)
+        images, device = len(prefill.first), prefill.features.device
+        self.side = round(self.count**0.5)
+        self.seen = empty_map(images, self.count, device)
+        self.state = self.policy.begin(Limits(images, self.growth.nodes, self.growth.depth, self.growth.width, device))
+        self._size, self._wanted, self._readback = (self.growth.nodes, self.depth), None, Readback(device)
+
+    def observe(self, step: Step) -> None:
+        """Keep the committed codes, and update the policy with what was accepted."""
+        super().observe(step)
+        self.state = self.policy.observe(self.state, step, self._chances)
+        if self.policy.reads_neighbours or self.records_traits:
+            self.seen = updated_map(self.seen, step, self.side)
+
+    def propose(self) -> DraftTree:
+        """Grow the trees, with one pass of the drafter per depth."""
+        nodes, passes = self._next_size()
+        features = self._read_pending()
+        root = self._pending_tokens.gather(1, self._last_pending)
+        found, front, state = Candidates.of_root(root), Frontier.of_root(root), self.policy.plan(self.state)
+        log_qs, fronts, layers, picks = [], [], [], []
+        for depth in range(passes):
+            if depth > 0:
+                features = self._extend_front(features, front, depth)
+            log_qs.append(self._log_q(features, depth))
+            layer, codes = self._look(log_qs[-1], front, depth)
+            shown = layer if not self.policy.is_predictable else dataclasses.replace(layer, log_q=None, match=None)
+            chances, state = self.policy.chances(shown, state)
+            fronts.append(front)
+            layers.append(layer)
+            found, front, pick = self._add(found, front, layer, codes, chances)
+            picks.append(pick)
+        self.state = state
+        kept = found.best_nodes(nodes if self.sizes is None else found.count)
+        own = found.chosen(kept)
+        self._chances = own.chances
+        self._request_size(found, passes)
+        shape = shape_of(found, kept, (self.growth.width,) * passes)
+        log_q = _log_q_of_nodes(log_qs, fronts, found, kept) if self.records_log_q else None
+        traits = self._traits(layers, picks, kept) if self.records_traits else None
+        return DraftTree(own.tokens, shape, self.mode, log_q, traits=traits)
+
+    def _extend_front(
+        self, features: Float[Tensor, "b r f c"], front: Frontier, depth: int
+    ) -> Float[Tensor, "b r g c"]:
+        """Return features below the frontier, from its parents' features and its own codes."""
+        index = front.parents[:, None, :, None].expand(-1, features.shape[1], -1, features.shape[-1])
+        places = (self.known[:, None] + (depth - 1)).clamp(max=self.count - 1).expand_as(front.tokens)
+        first = front.seen.shape[2] - front.seen.shape[1]
+        return self._run(features.gather(2, index), front.tokens, places, front.seen, first=first, depth=depth)
+
+    def _look(self, log_q: Float[Tensor, "b f v"], front: Frontier, depth: int) -> tuple[Layer, Int[Tensor, "b f k"]]:
+        """Return what is known of a frontier and its candidates, and their codes in sampling order."""
+        places = (self.known[:, None] + depth).clamp(max=self.count - 1)
+        scores = log_q
+        if self.mode != "point":
+            scores = scores + self.noise.gumbel(places, PURPOSE_OF_MODE[self.mode])
+        codes = scores.topk(self.growth.width, dim=-1).indices
+        q = log_q.exp()
+        near = self.seen[:, :3]
+        if self.policy.reads_neighbours or self.records_traits:
+            near = neighbours(self.seen, places, self.known, self.side)[:, 0]
+        layer = Layer(
+            depth=depth,
+            side=self.side,
+            places=places[:, 0],
+            reach=front.reach,
+            joint=front.joint,
+            entropy=-(q * log_q.clamp(min=-100.0)).sum(-1),
+            collision=q.square().sum(-1),
+            near=near,
+            width=self.growth.width,
+            log_q=log_q.gather(-1, codes),
+            match=match_chances(scores, self.growth.spread).gather(-1, codes),
+        )
+        return layer, codes
+
+    def _add(
+        self,
+        found: Candidates,
+        front: Frontier,
+        layer: Layer,
+        codes: Int[Tensor, "b f k"],
+        chances: Float[Tensor, "b f k"],
+    ) -> tuple[Candidates, Frontier, Int[Tensor, "b m"]]:
+        """Return the candidates with those of a further depth, the next frontier, and the indices of the new ones."""
+        assert layer.match is not None
+        is_outside = (self.known + layer.depth >= self.count)[:, None, None]
+        is_live = (chances > -torch.inf) & ~is_outside
+        chances = torch.where(is_live, chances.clamp(MIN_LOG, MAX_LOG), STOPPED)
+        values = (front.reach[..., None] + chances).flatten(1)
+        pick = self._picked(values, layer.depth)
+        joint = (front.joint[..., None] + layer.match.clamp(min=MIN_LOG)).flatten(1).gather(1, pick)
+        slots = pick // self.growth.width
+        more = Candidates(
+            codes.flatten(1).gather(1, pick),
+            front.numbers.gather(1, slots),
+            pick % self.growth.width,
+            torch.full_like(pick, layer.depth + 1),
+            chances.flatten(1).gather(1, pick),
+            values.gather(1, pick),
+        )
+        after = front.below(more, slots, joint, first=found.count, width=self.growth.width)
+        return found.and_more(more), after, pick
+
+    def _picked(self, values: Float[Tensor, "b m"], depth: int) -> Int[Tensor, "b k"]:
+        """Return which children of a frontier are candidates: all, or the best up to the size of their depth."""
+        order = torch.arange(values.shape[1], device=values.device)
+        if self.sizes is None:
+            return order.expand_as(values)
+        # Among equals the earlier sibling: rejection tests samples in order and skips none.
+        elder = order % self.growth.width * MAX_LOG
+        size = min(self.sizes[depth], values.shape[1])
+        return (values + elder).topk(size, dim=1).indices.sort(dim=1).values
+
+    def _traits(self, layers: list[Layer], picks: list[Int[Tensor, "b m"]], kept: Int[Tensor, "b n"]) -> Traits:
+        """Return what is known of the nodes of the tree, for the records."""
+        of_layers = [traits_of(layer).flatten(1, 2) for layer in layers]
+        chosen = [
+            t.gather(1, pick[..., None].expand(-1, -1, t.shape[2])) for t, pick in zip(of_layers, picks, strict=True)
+        ]
+        every = torch.cat([torch.zeros_like(chosen[0][:, :1]), *chosen], 1)
+        beams = [padded_beam(layer.joint, self.growth.width) for layer in layers[1:]]
+        shape = (len(kept), 0, self.growth.width)
+        stacked = torch.stack(beams, 1) if beams else every.new_zeros(shape)
+        return Traits(every.gather(1, kept[..., None].expand(-1, -1, every.shape[2])), stacked)
+
+    def _request_size(self, found: Candidates, passes: int) -> None:
+        """Store the size that the next tree should have, the largest over the images, for the host to read."""
+        if not self.needs_host:
+            return
+        pool = Pool(found.values[:, 1:], found.depths[0, 1:], passes, self.growth.nodes)
+        wanted = self.policy.preferred_size(pool, self.state)
+        is_alive = self.known < self.count
+        nodes, depth = (torch.where(is_alive, size, 0).amax() for size in (wanted.nodes, wanted.depth))
+        self._wanted = -(depth * SPAN + nodes)[None]
+
+    def _next_size(self) -> tuple[int, int]:
+        """Return the drafted nodes and passes of this step, as the last step (on a GPU the one before) requested."""
+        if self._wanted is not None:
+            packed = self._readback.read(self._wanted)
+            if packed is not None:
+                depth, nodes = divmod(-packed, SPAN)
+                nodes = -(-max(nodes, 1) // STRIDE) * STRIDE
+                self._size = min(nodes, self.growth.nodes), min(max(depth, 1), self.growth.depth)
+        return self._size
+
+
+def _log_q_of_nodes(
+    log_qs: list[Float[Tensor, "b f v"]], fronts: list[Frontier], found: Candidates, kept: Int[Tensor, "b n"]
+) -> Float[Tensor, "b n v"]:
+    """Return for each node the log q of its children; for leaves that of the root."""
+    numbers = torch.cat([front.numbers for front in fronts], 1)
+    order = torch.arange(numbers.shape[1], device=kept.device).expand_as(numbers)
+    rows = torch.zeros_like(found.tokens).scatter(1, numbers, order).gather(1, kept)
+    images = torch.arange(len(kept), device=kept.device)[:, None]
+    return torch.cat(log_qs, 1)[images, rows]
+
+
+def build(method: Method, context: DrafterContext) -> GrowingDrafter:
+    """Build trees shaped by the method's policy, on the model's own drafter or on the trained part of the method."""
+    names = {entry.name for entry in dataclasses.fields(Growth)}
+    growth = Growth(**{name: value for name, value in method.settings.items() if name in names})
+    kind = resolved(method.spec.policy)
+    own = {entry.name for entry in dataclasses.fields(kind)}
+    given = {name: value for name, value in method.settings.items() if name in own}
+    if "costs" in own and context.costs is not None:
+        given["costs"] = context.costs
+    if "part" in own:  # a learned policy; the trained part is its network
+        given["part"] = context.add_on(method)
+    is_drafted_by_part = method.spec.add_on is not None and "part" not in own
+    module: Any = context.add_on(method) if is_drafted_by_part else context.eagle(method)
+    return GrowingDrafter(
+        module,
+        context.target,
+        policy=kind(**given),
+        growth=growth,
+        mode=context.mode(method),
+        sampling=context.sampling,
+        records_log_q=context.records_log_q(method),
+    )

@@ -1,0 +1,296 @@
+"""EAGLE-1: one decoder layer that predicts the target's next feature (arXiv:2401.15077).
+
+Pair j = (feature that predicts code j, code j) gives an estimate of the feature that predicts code j + 1, and the
+target's head turns it into a distribution. Two forms:
+
+    guided  one row, on the guidance-combined feature F* = f_u + s (f_c - f_u), whose head logits are the guided
+            logits. It starts at pair 0: the prompt enters only through features.
+    rows    as released with LANTERN: both guidance rows, logits combined, and before pair 0 the features of the
+            prompt, each paired with code 0's embedding.
+
+Other drafters that grow trees in the same way (`drafters/eagle/drafter.py`) derive from `Eagle` and override what is
+read of the target (`taps`, `enter`), which layers run at a depth (`forward`), and how a feature becomes logits
+(`logits`).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lantern.drafters.base import target_logits
+from lantern.drafters.eagle.unroll import Unroll
+from lantern.drafters.examples import Examples, Prediction
+from lantern.models.llamagen.config import TransformerConfig
+from lantern.models.llamagen.layers import Attention, FeedForward, RMSNorm
+from lantern.models.llamagen.rotary import rope_factors, rope_table
+
+IDENTITY_SCALE = 0.05
+MAX_LAYERS = 64
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    """Sizes of an EAGLE-1 drafter. `cls_token_num` counts its own conditioning slots: one less than its target's in
+    form "rows", 0 in form "guided". With `sees_padding` it also attends to the features of padded caption slots.
+    `layers` decoder layers, of which those after the first have a norm at their input.
+    `target` is the digest of the weights it was trained for (`lantern.core.io.weights_digest`), None if unknown.
+    """
+
+    dim: int
+    n_head: int
+    ffn_dim: int
+    vocab_size: int
+    block_size: int
+    cls_token_num: int = 0
+    norm_eps: float = 1e-5
+    rope_base: float = 10_000.0
+    has_fc_bias: bool = True
+    has_input_norm: bool = False
+    sees_padding: bool = True
+    kind: str = "eagle1"
+    form: str = "guided"
+    target: str | None = None
+    layers: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.layers <= MAX_LAYERS:
+            raise ValueError(f"layers is {self.layers}, wanted from 1 to {MAX_LAYERS}")
+        if self.form not in ("guided", "rows"):
+            raise ValueError(f'form is "{self.form}", wanted "guided" or "rows"')
+        if self.has_input_norm:
+            raise ValueError("has_input_norm is true, but EAGLE-1 drafters for LlamaGen have no norm at their input")
+        if self.form == "guided" and self.cls_token_num:
+            raise ValueError(f"cls_token_num is {self.cls_token_num}, wanted 0: the guided form reads no prompt slots")
+        if self.n_head < 1 or self.dim % self.n_head or (self.dim // self.n_head) % 4:
+            raise ValueError(f"dim {self.dim} over {self.n_head} heads: wanted a head size divisible by 4")
+        if self.block_size < 1 or math.isqrt(self.block_size) ** 2 != self.block_size:
+            raise ValueError(f"block_size is {self.block_size}, wanted a perfect square (grid x grid codes)")
+
+    @classmethod
+    def for_target(cls, config: TransformerConfig, **changes: Any) -> Self:
+        """Return a config with its target's width, heads, feed-forward and rotary table."""
+        form = changes.get("form", "guided")
+        fields = {
+            "dim": config.dim,
+            "n_head": config.n_head,
+            "ffn_dim": config.ffn_dim,
+            "vocab_size": config.vocab_size,
+            "block_size": config.block_size,
+            "cls_token_num": config.cls_token_num - 1 if form == "rows" else 0,
+            "norm_eps": config.norm_eps,
+            "rope_base": config.rope_base,
+        }
+        return cls(**(fields | changes))
+
+
+class DraftLayer(nn.Module):
+    """Base class of the decoder layers of drafters."""
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Dtype of keys and values."""
+        return next(self.parameters()).dtype
+
+
+class EagleLayer(DraftLayer):
+    """A decoder layer with an optional norm at its input; `number` is its layer in the cache."""
+
+    def __init__(self, config: EagleConfig, number: int = 0, *, has_norm: bool = False) -> None:
+        super().__init__()
+        self.number = number
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps) if has_norm else nn.Identity()
+        self.attention = Attention(TransformerConfig(dim=config.dim, n_head=config.n_head))
+        self.feed_forward = FeedForward(config.dim, config.ffn_dim)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        factors: Float[Tensor, "b n 3 1 half 2"],
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
+        *,
+        cache: Any,
+        slots: Int[Tensor, "b n"] | None,
+    ) -> Float[Tensor, "b n c"]:
+        """Add attention, then feed-forward, to the input."""
+        x = x + self.attention(self.attention_norm(x), factors, mask, layer=self.number, cache=cache, slots=slots)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class Eagle(nn.Module):
+    """The drafter's weights, without a head: the target's head is used."""
+
+    rope: Tensor
+    layers: Any  # a ModuleList of EagleLayer
+    # The target's layers whose inputs it reads; empty if it reads the target's features.
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.dim)
+        self.fc = nn.Linear(2 * config.dim, config.dim, bias=config.has_fc_bias)
+        self.layers = nn.ModuleList(EagleLayer(config, i, has_norm=i > 0) for i in range(config.layers))
+        if config.form == "guided":
+            # Times log s and added to the input, so the guidance scale s may vary; s = 1 adds 0.
+            self.guidance = nn.Parameter(torch.zeros(config.dim))
+        grid = math.isqrt(config.block_size)
+        table = rope_table(grid, config.cls_token_num, config.dim // config.n_head, config.rope_base)
+        self.register_buffer("rope", table, persistent=False)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Extras of `Examples` that training needs: the prompt, in form "rows"."""
+        return frozenset({"prompt"} if self.config.form == "rows" else ())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of its weights."""
+        return self.embed_tokens.weight.dtype
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Dtype of keys and values."""
+        return self.layers[0].cache_dtype
+
+    @property
+    def num_caches(self) -> int:
+        """Number of layers that keep keys and values."""
+        return len(self.layers)
+
+    @property
+    def projections(self) -> list[nn.Linear]:
+        """The linears that join embeddings and features."""
+        return [self.fc]
+
+    def enter(self, features: Float[Tensor, "b n k"]) -> Float[Tensor, "b n c"]:
+        """Return the feature that is paired with a code, from the target's features at the prediction of that code."""
+        return features.to(self.dtype)
+
+    def logits(self, features: Float[Tensor, "b n c"], target: Any) -> Float[Tensor, "b n v"]:
+        """Return the fp32 logits of the next code, by the target's head."""
+        return target_logits(target, features)
+
+    def init_for(self, target: Any, generator: torch.Generator) -> None:
+        """Run `init_weights` with the target's embeddings."""
+        self.init_weights(target.tok_embeddings.weight.data, generator)
+
+    def init_weights(self, embeddings: Float[Tensor, "v c"], generator: torch.Generator) -> None:
+        """Start at "the next feature equals this one": fc = [0.05 I | I], output projections zero.
+
+        The target's `embeddings` are copied. Other linears are Normal(0, 0.02).
+        """
+        self.init_linears(generator)
+        identity = torch.eye(self.config.dim)
+        for fc in self.projections:
+            fc.weight.data.copy_(torch.cat([IDENTITY_SCALE * identity, identity], dim=1))
+            if fc.bias is not None:
+                fc.bias.data.zero_()
+        self.embed_tokens.weight.data.copy_(embeddings)
+
+    def init_linears(self, generator: torch.Generator) -> None:
+        """Set every linear to Normal(0, 0.02) and every layer to the identity."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.data.normal_(0.0, 0.02, generator=generator)
+        for layer in self.layers:
+            layer.attention.wo.weight.data.zero_()
+            layer.feed_forward.w2.weight.data.zero_()
+
+    def forward(
+        self,
+        features: Float[Tensor, "b n c"],
+        tokens: Int[Tensor, "b n"],
+        positions: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None = None,
+        *,
+        scales: Float[Tensor, "b n"] | None = None,
+        cache: Any = None,
+        slots: Int[Tensor, "b n"] | None = None,
+        depth: int = 0,
+    ) -> Float[Tensor, "b n c"]:
+        """Return the next features of n pairs; the last `depth` pairs before each have drafted features.
+
+        `positions` are rows of the rotary table: cls_token_num conditioning slots, then the grid cell of the pair's
+        code. No mask means causal. `scales` is the guidance scale at each pair's feature, in form "guided";
+        None is 1.
+        """
+        x, factors = self.add_scale(self.fc(self.pair(features, tokens)), scales), rope_factors(self.rope, positions)
+        for layer in self.layers:
+            x = layer(x, factors, mask, cache=cache, slots=slots)
+        return x
+
+    def pair(self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b n d"]:
+        """Return embedding and feature, concatenated."""
+        return torch.cat([self.embed_tokens(tokens), features], dim=-1)
+
+    def add_scale(self, x: Float[Tensor, "b n c"], scales: Float[Tensor, "b n"] | None) -> Float[Tensor, "b n c"]:
+        """Add the encoding of the guidance scale, in form "guided"."""
+        if scales is None or self.config.form != "guided":
+            return x
+        return x + (scales.log()[..., None] * self.guidance).to(x.dtype)
+
+    def training_forward(
+        self,
+        features: Float[Tensor, "b n c"],
+        tokens: Int[Tensor, "b n"],
+        *,
+        scales: Float[Tensor, "b n"] | None = None,
+        unroll: Unroll | None = None,
+    ) -> Float[Tensor, "b n c"]:
+        """Run a teacher-forced pass over pairs 0 .. n - 1: output j estimates the feature that predicts code j + 1.
+
+        For training-time test (EAGLE-3, arXiv:2503.01840) pass the same `unroll` to every pass over a batch: pass i
+        reads the outputs of pass i - 1, shifted, as features, and sees true features only up to where drafting would
+        have started. Its first i - 1 outputs are undefined.
+        """
+        positions = torch.arange(features.shape[1], device=features.device).expand(tokens.shape)
+        positions = positions + self.config.cls_token_num
+        if unroll is None:
+            return self(features, tokens, positions, scales=scales)
+        depth, mask = unroll.passes, unroll.next_mask(len(tokens), features.shape[1], features.device)
+        return self(features, tokens, positions, mask, scales=scales, cache=unroll, slots=positions, depth=depth)
+
+    def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
+        """Return drafts of every code but the first; pass i reads the outputs of pass i - 1 as features."""
+        inputs, count = self.inputs(examples), examples.codes.shape[1]
+        rows, is_guided = inputs.shape[1], self.config.form == "guided"
+        tokens = examples.codes[:, :-1].repeat_interleave(rows, 0)
+        scales = examples.scales[:, None].expand(-1, count - 1) if is_guided else None
+        unroll = Unroll() if is_guided else self._read_prompt(examples)
+        features, made = self.enter(inputs[:, :, :-1].flatten(0, 1)), []
+        for depth in range(1, depths + 1):
+            out = self.training_forward(features, tokens, scales=scales, unroll=unroll)
+            places = torch.arange(depth, count, device=tokens.device)
+            made.append(self.predict(depth, places, out[:, depth - 1 :].unflatten(0, (-1, rows))))
+            features = torch.cat([features[:, :1], self.feed_back(out[:, :-1]).to(features.dtype)], dim=1)
+        return made
+
+    def inputs(self, examples: Examples) -> Float[Tensor, "b r n k"]:
+        """Return the target's features at the prediction of each code, as `enter` reads them."""
+        return examples.guided[:, None] if self.config.form == "guided" else examples.rows
+
+    def feed_back(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
+        """Return its own outputs as the next pass of training reads them."""
+        return features
+
+    def predict(self, depth: int, places: Int[Tensor, " m"], predicted: Float[Tensor, "b r m c"]) -> Prediction:
+        """Return the outputs of a pass as a `Prediction`."""
+        if self.config.form == "guided":
+            return Prediction(depth, places, predicted[:, 0])
+        return Prediction(depth, places, rows=predicted)
+
+    def _read_prompt(self, examples: Examples) -> Unroll:
+        """Run the prompt's features, each paired with code 0's embedding, as drafting does before its first pair."""
+        assert examples.prompt is not None and examples.mask is not None
+        features, words = examples.prompt.flatten(0, 1), examples.mask[:, :-1].repeat_interleave(2, 0)
+        sees = torch.ones_like(words) if self.config.sees_padding else words
+        unroll = Unroll(sees)
+        slots = torch.arange(features.shape[1], device=features.device).expand(len(features), -1)
+        mask = torch.tril(sees[:, None] | ~sees[:, :, None])
+        self(features, torch.zeros_like(slots), slots, mask, cache=unroll, slots=slots)
+        return unroll

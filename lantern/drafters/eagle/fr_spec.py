@@ -1,0 +1,201 @@
+"""FR-Spec: EAGLE-1's head over a subset of the codes, the frequent ones and those near the neighbours.
+
+The paper (arXiv:2502.14856) keeps the rows of the head for the most frequent words. Codes of pictures are used more
+evenly, but the next code is often close, in the codebook, to the codes at the left and above. So S is a union:
+
+    S(context) = the `codes` most frequent codes + the `near` nearest codes of the left and of the upper code,
+                 themselves included
+
+q has its support in S. Verification covers all codes, so the picture stays that of plain decoding. At most p(S) of the
+drafts can be right.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lantern.core.types import NoiseSource, Prefill
+from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.trees.static import Level, named
+from lantern.methods.context import DrafterContext
+from lantern.methods.spec import AddOn, Method, MethodSpec, Setting
+
+
+@dataclass(frozen=True)
+class FrequencyConfig:
+    """Number of codes of the table, and the digest of the target whose pictures were counted."""
+
+    vocab_size: int
+    kind: str = "fr-spec"
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < 1:
+            raise ValueError(f"vocab_size is {self.vocab_size}, wanted at least 1")
+
+
+class FrequencyTable(nn.Module):
+    """How often each code occurred: the add-on of FR-Spec."""
+
+    counts: Tensor
+
+    def __init__(self, config: FrequencyConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("counts", torch.zeros(config.vocab_size, dtype=torch.int32))
+
+    @classmethod
+    def of_codes(cls, codes: Int[Tensor, "*b n"], vocab_size: int, target: str | None = None) -> "FrequencyTable":
+        """Count the codes of some pictures."""
+        table = cls(FrequencyConfig(vocab_size, target=target))
+        table.counts.copy_(torch.bincount(codes.flatten(), minlength=vocab_size))
+        return table
+
+    @property
+    def ranking(self) -> Int[Tensor, " v"]:
+        """Return all codes, the most frequent first, the lower index first among equals."""
+        return self.counts.sort(descending=True, stable=True).indices
+
+
+def nearest(table: Int[Tensor, "v k"], near: int) -> Int[Tensor, "v near"]:
+    """Return for each code itself and its nearest codes, `near` in all."""
+    own = torch.arange(len(table), device=table.device)[:, None]
+    return torch.cat([own, table[:, : near - 1].long()], 1) if near else own[:, :0]
+
+
+def repeated(codes: Int[Tensor, "*b n"], known: Bool[Tensor, " v"]) -> Bool[Tensor, "*b n"]:
+    """Return which entries hold a code that is `known` or occurs at an earlier entry."""
+    same = codes[..., :, None] == codes[..., None, :]
+    before = torch.ones(same.shape[-2:], dtype=torch.bool, device=codes.device).tril(-1)
+    return known[codes] | (same & before).any(-1)
+
+
+class FrSpecDrafter(EagleDrafter):
+    """An `EagleDrafter` that computes the head's rows in S only; the codes `frequent` are always in S.
+
+    `around` holds the codes near each code, itself included; no columns give the paper's form. ValueError if S has
+    fewer codes than the tree is wide.
+    """
+
+    def __init__(
+        self, *given: Any, frequent: Int[Tensor, " f"], around: Int[Tensor, "v near"], **settings: Any
+    ) -> None:
+        super().__init__(*given, **settings)
+        widest = max(level.width for level in self.tree.levels())
+        if len(frequent) < widest:
+            raise ValueError(f"the draft vocabulary has {len(frequent)} codes, wanted at least {widest} for this tree")
+        weight = self.target.output.weight
+        self.frequent, self.around = frequent, around
+        self._weight, self._head = weight, weight[frequent].contiguous()
+        self._is_frequent = torch.zeros(len(weight), dtype=torch.bool, device=weight.device)
+        self._is_frequent[frequent] = True
+        self.grid = math.isqrt(self.target.config.block_size)
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Read the prompt. In the first row the left neighbour is also the upper neighbour."""
+        images, device = len(prefill.first), prefill.first.device
+        room = self.target.config.block_size + max(self.most_committed, self.tree.depth + 1)
+        self._grid = torch.zeros(images, room, dtype=torch.long, device=device)
+        super().begin(prefill, noise)
+
+    def _take(self, features: Float[Tensor, "b r m k"], codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
+        super()._take(features, codes, counts)
+        steps = torch.arange(codes.shape[1], device=codes.device)
+        self._grid = self._grid.scatter(1, self.known[:, None] + steps, codes)
+        self._left = codes.gather(1, self._last_pending)
+
+    def _extend(
+        self, features: Float[Tensor, "b r f c"], tokens: Int[Tensor, "b f"], level: Level, depth: int
+    ) -> Float[Tensor, "b r f c"]:
+        self._left = tokens
+        return super()._extend(features, tokens, level, depth)
+
+    def _sampler(self) -> None:
+        """Return None: log q covers the codes of S only."""
+        return None
+
+    def _log_q(self, features: Float[Tensor, "b r f c"], depth: int) -> Float[Tensor, "b f s"]:
+        """Return log q over the codes of S, which `_drafted` holds."""
+        features = features.to(self._head.dtype)
+        logits = F.linear(features, self._head).float()
+        self._drafted = self.frequent.expand(*logits.shape[:1], *logits.shape[2:]).contiguous()
+        if self.around.shape[1]:
+            near = self._near(depth)
+            rows = torch.einsum("brfc,bfsc->brfs", features, self._weight[near]).float()
+            rows = rows.masked_fill(repeated(near, self._is_frequent)[:, None], -torch.inf)
+            logits, self._drafted = torch.cat([logits, rows], -1), torch.cat([self._drafted, near], -1)
+        if self.module.config.form == "guided":
+            return self.draft_sampling.filtered(logits[:, 0])
+        places = (self.known[:, None] + depth).clamp(max=self.count - 1).expand(-1, features.shape[2])
+        # -inf in both guidance rows would give NaN as their difference.
+        guided = self.draft_sampling.guide(logits.clamp(min=-1e30), places)
+        return self.draft_sampling.filtered(guided.masked_fill(logits[:, 0] == -torch.inf, -torch.inf))
+
+    def _near(self, depth: int) -> Int[Tensor, "b f s"]:
+        """Return the codes near the left and the upper neighbour of what follows nodes of a depth."""
+        above = (self.known + depth - self.grid)[:, None]
+        upper = self._grid.gather(1, above.clamp(min=0)).expand_as(self._left)
+        upper = torch.where(above < 0, self._left, upper)
+        return torch.cat([self.around[self._left], self.around[upper]], -1)
+
+    def _rank(self, log_q: Float[Tensor, "b f s"], level: Level, depth: int) -> Int[Tensor, "b f k"]:
+        """Return the children of each node in sampling order, with the target's noise of their codes."""
+        places = (self.known[:, None] + depth).clamp(max=self.count - 1)
+        noise = self.noise.gumbel(places).expand(-1, log_q.shape[1], -1)
+        best = (log_q + noise.gather(-1, self._drafted)).topk(level.width, dim=-1).indices
+        return self._drafted.gather(-1, best)
+
+
+def build(method: Method, context: DrafterContext) -> FrSpecDrafter:
+    """Build EAGLE-1 trees over the `codes` most frequent codes of the part and `near` ones around each neighbour."""
+    table, codes, near = context.add_on(method), method.settings["codes"], method.settings["near"]
+    assert method.tree is not None and isinstance(table, FrequencyTable)
+    device = context.target.tok_embeddings.weight.device
+    total = context.target.config.vocab_size
+    if table.config.vocab_size != total:
+        raise ValueError(f"the frequency table is of {table.config.vocab_size} codes, the model has {total}")
+    if near and context.neighbours is None:
+        raise ValueError(f'method "{method.name}" needs the proximity table of the codebook, or near=0')
+    columns = 0 if context.neighbours is None else context.neighbours.shape[1]
+    if not 0 <= near <= columns + 1:
+        raise ValueError(f"near is {near}, wanted from 0 to {columns + 1}, the columns of the proximity table and one")
+    own = torch.zeros(total, 0, dtype=torch.long, device=device)
+    return FrSpecDrafter(
+        context.eagle(method),
+        context.target,
+        tree=named(method.tree),
+        mode="gumbel",
+        sampling=context.sampling,
+        frequent=table.ranking[: min(codes, total)].to(device),
+        around=own if not near or context.neighbours is None else nearest(context.neighbours.to(device), near),
+    )
+
+
+METHODS = (
+    MethodSpec(
+        "fr-spec",
+        "EAGLE-1 with a head over frequent codes and those near the neighbours; plain decoding's codes",
+        "eagle",
+        drafter=build,
+        tree="grown_8_2",
+        settings=(
+            Setting("codes", 512, "number of most frequent codes that the head scores", low=1),
+            Setting("near", 0, "codes near the left and upper codes that it scores as well, of each", low=0),
+        ),
+        add_ons=(
+            "eagle1",
+            AddOn(
+                "fr-spec",
+                FrequencyTable,
+                FrequencyConfig,
+                training="python -m lantern.training.frequency_table --parts MODEL/parts",
+            ),
+        ),
+        paper="2502.14856",
+    ),
+)

@@ -1,0 +1,119 @@
+"""PosS: position specialists, one layer for each depth of drafting or for each few depths (arXiv:2506.03566).
+
+EAGLE's single layer must handle true features and features that it drafted itself, which get worse with every depth.
+Here draft number i is made by specialist i // n ("PosS-n"), trained on features as inaccurate as in drafting. All
+specialists read the true features of committed codes, so each has its own keys and values: a pass runs the specialist
+of its depth and computes only keys and values for the later ones.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig, EagleLayer
+from lantern.methods.spec import AddOn, MethodSpec
+from lantern.models.llamagen.rotary import rope_factors, rotate
+
+
+@dataclass(frozen=True)
+class PossConfig(EagleConfig):
+    """Sizes of a PosS-n drafter: specialists for `depths` depths, n = `per_layer` each; the last covers the rest."""
+
+    kind: str = "poss"
+    depths: int = 6
+    per_layer: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.depths < 1 or self.per_layer < 1:
+            raise ValueError(f"depths is {self.depths} and per_layer {self.per_layer}, wanted at least 1 of both")
+        if self.layers != 1:
+            raise ValueError(f"layers is {self.layers}, wanted 1: a specialist is one decoder layer")
+
+    @property
+    def specialists(self) -> int:
+        """Number of specialists."""
+        return -(-self.depths // self.per_layer)
+
+
+class Specialist(EagleLayer):
+    """A decoder layer with its own projection of pairs."""
+
+    def __init__(self, config: PossConfig, number: int) -> None:
+        super().__init__(config, number)
+        self.fc = nn.Linear(2 * config.dim, config.dim, bias=config.has_fc_bias)
+
+    def write_keys(
+        self, x: Float[Tensor, "b n c"], factors: Float[Tensor, "b n 3 1 half 2"], cache: Any, slots: Int[Tensor, "b n"]
+    ) -> None:
+        """Write keys and values for later passes, and compute nothing else."""
+        attention = self.attention
+        fresh = F.linear(x, attention.wqkv.weight[x.shape[-1] :]).unflatten(-1, (2, attention.n_head, -1))
+        cache.write(self.number, slots, rotate(fresh, factors[:, :, 1:]))
+
+
+class Poss(Eagle):
+    """The specialists; embeddings and the encoding of guidance are shared. The head is the target's."""
+
+    config: PossConfig
+
+    def __init__(self, config: PossConfig) -> None:
+        super().__init__(config)
+        self.layers = nn.ModuleList(Specialist(config, i) for i in range(config.specialists))
+        del self.fc
+
+    @property
+    def projections(self) -> list[nn.Linear]:
+        """The projection of each specialist."""
+        return [specialist.fc for specialist in self.layers]
+
+    @property
+    def least_depths(self) -> int:
+        """Least number of depths in training that includes drafts of every specialist."""
+        return (len(self.layers) - 1) * self.config.per_layer + 1
+
+    def specialist_at(self, depth: int) -> int:
+        """Return the number of the specialist for a pass after `depth` drafted features."""
+        return min(depth // self.config.per_layer, len(self.layers) - 1)
+
+    def forward(
+        self,
+        features: Float[Tensor, "b n c"],
+        tokens: Int[Tensor, "b n"],
+        positions: Int[Tensor, "b n"],
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None = None,
+        *,
+        scales: Float[Tensor, "b n"] | None = None,
+        cache: Any = None,
+        slots: Int[Tensor, "b n"] | None = None,
+        depth: int = 0,
+    ) -> Float[Tensor, "b n c"]:
+        """Run `Eagle.forward` with the specialist of this depth."""
+        factors, number = rope_factors(self.rope, positions), self.specialist_at(depth)
+        pairs = self.pair(features, tokens)
+        own, *later = self.layers[number:]
+        if cache is not None:
+            for specialist in later:
+                specialist.write_keys(self.add_scale(specialist.fc(pairs), scales), factors, cache, slots)
+        return own(self.add_scale(own.fc(pairs), scales), factors, mask, cache=cache, slots=slots)
+
+    def feed_back(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
+        """Return the outputs without gradients: a specialist is trained on the earlier ones' outputs as they are."""
+        return features.detach()
+
+
+METHODS = (
+    MethodSpec(
+        "poss",
+        "drafts by position specialists, a layer for each two depths, verified by Gumbel match",
+        "eagle",
+        drafter="lantern.drafters.eagle.drafter:build",
+        tree="grown_15_4",
+        add_ons=(AddOn("poss", Poss, PossConfig, training_config="drafter-poss", toy={"depths": 4, "per_layer": 2}),),
+        weavable=True,
+        paper="2506.03566",
+    ),
+)

@@ -1,0 +1,328 @@
+"""ViSpec: an EAGLE drafter with a compressed context (arXiv:2509.15235), adapted to image generation.
+
+One attention layer over many similar keys loses the few that matter. In the paper these keys are an image's tokens in a
+prompt. In image generation they are the caption's slots and the finished rows:
+
+    caption          learned queries attend to the caption's features: `summaries` tokens, and one global vector g that
+                     is added, through a matrix that starts at zero, to every feature that the drafter reads
+    finished rows    a row more than `recent` rows back is one token: the mean of its pairs with learned weights
+    recent rows      not compressed, like the current row
+
+Otherwise it is an EAGLE module in the guided form. Its single layer computes keys and values from its inputs, so the
+tokens need no pass of their own.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftMode, Prefill, Target
+from lantern.decoding.cache import StaticCache
+from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.drafters.eagle.unroll import Unroll
+from lantern.drafters.examples import Examples, Prediction
+from lantern.drafters.trees.static import StaticTree, named
+from lantern.methods.context import DrafterContext
+from lantern.methods.spec import AddOn, Method, MethodSpec
+from lantern.models.llamagen.config import TransformerConfig
+from lantern.models.llamagen.rotary import rope_factors, rotate
+
+MAX_LOG_WEIGHT = 20.0  # sums of weights are kept over all steps and must stay finite
+
+
+@dataclass(frozen=True)
+class ViSpecConfig(EagleConfig):
+    """Sizes of a guided EAGLE module with one layer, and of its compressed context.
+
+    `summaries` tokens represent the caption, `recent` finished rows are not compressed; `has_globe` enables g.
+    """
+
+    kind: str = "vispec"
+    summaries: int = 1
+    recent: int = 2
+    has_globe: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.form != "guided" or self.layers != 1:
+            raise ValueError(f'form is "{self.form}", layers {self.layers}: wanted "guided" and 1')
+        if not 0 <= self.summaries <= 64 or not 1 <= self.recent <= self.block_size:
+            got = (self.summaries, self.recent)
+            raise ValueError(f"(summaries, recent) is {got}, wanted 0 to 64 and at least 1 row")
+
+    @property
+    def grid(self) -> int:
+        """Rows of a picture, and codes per row."""
+        return math.isqrt(self.block_size)
+
+    @classmethod
+    def for_target(cls, config: TransformerConfig, **changes: Any) -> "ViSpecConfig":
+        """Return a config with its target's width."""
+        made = super().for_target(config, **changes)
+        assert isinstance(made, cls)
+        return made
+
+
+@dataclass(frozen=True)
+class Caption:
+    """A compressed caption: tokens, and the vector that is added to every feature."""
+
+    tokens: Float[Tensor, "b p c"]
+    globe: Float[Tensor, "b 1 c"]
+
+
+class ViSpec(Eagle):
+    """The drafter's weights."""
+
+    config: ViSpecConfig
+
+    def __init__(self, config: ViSpecConfig) -> None:
+        super().__init__(config)
+        dim = config.dim
+        self.queries = nn.Parameter(torch.zeros(config.summaries + 1, dim))
+        self.caption_key, self.caption_value = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim)
+        self.row_key, self.row_value = nn.Linear(dim, 1), nn.Linear(dim, dim)
+        self.globe = nn.Linear(dim, dim, bias=False)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Extras of `Examples` that training needs: the caption's features."""
+        return frozenset({"prompt"})
+
+    def init_weights(self, embeddings: Float[Tensor, "v c"], generator: torch.Generator) -> None:
+        """Start as an EAGLE module; a row's token is the mean of its pairs, and the global vector is zero."""
+        super().init_weights(embeddings, generator)
+        self.queries.data.normal_(0.0, 0.02, generator=generator)
+        self.row_key.weight.data.zero_()
+        self.row_key.bias.data.zero_()
+        self.row_value.weight.data.copy_(torch.eye(self.config.dim))
+        self.caption_value.bias.data.zero_()
+        self.row_value.bias.data.zero_()
+        self.globe.weight.data.zero_()
+
+    def read_caption(self, slots: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> Caption:
+        """Compress a caption's guided features; slots outside `mask` are padding."""
+        slots = slots.to(self.dtype)
+        scores = self.queries @ self.caption_key(slots).transpose(1, 2) / slots.shape[-1] ** 0.5
+        shares = scores.float().masked_fill(~mask[:, None], -torch.inf).softmax(-1).to(slots.dtype)
+        tokens = shares @ self.caption_value(slots)
+        globe = self.globe(tokens[:, -1:])
+        return Caption(tokens[:, :-1], globe if self.config.has_globe else torch.zeros_like(globe))
+
+    def pair_inputs(
+        self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], scales: Float[Tensor, "b n"]
+    ) -> Float[Tensor, "b n c"]:
+        """Return the layer's input for n pairs, whose features include the global vector."""
+        return self.add_scale(self.fc(self.pair(features, tokens)), scales)
+
+    def row_weights(self, inputs: Float[Tensor, "b n c"]) -> Float[Tensor, "b n 1"]:
+        """Return the positive fp32 weight of each pair in its row's token."""
+        return self.row_key(inputs).float().clamp(-MAX_LOG_WEIGHT, MAX_LOG_WEIGHT).exp()
+
+    def row_tokens(self, sums: Float[Tensor, "b r c"], weights: Float[Tensor, "b r 1"]) -> Float[Tensor, "b r c"]:
+        """Return a token per row from the sums of weighted inputs and of weights; undefined for an empty row."""
+        return self.row_value((sums / weights.clamp(min=math.exp(-MAX_LOG_WEIGHT))).to(self.dtype))
+
+    def context_keys(
+        self, caption: Float[Tensor, "b p c"], rows: Float[Tensor, "b r c"]
+    ) -> Float[Tensor, "b p+r 2 h d"]:
+        """Return keys and values of the compressed context; a row is at its last code, the caption has no rotation."""
+        grid, tokens = self.config.grid, torch.cat([caption, rows], 1)
+        ends = torch.arange(rows.shape[1], device=rows.device) * grid + grid - 1
+        places = torch.cat([ends.new_zeros(caption.shape[1]), ends]).expand(len(tokens), -1)
+        layer = self.layers[0]
+        fresh = layer.attention.wqkv(layer.attention_norm(tokens)).unflatten(-1, (3, layer.attention.n_head, -1))
+        return rotate(fresh, rope_factors(self.rope, places))[:, :, 1:]
+
+    def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
+        """Run EAGLE's training-time test; a pair sees its own row and recent rows whole, other rows as tokens."""
+        assert examples.prompt is not None and examples.mask is not None
+        guided, tokens, pairs = examples.guided, examples.codes[:, :-1], examples.codes.shape[1] - 1
+        # The slot that predicts code 0 is the caption's last.
+        slots = torch.cat([examples.guide(examples.prompt), guided[:, :1]], 1)
+        caption = self.read_caption(slots, examples.mask)
+        scales = examples.scales[:, None].expand(-1, pairs)
+        features, made = guided[:, :-1].to(self.dtype), []
+        context = self.context_keys(
+            caption.tokens, self._rows(self.pair_inputs(features + caption.globe, tokens, scales))
+        )
+        places = torch.arange(pairs, device=tokens.device).expand(tokens.shape)
+        unroll = Unroll(torch.ones(context.shape[:2], dtype=torch.bool, device=tokens.device))
+        unroll.write(0, places, context)
+        for depth in range(1, depths + 1):
+            mask = self._limited(unroll.next_mask(len(tokens), pairs, tokens.device), context.shape[1])
+            given = features + caption.globe
+            out = self(given, tokens, places, mask, scales=scales, cache=unroll, slots=places, depth=depth - 1)
+            at = torch.arange(depth, pairs + 1, device=tokens.device)
+            made.append(Prediction(depth, at, out[:, depth - 1 :]))
+            features = torch.cat([features[:, :1], out[:, :-1].to(features.dtype)], dim=1)
+        return made
+
+    def _rows(self, inputs: Float[Tensor, "b n c"]) -> Float[Tensor, "b r c"]:
+        """Return the tokens of all rows; the last row lacks the last code's pair and is never seen."""
+        weights, pad = self.row_weights(inputs), torch.nn.functional.pad
+        whole = [pad(x, (0, 0, 0, 1)).unflatten(1, (self.config.grid, -1)).sum(2) for x in (weights * inputs, weights)]
+        return self.row_tokens(whole[0], whole[1])
+
+    def _limited(self, mask: Bool[Tensor, "b n s"], context: int) -> Bool[Tensor, "b n s"]:
+        """Mask tokens of rows that a pair sees whole, and pairs of rows that it sees as tokens."""
+        pairs, grid = mask.shape[1], self.config.grid
+        row = torch.arange(pairs, device=mask.device) // grid
+        oldest = row[:, None] - self.config.recent
+        is_seen = torch.ones(pairs, mask.shape[2], dtype=torch.bool, device=mask.device)
+        is_seen[:, context - grid : context] = torch.arange(grid, device=mask.device) < oldest
+        is_seen[:, context : context + pairs] = row >= oldest
+        return mask & is_seen
+
+
+class RingCache(StaticCache):
+    """A cache of the last `codes` codes: code i is in slot i modulo `codes`."""
+
+    def commit(self, nodes: Int[Tensor, "b m"], start: Int[Tensor, " b"]) -> None:
+        """Copy staged node `nodes[:, j]` to the slot of code `start + j`."""
+        steps = torch.arange(nodes.shape[1], device=nodes.device)
+        slots = (start[:, None] + steps) % self.codes + self.prefix
+        rows = torch.arange(self.images * self.rows, device=nodes.device)[:, None]
+        source = (nodes + self.first_stage_slot).repeat_interleave(self.rows, 0)
+        self.buffer[:, rows, :, slots.repeat_interleave(self.rows, 0)] = self.buffer[:, rows, :, source]
+
+    def held(self, known: Int[Tensor, " b"]) -> Int[Tensor, "b s"]:
+        """Return the code in each slot when codes up to `known` are committed, below 0 where there is none."""
+        slots = torch.arange(self.codes, device=known.device)
+        return known[:, None] - 1 - (known[:, None] - 1 - slots) % self.codes
+
+
+class ViSpecDrafter(EagleDrafter):
+    """Drafts EAGLE's trees with a `ViSpec` module.
+
+    It keeps keys of the caption's tokens, of one token per row, and of the codes of `recent` rows and the current row,
+    in a ring: `kv_length` of them, where EAGLE has one per code.
+    """
+
+    module: ViSpec
+
+    def __init__(
+        self,
+        module: ViSpec,
+        target: Target,
+        *,
+        tree: StaticTree,
+        mode: DraftMode,
+        sampling: Sampling,
+        records_log_q: bool = False,
+    ) -> None:
+        super().__init__(module, target, tree=tree, mode=mode, sampling=sampling, records_log_q=records_log_q)
+        self.needs_whole_prefix = True
+
+    @property
+    def kv_length(self) -> int:
+        """Keys and values that a row of a pass reads: compressed ones, those of recent codes, and its own pairs'."""
+        return self.module.config.summaries + self.module.config.grid + self._ring + self.stage
+
+    @property
+    def _ring(self) -> int:
+        """Slots for codes: a pass must not overwrite a slot that a pair in the oldest current row still sees."""
+        config = self.module.config
+        return min((config.recent + 1) * config.grid, config.block_size) + self.stage
+
+    def _open(self, prefill: Prefill) -> None:
+        """Create the cache and compress the caption."""
+        config, device, images = self.module.config, prefill.features.device, len(prefill.first)
+        self.cache = RingCache(
+            layers=1,
+            images=images,
+            rows=1,
+            heads=config.n_head,
+            head_dim=config.dim // config.n_head,
+            prefix=config.summaries + config.grid,
+            codes=self._ring,
+            stage=self.stage,
+            dtype=self.module.cache_dtype,
+            device=device,
+        )
+        self._stage = torch.arange(self.stage, device=device) + self.cache.first_stage_slot
+        places = torch.zeros(prefill.mask.shape, dtype=torch.long, device=device)
+        caption = self.module.read_caption(self.sampling.guide(prefill.features, places), prefill.mask)
+        self._caption, self._globe = caption.tokens, caption.globe
+        # Pairs that were not committed go to one row past the picture.
+        self._sums = torch.zeros(images, config.grid + 1, config.dim, device=device)
+        self._weights = torch.zeros(images, config.grid + 1, 1, device=device)
+        self._grid = torch.arange(config.grid, device=device)
+
+    def _read_pending(self) -> Float[Tensor, "b r 1 c"]:
+        """Add the committed pairs to their rows' tokens, then read them as EAGLE does."""
+        self._summarise()
+        return super()._read_pending()
+
+    def _run(
+        self,
+        features: Float[Tensor, "b r n c"],
+        tokens: Int[Tensor, "b n"],
+        places: Int[Tensor, "b n"],
+        ancestors: Bool[Tensor, "*b n m"],
+        *,
+        first: int = 0,
+        depth: int = 0,
+    ) -> Float[Tensor, "b r n c"]:
+        """Run a pass over pairs after adding the caption's vector to their features."""
+        return super()._run(features + self._globe[:, None], tokens, places, ancestors, first=first, depth=depth)
+
+    def _sees(self, places: Int[Tensor, "b n"], ancestors: Bool[Tensor, "*b n m"]) -> Bool[Tensor, "b n s"]:
+        """Return the mask: all of the caption, tokens of old rows, codes of recent rows, and staged ancestors."""
+        grid, (images, pairs) = self.module.config.grid, places.shape
+        oldest = (places // grid - self.module.config.recent)[..., None]
+        held = self.cache.held(self.known)[:, None]
+        staged = torch.nn.functional.pad(ancestors, (0, self.cache.stage - ancestors.shape[-1]))
+        caption = torch.ones(images, pairs, self.module.config.summaries, dtype=torch.bool, device=places.device)
+        seen = (held >= 0) & (held // grid >= oldest)
+        return torch.cat([caption, self._grid < oldest, seen, staged.expand(images, pairs, -1)], -1)
+
+    def _summarise(self) -> None:
+        """Add the committed pairs to their rows, and update the keys and values of all rows."""
+        module, grid = self.module, self.module.config.grid
+        features = self._pending_features[:, 0] + self._globe
+        inputs = module.pair_inputs(features, self._pending_tokens, self.sampling.scales(self._places))
+        weights = module.row_weights(inputs)
+        steps = torch.arange(inputs.shape[1], device=inputs.device)
+        rows = torch.where(steps < self._counts[:, None], self._places // grid, grid)[..., None]
+        self._weights.scatter_add_(1, rows, weights)
+        self._sums.scatter_add_(1, rows.expand(-1, -1, inputs.shape[-1]), weights * inputs.float())
+        tokens = module.row_tokens(self._sums[:, :-1], self._weights[:, :-1])
+        keys = module.context_keys(self._caption, tokens)
+        self.cache.write(0, torch.arange(self.cache.prefix, device=keys.device)[None], keys)
+
+
+def build(method: Method, context: DrafterContext) -> ViSpecDrafter:
+    """Build static trees drafted by the model's ViSpec drafter."""
+    module = context.add_on(method)
+    assert isinstance(module, ViSpec) and method.tree is not None
+    return ViSpecDrafter(
+        module,
+        context.target,
+        tree=named(method.tree),
+        mode=context.mode(method),
+        sampling=context.sampling,
+        records_log_q=context.records_log_q(method),
+    )
+
+
+METHODS = (
+    MethodSpec(
+        "vispec",
+        "ViSpec: EAGLE's trees in a context of a few rows, a token for each older row and for the caption; exact",
+        "eagle",
+        drafter=build,
+        tree="grown_8_2",
+        add_ons=(
+            AddOn("vispec", ViSpec, ViSpecConfig, training_config="drafter-vispec", toy={"summaries": 2, "recent": 1}),
+        ),
+        weavable=True,
+        paper="2509.15235",
+    ),
+)

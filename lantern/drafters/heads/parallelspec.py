@@ -1,0 +1,365 @@
+"""ParallelSpec: mask tokens behind the last pair guess all codes to come in one pass (arXiv:2410.05589).
+
+An EAGLE module in the guided form. Its input is the committed pairs and, behind the last of them, one mask token per
+further depth:
+
+    pairs    (f0 x0) (f1 x1) (f2 x2)   masks   m2   m3   m4
+    guess              x3 <- (f2 x2)           x4   x5   x6
+
+A mask has the position of its code, one before the code that it predicts, and sees the committed pairs and the masks
+before it. Guessed codes are not read, so the guesses are independent of each other: a draft costs one pass, but later
+guesses do not depend on earlier ones as they do in a chain of drafter passes.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lantern.core.noise import Purpose
+from lantern.core.sampling import Sampling, pick
+from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, Leftovers, NoiseSource, Prefill, Step, Target
+from lantern.decoding.cache import StaticCache, TreeMask
+from lantern.drafters.base import Chooser, target_logits
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.drafters.examples import Examples, Prediction
+from lantern.drafters.heads.marginals import Marginals, check_fit
+from lantern.drafters.heads.pairs import Pairs
+from lantern.drafters.trees.static import StaticTree, chain, named
+from lantern.drafters.windows import jacobi
+from lantern.methods.context import DrafterContext
+from lantern.methods.spec import AddOn, Method, MethodSpec
+from lantern.models.llamagen.config import TransformerConfig
+from lantern.models.llamagen.rotary import rope_factors
+
+MAX_DEPTHS = 64
+
+
+@dataclass(frozen=True)
+class ParallelSpecConfig(EagleConfig):
+    """Sizes of a guided EAGLE module with `depths` guesses per pass, and so `depths` - 1 masks.
+
+    `anchors` is the number of codes of a picture behind which a training step guesses, chosen anew in every step.
+    """
+
+    kind: str = "parallelspec"
+    layers: int = 2
+    depths: int = 8
+    anchors: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.form != "guided":
+            raise ValueError(f'form is "{self.form}", wanted "guided": a parallel drafter reads one row')
+        if not 1 <= self.depths <= MAX_DEPTHS or self.anchors < 1:
+            raise ValueError(
+                f"depths is {self.depths}, wanted from 1 to {MAX_DEPTHS}, and anchors {self.anchors}, from 1"
+            )
+
+    @classmethod
+    def for_target(cls, config: TransformerConfig, **changes: Any) -> "ParallelSpecConfig":
+        """Return a config with its target's width."""
+        made = super().for_target(config, **changes)
+        assert isinstance(made, cls)
+        return made
+
+
+class ParallelSpec(Eagle):
+    """The drafter's weights. The input of mask d is that of the last pair plus `masks[d]`."""
+
+    config: ParallelSpecConfig
+
+    def __init__(self, config: ParallelSpecConfig) -> None:
+        super().__init__(config)
+        self.masks = nn.Parameter(torch.zeros(config.depths - 1, config.dim))
+
+    def init_weights(self, embeddings: Float[Tensor, "v c"], generator: torch.Generator) -> None:
+        """Start as an EAGLE module does: every predicted feature equals the input feature."""
+        super().init_weights(embeddings, generator)
+        self.masks.data.normal_(0.0, 0.02, generator=generator)
+
+    def guess(
+        self,
+        features: Float[Tensor, "b m c"],
+        tokens: Int[Tensor, "b m"],
+        positions: Int[Tensor, "b n"],
+        anchors: Int[Tensor, "b a"],
+        mask: Float[Tensor, "b n s"] | Bool[Tensor, "b n s"],
+        *,
+        scales: Float[Tensor, "b m"],
+        cache: Any = None,
+        slots: Int[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b n c"]:
+        """Run one pass over m pairs and the masks behind the pairs numbered `anchors`, group after group.
+
+        `positions` and `mask` cover the pairs, then the masks, of which each anchor has (n - m) / a. Output j of the
+        pairs predicts code j + 1; mask d behind anchor i predicts code i + d.
+        """
+        pairs = self.add_scale(self.fc(self.pair(features, tokens)), scales)
+        masks = (positions.shape[1] - tokens.shape[1]) // anchors.shape[1]
+        behind = pairs.gather(1, anchors[..., None].expand(-1, -1, pairs.shape[-1]))
+        groups = (behind[:, :, None] + self.masks[:masks].to(pairs.dtype)).flatten(1, 2)
+        x, factors = torch.cat([pairs, groups], 1), rope_factors(self.rope, positions)
+        for layer in self.layers:
+            x = layer(x, factors, mask, cache=cache, slots=slots)
+        return x
+
+    def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
+        """Return guesses behind all codes at depth 1, and behind random anchors at the other depths.
+
+        One pass holds all groups of masks; each group sees the pairs up to its anchor and itself.
+        """
+        codes, pairs = examples.codes, examples.codes.shape[1] - 1
+        depths = min(depths, self.config.depths, pairs)
+        anchors = self._choose_anchors(pairs, codes.device)
+        after = torch.arange(1, depths, device=codes.device)
+        there = torch.arange(pairs, device=codes.device)
+        places = torch.cat([there, (anchors[:, None] + after).clamp(max=pairs - 1).flatten()])
+        out = self.guess(
+            examples.guided[:, :-1],
+            codes[:, :-1],
+            places.expand(len(codes), -1),
+            anchors.expand(len(codes), -1),
+            group_mask(pairs, anchors, depths - 1).expand(len(codes), -1, -1),
+            scales=examples.scales[:, None].expand(-1, pairs),
+        )
+        made = [Prediction(1, there + 1, out[:, :pairs])]
+        groups = out[:, pairs:].unflatten(1, (len(anchors), -1)) if depths > 1 else out
+        for depth in range(2, depths + 1):
+            is_inside = anchors + depth <= pairs
+            made.append(Prediction(depth, anchors[is_inside] + depth, groups[:, is_inside, depth - 2]))
+        return made
+
+    def _choose_anchors(self, pairs: int, device: torch.device) -> Int[Tensor, " a"]:
+        """Return codes in raster order, random in training. Code 0 is one of them, so every depth has an anchor."""
+        count = min(self.config.anchors, pairs)
+        if self.training:
+            others = torch.randperm(pairs - 1, device=device)[: count - 1] + 1
+            return torch.cat([others.new_zeros(1), others.sort().values])
+        return torch.arange(count, device=device) * pairs // count
+
+
+def group_mask(pairs: int, anchors: Int[Tensor, " a"], masks: int) -> Bool[Tensor, "n n"]:
+    """Return the attention mask of a pass over pairs and a group of masks behind each anchor.
+
+    Three pairs, groups of two behind pairs 0 and 1:
+
+        pair 0   1 . . | . . | . .
+        pair 1   1 1 . | . . | . .
+        pair 2   1 1 1 | . . | . .
+        m2 of 0  1 . . | 1 . | . .
+        m3 of 0  1 . . | 1 1 | . .
+        m2 of 1  1 1 . | . . | 1 .
+        m3 of 1  1 1 . | . . | 1 1
+    """
+    there = torch.arange(pairs, device=anchors.device)
+    top = torch.nn.functional.pad(there <= there[:, None], (0, len(anchors) * masks))
+    sees = (there <= anchors[:, None]).repeat_interleave(masks, 0, output_size=len(anchors) * masks)
+    own = torch.ones(masks, masks, dtype=torch.bool, device=anchors.device).tril()
+    groups = torch.kron(torch.eye(len(anchors), dtype=torch.bool, device=anchors.device), own)
+    return torch.cat([top, torch.cat([sees, groups], 1)])
+
+
+class ParallelContext:
+    """The cache of a parallel drafter, and its one pass per step.
+
+    `pairs` is the largest number of pairs of a pass, `depths` the number of codes that it guesses.
+    """
+
+    def __init__(self, module: ParallelSpec, sampling: Sampling, *, pairs: int, depths: int) -> None:
+        self.module, self.sampling, self.depths = module, sampling, depths
+        self.stage = pairs + depths - 1
+
+    def begin(self, prefill: Prefill) -> None:
+        """Create an empty cache."""
+        config, device, images = self.module.config, prefill.first.device, len(prefill.first)
+        self.cache = StaticCache(
+            layers=len(self.module.layers),
+            images=images,
+            rows=1,
+            heads=config.n_head,
+            head_dim=config.dim // config.n_head,
+            prefix=0,
+            codes=config.block_size,
+            stage=self.stage,
+            dtype=self.module.cache_dtype,
+            device=device,
+        )
+        self._mask = TreeMask(self.cache, torch.zeros(images, 0, dtype=torch.bool, device=device), self.stage)
+        self._stage = torch.arange(self.stage, device=device) + self.cache.first_stage_slot
+        self._steps = torch.arange(self.stage, device=device)
+
+    def guess(self, pairs: Pairs, anchor: Int[Tensor, "b 1"]) -> Float[Tensor, "b d c"]:
+        """Return features that predict the codes behind pair `anchor`; write all pairs to the cache.
+
+        Only the first pairs are committed. Masks see the pairs up to their anchor.
+        """
+        images, count = pairs.codes.shape
+        known, size = pairs.start, count + self.depths - 1
+        steps = self._steps[:size]
+        ahead = anchor + (steps[count:] - count + 1)
+        places = known[:, None] + torch.cat([steps[:count].expand(images, -1), ahead], 1)
+        # A pair sees the pairs before it; a mask sees the pairs up to the anchor and the masks before it.
+        limit = torch.cat([steps[:count].expand(images, -1), anchor.expand(-1, self.depths - 1)], 1)
+        is_mask = steps >= count
+        sees = (steps <= limit[..., None]) | (is_mask & is_mask[:, None] & (steps <= steps[:, None]))
+        out = self.module.guess(
+            pairs.features.to(self.module.fc.weight.dtype),
+            pairs.codes,
+            places.clamp(max=self.cache.codes - 1),
+            anchor,
+            self._mask.update(known, sees),
+            scales=self.sampling.scales(pairs.places),
+            cache=self.cache,
+            slots=self._stage[:size].expand(images, -1),
+        )
+        self.cache.commit(steps[:count].expand(images, -1), known)
+        index = torch.cat([anchor, steps[count:].expand(images, -1)], 1)
+        return out.gather(1, index[..., None].expand(-1, -1, out.shape[-1]))
+
+
+class ParallelDrafter(DrafterDefaults):
+    """Drafts trees from a `ParallelSpec` module's independent guesses, with one pass per step."""
+
+    needs_whole_prefix = False
+    draft_passes = 1  # one pass covers all depths
+
+    def __init__(
+        self,
+        module: ParallelSpec,
+        target: Target,
+        *,
+        tree: StaticTree,
+        mode: DraftMode,
+        sampling: Sampling,
+        records_log_q: bool = False,
+    ) -> None:
+        check_fit(module.config, target, tree)
+        self.module, self.sampling = module, sampling
+        self.mode: DraftMode = mode
+        self.context = ParallelContext(module, sampling, pairs=tree.depth + 1, depths=tree.depth)
+        self.marginals = Marginals(tree, mode=mode, sampling=sampling, target=target, records_log_q=records_log_q)
+        self.records_log_q = self.marginals.records_log_q
+        self.max_nodes, self.depth = tree.max_nodes, tree.depth
+
+    def weave(self, chooser: Chooser, most_committed: int) -> None:
+        """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
+        self.marginals.chooser = chooser
+        self.context = ParallelContext(self.module, self.sampling, pairs=most_committed, depths=self.depth)
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Start from the prompt's last feature and code 0."""
+        self.marginals.begin(noise, prefill.first.device)
+        self.context.begin(prefill)
+        self._pairs = Pairs.of_prompt(prefill, self.sampling)
+
+    def observe(self, step: Step) -> None:
+        """Keep the committed codes with their features."""
+        self._pairs = Pairs.of_step(step, self.sampling, self.module.config.block_size)
+
+    def propose(self) -> DraftTree:
+        """Run one pass and the target's head over `depth` features, and return the tree."""
+        guesses = self.context.guess(self._pairs, self._pairs.last)
+        return self.marginals.draft(self._pairs.root, guesses, self._pairs.known)
+
+
+class ParallelChain:
+    """Guesses the codes behind windows of up to `window` codes (a `Continuation` of Jacobi windows).
+
+    A step costs one pass for any window. It guesses as many codes as the module has depths, at most the size of the
+    window less one. With `is_gumbel` codes are argmax(log q + g) with the target's noise; otherwise they are sampled
+    from q with the drafter's own noise, and q is returned. At temperature 0 q is one code.
+    """
+
+    needs_whole_prefix = False
+
+    def __init__(
+        self, module: ParallelSpec, target: Target, *, window: int, is_gumbel: bool, sampling: Sampling
+    ) -> None:
+        window = min(window, target.config.block_size)
+        self.length = min(module.config.depths, max(window - 1, 1))
+        tree = chain(self.length)
+        check_fit(module.config, target, tree)
+        self.sampling, self.is_gumbel, self.target = sampling, is_gumbel, target
+        self.context = ParallelContext(module, sampling, pairs=window, depths=self.length)
+        self.count = target.config.block_size
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> Leftovers:
+        """Read the prompt and guess behind code 0."""
+        self.noise = noise
+        self.context.begin(prefill)
+        self._ahead = torch.arange(self.length, device=prefill.first.device)
+        self.known = torch.zeros_like(prefill.first)
+        return self.extend(prefill.features[:, :, -1:], prefill.first[:, None], torch.ones_like(prefill.first))
+
+    def extend(
+        self, features: Float[Tensor, "b r n c"], tokens: Int[Tensor, "b n"], counts: Int[Tensor, " b"]
+    ) -> Leftovers:
+        """Guess behind n codes, each given with the feature that predicts it; the first `counts` are committed."""
+        count = tokens.shape[1]
+        places = (self.known[:, None] + torch.arange(count, device=tokens.device)).clamp(max=self.count - 1)
+        pairs = Pairs(self.sampling.guide(features, places), tokens, places, self.known, counts)
+        guesses = self.context.guess(pairs, torch.full_like(tokens[:, :1], count - 1))
+        behind = (self.known[:, None] + count + self._ahead).clamp(max=self.count - 1)
+        # In place: CUDA graphs need fixed memory. All other state belongs to the window.
+        self.known.add_(counts)
+        logits = target_logits(self.target, guesses)
+        log_q = self.sampling.filtered(logits)
+        if self.is_gumbel:
+            return Leftovers((log_q + self.noise.gumbel(behind, Purpose.TARGET)).argmax(-1), log_q)
+        # Lane 0 is used by random initial codes.
+        return Leftovers(pick(log_q.exp(), self.noise.uniform(behind, 2, purpose=Purpose.DRAFT)[..., 1]), log_q)
+
+
+def build(method: Method, context: DrafterContext) -> ParallelDrafter:
+    """Build static trees drafted by the model's parallel drafter."""
+    module = context.add_on(method)
+    assert isinstance(module, ParallelSpec) and method.tree is not None
+    return ParallelDrafter(
+        module,
+        context.target,
+        tree=named(method.tree),
+        mode=context.mode(method),
+        sampling=context.sampling,
+        records_log_q=context.records_log_q(method),
+    )
+
+
+def build_window(method: Method, context: DrafterContext) -> jacobi.JacobiDrafter:
+    """Build windows that the model's parallel drafter continues with init "drafter"."""
+    module, window = context.add_on(method), method.settings["window"]
+    if method.settings["init"] != "drafter":
+        return jacobi.build(method, context)
+    assert isinstance(module, ParallelSpec)
+    chain = ParallelChain(module, context.target, window=window, is_gumbel=True, sampling=context.sampling)
+    return jacobi.JacobiDrafter(context.target, window=window, init="drafter", continuation=chain)
+
+
+PARALLELSPEC = AddOn(
+    "parallelspec", ParallelSpec, ParallelSpecConfig, training_config="drafter-parallelspec", toy={"depths": 12}
+)
+METHODS = (
+    MethodSpec(
+        "parallelspec",
+        "ParallelSpec: mask tokens guess all depths in one drafter pass; exact by Gumbel match",
+        "heads",
+        drafter=build,
+        tree="grown_8_3",
+        add_ons=(PARALLELSPEC,),
+        weavable=True,
+        paper="2410.05589",
+    ),
+    MethodSpec(
+        "jacobi-parallel",
+        "as gumbel-jacobi, with new codes of the window guessed by the parallel drafter in one pass",
+        "windows",
+        drafter=build_window,
+        settings=(jacobi.WINDOW, dataclasses.replace(jacobi.INIT, default="drafter")),
+        add_ons=(PARALLELSPEC,),
+        fits_engine=True,
+        paper="2510.24211",
+    ),
+)

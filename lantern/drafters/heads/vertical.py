@@ -1,0 +1,200 @@
+"""Vertical heads: every committed code also predicts the code below it, kept in a pool (Hawk, NeurIPS 2025).
+
+Horizontal heads guess the next codes of the row as Medusa's do. When decoding reaches the row below, its places hold
+guesses made one row earlier. The distributions of both are mixed there, and the tree takes the best codes of the
+mixture. The target still decides in raster order, so the pool does not affect exactness.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.drafters.base import Chooser
+from lantern.drafters.examples import Examples, Prediction
+from lantern.drafters.heads.marginals import Marginals, check_fit
+from lantern.drafters.heads.pairs import Pairs
+from lantern.drafters.heads.residual import FeatureHeads
+from lantern.drafters.trees.static import StaticTree, named
+from lantern.methods.context import DrafterContext
+from lantern.methods.spec import AddOn, Method, MethodSpec, Setting
+from lantern.models.llamagen.config import TransformerConfig
+
+MAX_DEPTHS = 64
+
+
+@dataclass(frozen=True)
+class VerticalConfig:
+    """Sizes: `depths` horizontal heads and one for the code below. With `reads_code` they also read the last code.
+
+    `target` is the digest of the weights for which they were trained, None if unknown.
+    """
+
+    dim: int
+    vocab_size: int
+    block_size: int
+    depths: int = 4
+    reads_code: bool = True
+    kind: str = "vertical"
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.depths <= MAX_DEPTHS:
+            raise ValueError(f"depths is {self.depths}, wanted from 1 to {MAX_DEPTHS}")
+        if self.block_size < 1 or math.isqrt(self.block_size) ** 2 != self.block_size:
+            raise ValueError(f"block_size is {self.block_size}, wanted a perfect square (grid x grid codes)")
+
+    @property
+    def grid(self) -> int:
+        """Codes per row."""
+        return math.isqrt(self.block_size)
+
+    @classmethod
+    def for_target(cls, config: TransformerConfig, **changes: Any) -> "VerticalConfig":
+        """Return a config with its target's width."""
+        fields: dict[str, Any] = {"dim": config.dim, "vocab_size": config.vocab_size, "block_size": config.block_size}
+        return cls(**(fields | changes))
+
+
+class Vertical(nn.Module):
+    """The heads; the last is the vertical one."""
+
+    def __init__(self, config: VerticalConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.heads = FeatureHeads(
+            config.dim, config.depths + 1, vocab_size=config.vocab_size if config.reads_code else None
+        )
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Return no extras: F* is enough."""
+        return frozenset()
+
+    def init_for(self, target: Any, generator: torch.Generator) -> None:
+        """Start every head at "the predicted feature equals this one"."""
+        self.heads.init_weights(target.tok_embeddings.weight.data)
+
+    def forward(
+        self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], scales: Float[Tensor, "b n"]
+    ) -> Float[Tensor, "b n h c"]:
+        """Estimate the features that predict the next codes of the row, then the one that predicts the code below."""
+        return self.heads(features, tokens, scales)
+
+    def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
+        """Return the horizontal heads' predictions at every code, and as one more depth the vertical head's."""
+        guided, codes, grid = examples.guided, examples.codes, self.config.grid
+        predicted = self(guided, codes, examples.scales[:, None].expand(codes.shape))
+        count, levels = codes.shape[1], min(depths, self.config.depths, codes.shape[1] - 1)
+        ahead = [(depth, depth, depth - 1) for depth in range(1, levels + 1)] + [(levels + 1, grid, -1)]
+        return [
+            Prediction(depth, torch.arange(reach, count, device=codes.device), predicted[:, :-reach, head])
+            for depth, reach, head in ahead
+        ]
+
+
+class VerticalDrafter(DrafterDefaults):
+    """Drafts trees from (1 - share) q_horizontal + share q_vertical, the latter where the pool has a guess.
+
+    The pool holds a feature for each place of the picture, guessed when the code above it was committed. ValueError
+    unless `share` is from 0 to 1.
+    """
+
+    needs_whole_prefix = False
+    draft_passes = 1  # one pass covers all depths
+
+    def __init__(
+        self,
+        module: Vertical,
+        target: Target,
+        *,
+        tree: StaticTree,
+        mode: DraftMode,
+        sampling: Sampling,
+        share: float = 0.25,
+        records_log_q: bool = False,
+    ) -> None:
+        check_fit(module.config, target, tree)
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise ValueError(f"share is {share}, wanted a weight of the pool's guesses from 0 to 1")
+        self.module, self.sampling, self.share = module, sampling, float(share)
+        self.mode: DraftMode = mode
+        self.marginals = Marginals(tree, mode=mode, sampling=sampling, target=target, records_log_q=records_log_q)
+        self.records_log_q = self.marginals.records_log_q
+        self.max_nodes, self.depth = tree.max_nodes, tree.depth
+
+    def weave(self, chooser: Chooser, most_committed: int) -> None:
+        """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
+        self.marginals.chooser = chooser
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Empty the pool and start from the prompt's last feature and code 0."""
+        config, device, images = self.module.config, prefill.first.device, len(prefill.first)
+        self.marginals.begin(noise, device)
+        # Predictions of codes that were not committed, or below the last row, go to one place past the picture.
+        dtype = self.module.heads.fc.weight.dtype
+        self._pool = torch.zeros(images, config.block_size + 1, config.dim, dtype=dtype, device=device)
+        self._is_filled = torch.zeros(images, config.block_size + 1, dtype=torch.bool, device=device)
+        self._take(Pairs.of_prompt(prefill, self.sampling))
+
+    def observe(self, step: Step) -> None:
+        """Run the heads on the committed codes."""
+        self._take(Pairs.of_step(step, self.sampling, self.module.config.block_size))
+
+    def propose(self) -> DraftTree:
+        """Run the target's head over the last horizontal guesses and the pool's guesses for the same places."""
+        places = self.marginals.places(self._pairs.known)
+        index = places[..., None].expand(-1, -1, self._pool.shape[-1])
+        both = self.marginals.log_q(torch.cat([self._ahead, self._pool.gather(1, index)], 1))
+        horizontal, vertical = both.chunk(2, dim=1)
+        share = self._is_filled.gather(1, places)[..., None].float() * self.share
+        log_q = torch.logaddexp(horizontal + torch.log1p(-share), vertical + share.log())
+        return self.marginals.grow(self._pairs.root, log_q, self._pairs.known)
+
+    def _take(self, pairs: Pairs) -> None:
+        """Run all heads on the committed codes and put the vertical guesses into the pool."""
+        predicted = self.module(pairs.features, pairs.codes, self.sampling.scales(pairs.places))
+        outside = self._pool.shape[1]
+        steps = torch.arange(pairs.codes.shape[1], device=pairs.codes.device)
+        below = pairs.places + self.module.config.grid
+        below = torch.where(steps < pairs.counts[:, None], below, outside).clamp(max=outside - 1)
+        self._pool.scatter_(1, below[..., None].expand(-1, -1, predicted.shape[-1]), predicted[:, :, -1])
+        self._is_filled.scatter_(1, below, True)
+        last = pairs.last[..., None, None].expand(-1, -1, *predicted.shape[2:])
+        self._ahead = predicted.gather(1, last)[:, 0, : self.depth]
+        self._pairs = pairs
+
+
+def build(method: Method, context: DrafterContext) -> VerticalDrafter:
+    """Build static trees drafted by the model's horizontal and vertical heads."""
+    module = context.add_on(method)
+    assert isinstance(module, Vertical) and method.tree is not None
+    return VerticalDrafter(
+        module,
+        context.target,
+        tree=named(method.tree),
+        mode=context.mode(method),
+        sampling=context.sampling,
+        share=method.settings["share"],
+        records_log_q=context.records_log_q(method),
+    )
+
+
+METHODS = (
+    MethodSpec(
+        "vertical",
+        "Hawk: heads along the row, and one for the code below whose guesses wait in a pool; exact by Gumbel match",
+        "heads",
+        drafter=build,
+        tree="grown_8_2",
+        settings=(Setting("share", 0.25, "weight of the guesses from the row above", low=0, high=1),),
+        add_ons=(AddOn("vertical", Vertical, VerticalConfig, training_config="drafter-vertical", toy={"depths": 12}),),
+        weavable=True,
+        paper="2510.25739",
+    ),
+)

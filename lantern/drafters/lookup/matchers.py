@@ -1,0 +1,238 @@
+"""Matchers of SAM decoding: they find earlier places whose context is like that of a draft node.
+
+One matcher compares suffixes of the code sequence, the other compares neighbourhoods on the grid. Both run on the
+device, without the host.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lantern.drafters.lookup.suffix_automaton import SuffixAutomaton, WalkTable
+from lantern.drafters.lookup.tables import SamTables
+
+FIELDS = ((0, -1), (-1, 0), (-1, -1), (-1, 1))  # (row, column) of the left, upper, upper left, upper right neighbour
+SLOTS = 1 << 15  # of a hashed table of contexts
+KEPT = 8  # codes that a context of the corpus remembers
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What followed similar places: `past` weights the picture's places, `weights` the corpus's `codes`."""
+
+    past: Float[Tensor, "b f n"]
+    codes: Int[Tensor, "b f m"]
+    weights: Float[Tensor, "b f m"]
+
+
+@dataclass(frozen=True)
+class Context:
+    """Context of the nodes of a depth: length of the matching suffix before each place, state of the automaton."""
+
+    left: Int[Tensor, "b f"]
+    depth: int
+    lengths: Int[Tensor, "b f n"] | None = None
+    state: Int[Tensor, "b f"] | None = None
+    matched: Int[Tensor, "b f"] | None = None
+
+
+@dataclass(frozen=True)
+class Past:
+    """The committed codes of each image, of which the first `known` are valid; free room follows them."""
+
+    codes: Int[Tensor, "b room"]
+    known: Int[Tensor, " b"]
+
+
+class SuffixMatcher:
+    """Weights places by e^(sharp x length) of the suffix that matches before them, from `least` to `reach` symbols.
+
+    With `is_super` it compares super-codes and also walks the corpus's automaton. Codes are compared in the picture's
+    own past only, because a look-up table of an automaton over thousands of codes is too large.
+    """
+
+    def __init__(self, tables: SamTables, *, is_super: bool, sharp: float, least: int, reach: int) -> None:
+        self.sharp, self.least, self.reach = sharp, least, reach
+        config, device = tables.config, tables.corpus.device
+        own = torch.arange(config.vocab_size, device=device)
+        self.symbol_of = tables.group_of.long() if is_super else own
+        self.table: WalkTable | None = None
+        if is_super and config.pictures:
+            groups = tables.group_of.long()[tables.corpus.long()]
+            # A symbol that does not occur elsewhere separates the pictures.
+            parted = torch.nn.functional.pad(groups, (0, 1), value=config.groups).flatten()
+            self.table = WalkTable.of(SuffixAutomaton(parted.tolist()), config.groups).to(device)
+            self.follows = torch.nn.functional.pad(tables.corpus.long(), (0, 1), value=-1).flatten()
+
+    def begin(self, images: int, device: torch.device) -> None:
+        """Reset the state of the automaton."""
+        self._state = torch.zeros(images, dtype=torch.long, device=device)
+        self._matched = torch.zeros_like(self._state)
+
+    def read(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
+        """Advance the automaton by the committed codes."""
+        if self.table is None:
+            return
+        for j, symbols in enumerate(self.symbol_of[codes].unbind(1)):
+            state, matched = self.table.step(self._state, self._matched, symbols)
+            self._state = torch.where(j < counts, state, self._state)
+            self._matched = torch.where(j < counts, matched, self._matched)
+
+    def root(self, past: Past, count: int) -> Context:
+        """Return the context of the last committed code."""
+        self._symbols, self._known, self._count = self.symbol_of[past.codes], past.known, count
+        places = torch.arange(count, device=past.codes.device)
+        runs, lengths = torch.ones_like(self._symbols[:, :count], dtype=torch.bool), 0
+        for back in range(1, self.reach + 1):
+            tail = self._symbols.gather(1, (past.known - back).clamp(min=0)[:, None])
+            before = self._symbols[:, :count].roll(back, 1)
+            runs = runs & (before == tail) & (places >= back) & (past.known >= back)[:, None]
+            lengths = lengths + runs.long()
+        assert isinstance(lengths, Tensor)
+        left = past.codes.gather(1, (past.known - 1).clamp(min=0)[:, None])
+        return Context(left, 0, lengths[:, None], self._state[:, None], self._matched[:, None])
+
+    def extend(self, context: Context, parents: Int[Tensor, " f"], codes: Int[Tensor, "b f"]) -> Context:
+        """Return the context of nodes with these codes below their parents."""
+        assert context.lengths is not None and context.state is not None and context.matched is not None
+        symbols = self.symbol_of[codes]
+        before = torch.nn.functional.pad(self._symbols[:, : self._count - 1], (1, 0), value=-1)
+        longer = torch.nn.functional.pad(context.lengths[:, parents, :-1], (1, 0)) + 1
+        lengths = torch.where(before[:, None] == symbols[..., None], longer.clamp(max=self.reach), 0)
+        state, matched = context.state[:, parents], context.matched[:, parents]
+        if self.table is not None:
+            state, matched = self.table.step(state, matched, symbols)
+        return Context(codes, context.depth + 1, lengths, state, matched)
+
+    def evidence(self, context: Context) -> Evidence:
+        """Return what followed the matching places."""
+        assert context.lengths is not None and context.state is not None and context.matched is not None
+        lengths = context.lengths
+        places = torch.arange(self._count, device=lengths.device)
+        is_past = (places < self._known[:, None])[:, None] & (lengths >= self.least)
+        past = torch.where(is_past, (self.sharp * lengths).exp(), 0.0)
+        if self.table is None:
+            none = context.left[..., None][..., :0]
+            return Evidence(past, none, none.float())
+        ends = self.table.ends[context.state].long()
+        codes = self.follows[(ends + 1).clamp(max=len(self.follows) - 1)]
+        matched = context.matched.clamp(max=self.reach)
+        is_good = (matched >= self.least) & (codes >= 0)
+        weights = torch.where(is_good, (self.sharp * matched).exp(), 0.0)
+        return Evidence(past, codes.clamp(min=0)[..., None], weights[..., None])
+
+
+class GridMatcher:
+    """Weights places by e^(sharp x n), where n of six fields of the context agree and n is at least `least`.
+
+    The fields are the super-codes of the four neighbours, and the codes of the left and the upper one.
+    """
+
+    def __init__(self, tables: SamTables, *, sharp: float, least: int) -> None:
+        config, device = tables.config, tables.corpus.device
+        self.sharp, self.least, self.groups = sharp, least, config.groups
+        # One code past the codebook marks places outside the picture and unknown places; it has its own super-code.
+        self.outside = config.vocab_size
+        self.group_of = torch.nn.functional.pad(tables.group_of.long(), (0, 1), value=config.groups)
+        self.around = around(math.isqrt(config.block_size)).to(device)
+        self.tables = [ContextTable(tables, fields) for fields in ((0, 1, 2, 3), (0, 1))] if config.pictures else []
+
+    def begin(self, images: int, device: torch.device) -> None:
+        """Do nothing: there is no state."""
+
+    def read(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
+        """Do nothing: contexts are looked up in `root`."""
+
+    def root(self, past: Past, count: int) -> Context:
+        """Return the context of the last committed code."""
+        places = torch.arange(count, device=past.codes.device)
+        codes = torch.where(places < past.known[:, None], past.codes[:, :count], self.outside)
+        # Entry -1 is for places outside the picture.
+        self._codes = torch.nn.functional.pad(codes, (0, 1), value=self.outside)
+        self._known, self._count = past.known, count
+        self._seen = fields_of(self._codes[:, self.around], self.group_of)
+        left = past.codes.gather(1, (past.known - 1).clamp(min=0)[:, None])
+        return Context(left, 0)
+
+    def extend(self, context: Context, parents: Int[Tensor, " f"], codes: Int[Tensor, "b f"]) -> Context:
+        """Return the context of nodes with these codes below their parents."""
+        return Context(codes, context.depth + 1)
+
+    def evidence(self, context: Context) -> Evidence:
+        """Return the codes of similar contexts."""
+        place = (self._known + context.depth).clamp(max=self._count - 1)
+        near = self._codes.gather(1, self.around[place] % self._codes.shape[1])[:, None]
+        near = near.expand(-1, context.left.shape[1], -1)
+        # The left neighbour is the node's own code, except at the start of a row.
+        is_begin = (self.around[place, 0] < 0)[:, None]
+        left = torch.where(is_begin, near[..., 0], context.left)
+        key = fields_of(torch.cat([left[..., None], near[..., 1:]], -1), self.group_of)
+        agree = (self._seen[:, None] == key[:, :, None]).sum(-1)
+        places = torch.arange(self._count, device=agree.device)
+        is_good = (places < self._known[:, None])[:, None] & (agree >= self.least)
+        past = torch.where(is_good, (self.sharp * agree).exp(), 0.0)
+        found = [table.look_up(key, self.sharp) for table in self.tables]
+        if not found:
+            none = context.left[..., None][..., :0]
+            return Evidence(past, none, none.float())
+        return Evidence(past, torch.cat([codes for codes, _ in found], -1), torch.cat([w for _, w in found], -1))
+
+
+class ContextTable:
+    """The most frequent codes of a corpus by context, in a hash table; contexts that collide share a row."""
+
+    def __init__(self, tables: SamTables, fields: tuple[int, ...]) -> None:
+        config, device = tables.config, tables.corpus.device
+        self.fields = torch.tensor(fields, device=device)
+        self.scales = torch.tensor([(2 * config.groups + 1) ** i for i in range(len(fields))], device=device)
+        outside = torch.nn.functional.pad(tables.corpus.long(), (0, 1), value=config.vocab_size)
+        group_of = torch.nn.functional.pad(tables.group_of.long(), (0, 1), value=config.groups)
+        near = outside[:, around(math.isqrt(config.block_size)).to(device)]
+        slots = self._slots(fields_of(near, group_of)).flatten()
+        self.codes, self.counts = most_frequent(slots, tables.corpus.long().flatten(), config.vocab_size)
+
+    def look_up(self, key: Int[Tensor, "b f 6"], sharp: float) -> tuple[Int[Tensor, "b f m"], Float[Tensor, "b f m"]]:
+        """Return codes, and their counts times e^(sharp x the number of fields of this table)."""
+        slots = self._slots(key)
+        return self.codes[slots], self.counts[slots] * math.exp(sharp * len(self.fields))
+
+    def _slots(self, key: Int[Tensor, "*n 6"]) -> Int[Tensor, "*n"]:
+        return (key[..., self.fields] * self.scales).sum(-1) % SLOTS
+
+
+def around(grid: int) -> Int[Tensor, "n 4"]:
+    """Return the places of each place's four neighbours, -1 for those outside the picture."""
+    rows, columns = torch.meshgrid(torch.arange(grid), torch.arange(grid), indexing="ij")
+    found = []
+    for down, right in FIELDS:
+        row, column = rows + down, columns + right
+        is_inside = (row >= 0) & (column >= 0) & (column < grid)
+        found.append(torch.where(is_inside, row * grid + column, -1).flatten())
+    return torch.stack(found, 1)
+
+
+def fields_of(near: Int[Tensor, "*n 4"], group_of: Int[Tensor, " v1"]) -> Int[Tensor, "*n 6"]:
+    """Return the super-codes of the four neighbours, and the codes of the first two."""
+    return torch.cat([group_of[near], near[..., :2]], -1)
+
+
+def most_frequent(
+    slots: Int[Tensor, " n"], codes: Int[Tensor, " n"], vocab_size: int
+) -> tuple[Int[Tensor, "slots kept"], Float[Tensor, "slots kept"]]:
+    """Return the KEPT most frequent codes of each slot with their counts, 0 where there are fewer."""
+    pairs, counts = torch.unique(slots * vocab_size + codes, return_counts=True)
+    order = counts.sort(descending=True, stable=True).indices
+    order = order[(pairs[order] // vocab_size).sort(stable=True).indices]
+    pairs, counts = pairs[order], counts[order]
+    slot = pairs // vocab_size
+    first = torch.searchsorted(slot, slot)
+    rank = torch.arange(len(slot), device=slot.device) - first
+    is_kept: Bool[Tensor, " n"] = rank < KEPT
+    found = torch.zeros(SLOTS, KEPT, dtype=torch.long, device=slot.device)
+    weights = torch.zeros(SLOTS, KEPT, device=slot.device)
+    found[slot[is_kept], rank[is_kept]] = pairs[is_kept] % vocab_size
+    weights[slot[is_kept], rank[is_kept]] = counts[is_kept].float()
+    return found, weights

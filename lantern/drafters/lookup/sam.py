@@ -1,0 +1,188 @@
+"""SAM decoding: drafts are copied from places with a similar context (arXiv:2411.10666).
+
+The paper copies what followed the longest suffix of a text that occurred before. Exact repeats are rare among codes, so
+contexts are also compared by super-codes (k-means of the codebook) and on the grid (`matchers.py`):
+
+    suffix   the codes or super-codes that end here, in the picture's own past and, by automaton, in a corpus
+    grid     the super-codes at the left, above, upper left and upper right, and the codes at the left and above
+
+Nothing is trained by gradients: the add-on (`tables.py`) holds the super-codes and the corpus.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.core.noise import Purpose
+from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.drafters.base import Chooser
+from lantern.drafters.lookup.matchers import Evidence, GridMatcher, Past, SuffixMatcher
+from lantern.drafters.lookup.tables import SamConfig, SamTables
+from lantern.drafters.trees.static import StaticTree, named
+from lantern.methods.context import DrafterContext
+from lantern.methods.spec import AddOn, Method, MethodSpec, Setting
+
+MATCHES = ("grid", "super", "codes")
+FLOOR = 1e-4  # share of q that is spread evenly over all codes
+
+
+class SamDrafter(DrafterDefaults):
+    """Grows a static tree from the codes of similar contexts, with the target's noise.
+
+    q is proportional to the weights that `matcher` finds; a share `smooth` of it goes to all codes of the same
+    super-code. ValueError for a share outside [0, 1], tables of another model, and a tree wider than the codebook.
+    """
+
+    mode: DraftMode = "gumbel"
+    needs_whole_prefix = False
+
+    def __init__(
+        self,
+        tables: SamTables,
+        target: Target,
+        *,
+        matcher: SuffixMatcher | GridMatcher,
+        tree: StaticTree,
+        smooth: float = 0.2,
+        most_committed: int = 0,
+    ) -> None:
+        config = tables.config
+        got, expected = (config.vocab_size, config.block_size), (target.config.vocab_size, target.config.block_size)
+        if got != expected:
+            raise ValueError(
+                f"the tables are of (vocab_size, block_size) {got}, the target of {expected}: make tables for it"
+            )
+        if not 0 <= smooth <= 1:
+            raise ValueError(f"smooth is {smooth}, wanted from 0 to 1")
+        if max(level.width for level in tree.levels()) > config.vocab_size:
+            raise ValueError(f"the tree is wider than the codebook of {config.vocab_size} codes: use a narrower one")
+        self.tables, self.matcher, self.members, self.tree = tables, matcher, (matcher,), tree
+        self.smooth, self.count, self.vocab_size = smooth, config.block_size, config.vocab_size
+        self.room = self.count + max(most_committed, tree.depth + 1)
+        self.chooser: Chooser | None = None
+
+    def weave(self, chooser: Chooser, most_committed: int) -> None:
+        """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
+        self.chooser, self.room = chooser, self.count + max(most_committed, self.tree.depth + 1)
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the tree, the root included."""
+        return self.tree.max_nodes
+
+    @property
+    def depth(self) -> int:
+        """Depth of the tree."""
+        return self.tree.depth
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Reset the past and start from the first code."""
+        device, images = prefill.first.device, len(prefill.first)
+        self.noise, self.shape, self.levels = noise, self.tree.shape(device), self.tree.levels(device)
+        self._group_of = self.tables.group_of.long().to(device)
+        groups = self.tables.config.groups
+        self._sizes = torch.zeros(groups, device=device).index_add_(
+            0, self._group_of, torch.ones(self.vocab_size, device=device)
+        )
+        self._codes = torch.zeros(images, self.room, dtype=torch.long, device=device)
+        self._known = torch.zeros(images, dtype=torch.long, device=device)
+        self.matcher.begin(images, device)
+        self._take(prefill.first[:, None], torch.ones_like(self._known))
+
+    def observe(self, step: Step) -> None:
+        """Append the committed codes to the past."""
+        self._take(step.codes, step.counts)
+
+    def propose(self) -> DraftTree:
+        """Grow the tree, with one search of the past per depth that has children."""
+        context = self.matcher.root(Past(self._codes, self._known), self.count)
+        tokens = [context.left]
+        for depth, level in enumerate(self.levels):
+            if depth > 0:
+                context = self.matcher.extend(context, level.parents, tokens[-1][:, level.pairs])
+            best = self._rank(self._log_q(self.matcher.evidence(context)), depth, level.width)
+            tokens.append(best.flatten(1)[:, level.picks])
+        return DraftTree(torch.cat(tokens, 1), self.shape, self.mode)
+
+    def _rank(self, log_q: Float[Tensor, "b f v"], depth: int, width: int) -> Int[Tensor, "b f k"]:
+        """Return the children of each node in sampling order."""
+        if self.chooser is not None:
+            return self.chooser.children(log_q, depth, width)
+        places = (self._known[:, None] + depth).clamp(max=self.count - 1)
+        return (log_q + self.noise.gumbel(places, Purpose.TARGET)).topk(width, dim=-1).indices
+
+    def _take(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
+        steps = torch.arange(codes.shape[1], device=codes.device)
+        self._codes = self._codes.scatter(1, self._known[:, None] + steps, codes)
+        self._known = self._known + counts
+        self.matcher.read(codes, counts)
+
+    def _log_q(self, found: Evidence) -> Float[Tensor, "b f v"]:
+        """Return log q of what was found."""
+        images, nodes, _ = found.past.shape
+        q = found.past.new_zeros(images, nodes, self.vocab_size)
+        own = self._codes[:, None, : self.count].expand(-1, nodes, -1)
+        q = q.scatter_add(-1, own, found.past).scatter_add(-1, found.codes, found.weights)
+        q = q / q.sum(-1, keepdim=True).clamp(min=1e-30)
+        mass = q.new_zeros(images, nodes, len(self._sizes)).scatter_add(-1, self._group_of.expand_as(q), q)
+        similar = (mass / self._sizes.clamp(min=1.0))[..., self._group_of]
+        return ((1 - self.smooth) * q + self.smooth * similar + FLOOR / self.vocab_size).log()
+
+
+def matcher_of(tables: SamTables, settings: Any) -> SuffixMatcher | GridMatcher:
+    """Return the matcher that the settings name."""
+    kind, sharp, least = settings["match"], settings["sharp"], settings["least"]
+    if least < 1 or settings["reach"] < least:
+        raise ValueError(f"least is {least} and reach {settings['reach']}, wanted 1 <= least <= reach")
+    if kind == "grid":
+        return GridMatcher(tables, sharp=sharp, least=least)
+    return SuffixMatcher(tables, is_super=kind == "super", sharp=sharp, least=least, reach=settings["reach"])
+
+
+def drafter_of(method: Method, context: DrafterContext, tree: StaticTree, most_committed: int = 0) -> SamDrafter:
+    """Return the drafter of a method with another tree."""
+    tables = context.add_on(method)
+    assert isinstance(tables, SamTables)
+    return SamDrafter(
+        tables,
+        context.target,
+        matcher=matcher_of(tables, method.settings),
+        tree=tree,
+        smooth=method.settings["smooth"],
+        most_committed=most_committed,
+    )
+
+
+def build(method: Method, context: DrafterContext) -> SamDrafter:
+    """Build static trees drafted from the tables of the model's part."""
+    return drafter_of(method, context, named(str(method.tree)))
+
+
+SAM = AddOn("sam", SamTables, SamConfig, training="python -m lantern.training.sam_tables --parts MODEL/parts")
+SETTINGS = (
+    Setting(
+        "match",
+        "grid",
+        "how contexts are compared: codes left and above, or the longest common suffix",
+        choices=MATCHES,
+    ),
+    Setting("sharp", 2.0, "exponent of the weight of longer matches", low=0),
+    Setting("least", 2, "codes that must match", low=1),
+    Setting("reach", 8, "codes that are compared at most", low=1),
+    Setting("smooth", 0.2, "probability given to codes that look like those found", low=0, high=1),
+)
+METHODS = (
+    MethodSpec(
+        "sam",
+        "no drafter: what followed similar contexts in the picture and a small corpus; plain decoding's codes",
+        "lookup",
+        drafter=build,
+        tree="grown_8_2",
+        settings=SETTINGS,
+        add_ons=(SAM,),
+        weavable=True,
+        paper="2411.10666",
+    ),
+)

@@ -1,0 +1,65 @@
+"""Trained tables of SAM decoding: the super-code of each code, and a small corpus of pictures (arXiv:2411.10666)."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+ROUNDS = 30  # of k-means
+
+
+@dataclass(frozen=True)
+class SamConfig:
+    """Codes of the model and of a picture, super-codes, pictures in the corpus, digest of the target that made them."""
+
+    vocab_size: int
+    block_size: int
+    groups: int
+    pictures: int
+    kind: str = "sam"
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.groups <= self.vocab_size:
+            raise ValueError(f"groups is {self.groups}, wanted from 1 to {self.vocab_size}")
+        if self.block_size < 1 or math.isqrt(self.block_size) ** 2 != self.block_size or self.pictures < 0:
+            raise ValueError(f"{self.pictures} pictures of {self.block_size} codes, wanted square ones, 0 or more")
+
+
+class SamTables(nn.Module):
+    """The super-code of each code, and the codes of some pictures that the target made."""
+
+    group_of: Tensor
+    corpus: Tensor
+
+    def __init__(self, config: SamConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("group_of", torch.zeros(config.vocab_size, dtype=torch.int32))
+        self.register_buffer("corpus", torch.zeros(config.pictures, config.block_size, dtype=torch.int32))
+
+    @classmethod
+    def of_codes(
+        cls, codes: Int[Tensor, "p n"], codebook: Float[Tensor, "v d"], *, groups: int, target: str | None = None
+    ) -> "SamTables":
+        """Cluster the codebook and keep the pictures."""
+        made = cls(SamConfig(len(codebook), codes.shape[1], groups, len(codes), target=target))
+        made.group_of.copy_(super_codes(codebook, groups))
+        made.corpus.copy_(codes)
+        return made
+
+
+def super_codes(codebook: Float[Tensor, "v d"], groups: int, seed: int = 0) -> Int[Tensor, " v"]:
+    """Return the cluster of each code by k-means; the centre of an empty cluster does not move."""
+    generator = torch.Generator().manual_seed(seed)
+    points = codebook.detach().double().cpu()
+    centres = points[torch.randperm(len(points), generator=generator)[:groups]].clone()
+    nearest = torch.zeros(len(points), dtype=torch.long)
+    for _ in range(ROUNDS):
+        nearest = torch.cdist(points, centres).argmin(1)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, points)
+        counts = torch.bincount(nearest, minlength=groups)[:, None]
+        centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)
+    return nearest

@@ -1,0 +1,80 @@
+"""DDD, dynamic depth decoding: drafting stops when little probability is left in the beam (arXiv:2409.00142)."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lantern.drafters.policies.policy import (
+    ADAPTIVE,
+    GROWTH,
+    WITHOUT_GRAPHS,
+    Layer,
+    Pool,
+    State,
+    StatelessPolicy,
+    TreeSize,
+    not_stopped,
+    size_of,
+)
+from lantern.methods.spec import MethodSpec, Setting
+
+
+@dataclass(frozen=True)
+class Ddd(StatelessPolicy):
+    """EAGLE-2's beam, stopped where the probability that any of its paths matches the target is small.
+
+    H = log sum exp of the beam's reach, checked from depth `check` on; below log `alive` an image drafts no deeper. The
+    paper's sum of products of q is near 0 for flat distributions at any depth, so the products here are of the
+    probabilities to be the target's own sample. ValueError for `alive` outside (0, 1) and `check` below 1.
+    """
+
+    alive: float = 0.2
+    check: int = 1
+    is_predictable: ClassVar[bool] = False
+    saves: ClassVar[bool] = True
+    reads_neighbours: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alive < 1 or self.check < 1:
+            raise ValueError(f"alive {self.alive}, check {self.check}: wanted a share between 0 and 1, a depth from 1")
+
+    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
+        """Return log probabilities to match, -inf below a beam with little probability."""
+        assert layer.match is not None
+        if layer.depth < self.check:
+            return layer.match, state
+        is_over = layer.reach.logsumexp(1) < math.log(self.alive)
+        return layer.match.masked_fill(is_over[:, None, None], -torch.inf), state
+
+    def preferred_size(self, pool: Pool, state: State) -> TreeSize:
+        """Return the size of all nodes that are not stopped; one deeper only where the last beam is not stopped."""
+        size = size_of(pool, not_stopped(pool.values))
+        last = torch.where((pool.depths == pool.deepest) & not_stopped(pool.values), pool.values, -torch.inf)
+        is_over = last.logsumexp(1) < math.log(self.alive)
+        return TreeSize(size.nodes, torch.where(is_over, size.depth.clamp(max=pool.deepest), size.depth))
+
+
+METHODS = (
+    MethodSpec(
+        "ddd",
+        "DDD: drafts go on while enough probability is alive; exact by Gumbel match",
+        "eagle",
+        drafter="lantern.drafters.eagle.dynamic:build",
+        policy=Ddd,
+        settings=(
+            *GROWTH,
+            Setting(
+                "alive", 0.2, "probability that the target follows the beam, below which drafting stops", low=0, high=1
+            ),
+            Setting("check", 1, "depth from which it may stop", low=1),
+            ADAPTIVE,
+        ),
+        add_ons=("eagle1",),
+        engines=WITHOUT_GRAPHS,
+        paper="2409.00142",
+    ),
+)

@@ -1,0 +1,98 @@
+"""EAGLE-2: the nodes in which the drafter has the highest confidence (arXiv:2406.16858)."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lantern.drafters.policies.policy import GROWTH, Layer, Limits, State, StatelessPolicy
+from lantern.drafters.trees.static import RATES
+from lantern.methods.spec import MethodSpec, Setting
+
+VALUES = ("q", "match")
+
+
+@dataclass(frozen=True)
+class Eagle2(StatelessPolicy):
+    """The value of a node is the product of q along its path; the candidates of highest value are verified.
+
+    With `value` "match" the product is of the probabilities to be the target's own sample, estimated from scores
+    log q + noise. This is the confidence where codes are sampled with the target's noise; without noise both give the
+    same order. ValueError for another value.
+    """
+
+    value: str = "q"
+    is_predictable: ClassVar[bool] = False
+    saves: ClassVar[bool] = False
+    reads_neighbours: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.value not in VALUES:
+            raise ValueError(f'value is "{self.value}", wanted one of {", ".join(VALUES)}')
+
+    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
+        """Return log q of the candidates, or their log probability to match."""
+        chosen = layer.log_q if self.value == "q" else layer.match
+        assert chosen is not None
+        return chosen, state
+
+
+@dataclass(frozen=True)
+class PredictableEagle2(Eagle2):
+    """EAGLE-2 for rejection: the number of children of a node is chosen before they are sampled.
+
+    Dropping sampled nodes by their own probability would bias the result. A parent's confidence is therefore the sum of
+    squares of its distribution (the mean of q over its samples), assigned to the first child; the rest is divided by
+    rank, by the rates of an average drafter.
+    """
+
+    is_predictable: ClassVar[bool] = True
+
+    def begin(self, size: Limits) -> State:
+        """Return the rates of each rank."""
+        rates = [*RATES[: size.width], *[0.0] * (size.width - len(RATES))]
+        return (torch.tensor(rates, device=size.device),)
+
+    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
+        """Return log probabilities by rank, from the parent's distribution alone."""
+        sure = layer.collision[..., None]
+        first = torch.nn.functional.pad(sure, (0, layer.width - 1))
+        return (first + (1 - sure) * state[0]).log(), state
+
+
+METHODS = (
+    MethodSpec(
+        "eagle2",
+        "EAGLE-2: the nodes likeliest to be the target's own samples, whatever their shape; exact by Gumbel match",
+        "eagle",
+        drafter="lantern.drafters.eagle.dynamic:build",
+        policy=Eagle2,
+        settings=(
+            *GROWTH,
+            Setting(
+                "value",
+                "match",
+                "what a node is ranked by: the chance to match, or the draft's probability",
+                choices=VALUES,
+            ),
+        ),
+        add_ons=("eagle1",),
+        paper="2406.16858",
+    ),
+    MethodSpec(
+        "eagle2-rejection",
+        "EAGLE-2 as rejection allows it: numbers of children are chosen before they are sampled; exact in distribution",
+        "eagle",
+        drafter="lantern.drafters.eagle.dynamic:build",
+        policy=PredictableEagle2,
+        settings=(*GROWTH[:2], dataclasses.replace(GROWTH[2], default=4)),
+        add_ons=("eagle1",),
+        paper="2406.16858",
+        mode="sampled",
+        verifier="rejection",
+        page="eagle2",
+    ),
+)

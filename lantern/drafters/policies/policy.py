@@ -1,0 +1,226 @@
+"""The interface between the drafter of dynamic trees and its policies, in tensors of static shape.
+
+A policy estimates for every candidate the probability that the target takes it, given that its parent was reached. The
+value of a node is the product of these along its path (its reach), and the nodes of highest value are drafted. All
+policies thus estimate the same quantity. Where a policy stops it returns -inf: such nodes come last, and the host may
+make the next tree smaller.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lantern.core.types import Step
+from lantern.methods.spec import Setting
+
+MAX_DEPTH = 12
+# Log probabilities: of the least likely node that is not stopped, of a stopped node, and of the most likely one.
+# MAX_DEPTH times the first is above the second, and the last keeps a child below its parent in fp32 at any depth.
+MIN_LOG, STOPPED, MAX_LOG = -15.0, -200.0, -1e-3
+STOPPED_BELOW = -190.0
+# settings of all growing trees, see `lantern.drafters.eagle.dynamic.Growth`
+GROWTH = (
+    Setting("nodes", 15, "drafted nodes of a tree", low=1),
+    Setting("width", 8, "nodes that are extended at each depth", low=1),
+    Setting("depth", 6, "depth of a tree", low=1, high=MAX_DEPTH),
+    Setting("spread", 1.25, "standard deviation of the target's scores about the drafter's", low=0),
+)
+# of adaptive trees: their size changes from step to step, which a CUDA graph cannot
+WITHOUT_GRAPHS = ("eager", "compile", "fused")
+ADAPTIVE = Setting("adaptive", True, "whether the policy chooses the size of the next tree; CUDA graphs need false")
+State = tuple[Tensor, ...]
+TRAITS = (
+    "joint",
+    "match",
+    "log_q",
+    "entropy",
+    "gap",
+    "depth",
+    "rank",
+    "left",
+    "up",
+    "up_right",
+    "row",
+    "column",
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Nodes of one depth, f per image, whose children are chosen out of k candidates each, in sampling order.
+
+    `places` is the number of the code that the children predict, `side` the codes per row. `reach` is the log
+    probability of reaching a node by the policy, `joint` by the scores alone. `entropy` (nats) and `collision` (sum of
+    q squared) describe the distribution of the children. `near` is the acceptance at the left, upper and upper right
+    neighbours, from 0 to 1. `log_q` and `match` of a candidate are its log q and the log probability that it is the
+    target's own sample, by its score log q plus noise; both are None where a policy must not read sampled codes.
+    """
+
+    depth: int
+    side: int
+    places: Int[Tensor, " b"]
+    reach: Float[Tensor, "b f"]
+    joint: Float[Tensor, "b f"]
+    entropy: Float[Tensor, "b f"]
+    collision: Float[Tensor, "b f"]
+    near: Float[Tensor, "b 3"]
+    width: int
+    log_q: Float[Tensor, "b f k"] | None = None
+    match: Float[Tensor, "b f k"] | None = None
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All candidates of a step: the log probability of reaching each and its depth, from 1 to `deepest`.
+
+    At most `most` nodes are drafted.
+    """
+
+    values: Float[Tensor, "b p"]
+    depths: Int[Tensor, " p"]
+    deepest: int
+    most: int
+
+
+@dataclass(frozen=True)
+class TreeSize:
+    """The number of drafted nodes and the depth that a step would have preferred; at most one deeper than it was."""
+
+    nodes: Int[Tensor, " b"]
+    depth: Int[Tensor, " b"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a generation: images, and the most nodes, depths and children of a node."""
+
+    images: int
+    nodes: int
+    depth: int
+    width: int
+    device: torch.device
+
+
+class StepCosts(Protocol):
+    """Time of a step, in any unit: `nodes` in the target's pass, root included, `inner` of them extended."""
+
+    def step(self, *, nodes: int, depth: int, inner: int) -> float:
+        """Return the time of a step with such a tree."""
+        ...
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Estimates acceptance probabilities. The drafter holds its state, a tuple of tensors of constant size.
+
+    `is_predictable`: it reads no sampled candidate, so trees may be sampled and verified by rejection. `saves`: its
+    preferred sizes vary from step to step. `reads_neighbours`: it reads `Layer.near`.
+    """
+
+    @property
+    def is_predictable(self) -> bool:
+        """Whether it chooses the number of children of a node without reading their sampled codes."""
+        ...
+
+    @property
+    def saves(self) -> bool:
+        """Whether its preferred sizes vary."""
+        ...
+
+    @property
+    def reads_neighbours(self) -> bool:
+        """Whether it reads the acceptance at neighbours."""
+        ...
+
+    def begin(self, size: Limits) -> State:
+        """Return the state before the first step."""
+        ...
+
+    def plan(self, state: State) -> State:
+        """Return the state before the first layer of a step."""
+        ...
+
+    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
+        """Return log probabilities of the candidates given their parents; -inf where it stops."""
+        ...
+
+    def preferred_size(self, pool: Pool, state: State) -> TreeSize:
+        """Return the size of tree that fits a step's candidates."""
+        ...
+
+    def observe(self, state: State, step: Step, chances: Float[Tensor, "b n"]) -> State:
+        """Update the state by a step whose nodes had these log probabilities."""
+        ...
+
+
+class StatelessPolicy:
+    """A policy without state, whose preferred size covers all nodes that are not stopped."""
+
+    def begin(self, size: Limits) -> State:
+        """Return the empty state."""
+        return ()
+
+    def plan(self, state: State) -> State:
+        """Return the state unchanged."""
+        return state
+
+    def preferred_size(self, pool: Pool, state: State) -> TreeSize:
+        """Return the size of all nodes that are not stopped."""
+        return size_of(pool, not_stopped(pool.values))
+
+    def observe(self, state: State, step: Step, chances: Float[Tensor, "b n"]) -> State:
+        """Return the state unchanged."""
+        return state
+
+
+def match_chances(scores: Float[Tensor, "*n v"], spread: float) -> Float[Tensor, "*n v"]:
+    """Return the log probability that each code is the target's own sample, given the drafter's scores log q + g.
+
+    The target samples the arg-max of log p + g = scores + (log p - log q). If log p - log q is distributed like
+    `spread` times Gumbel noise, this is the softmax of scores / spread; without noise and with spread 1 it is q.
+    """
+    return (scores / spread).log_softmax(-1)
+
+
+def not_stopped(values: Float[Tensor, "*n"]) -> Bool[Tensor, "*n"]:
+    """Return which candidates the policy has not stopped."""
+    return values > STOPPED_BELOW
+
+
+def size_of(pool: Pool, is_kept: Bool[Tensor, "b p"]) -> TreeSize:
+    """Return the number and the depth of the kept nodes; one deeper if that is the last depth."""
+    depth = torch.where(is_kept, pool.depths, 0).amax(1)
+    return TreeSize(is_kept.sum(1).clamp(max=pool.most), depth + (depth == pool.deepest))
+
+
+def traits_of(layer: Layer) -> Float[Tensor, "b f k t"]:
+    """Return the TRAITS of each candidate: logs in nats, depth and rank as counts, the rest from 0 to 1."""
+    assert layer.log_q is not None and layer.match is not None
+    size = layer.match.shape
+    match, log_q = (values.clamp(min=MIN_LOG) for values in (layer.match, layer.log_q))
+    rank = torch.arange(size[2], device=match.device)
+    of_image = torch.cat([layer.near, _cell(layer)], 1)[:, None, None].expand(*size[:2], size[2], 5)
+    of_node = [
+        layer.joint[..., None] + match,
+        match,
+        log_q,
+        layer.entropy[..., None].expand(size),
+        match - match[..., :1],
+        torch.full_like(match, float(layer.depth + 1)),
+        rank.expand(size).to(match.dtype),
+    ]
+    return torch.cat([torch.stack(of_node, -1), of_image], -1)
+
+
+def padded_beam(beam: Float[Tensor, "b f"], width: int) -> Float[Tensor, "b w"]:
+    """Return the best `width` log probabilities of a beam, padded with MIN_LOG."""
+    best = beam.topk(min(width, beam.shape[1]), dim=1).values
+    return torch.nn.functional.pad(best, (0, width - best.shape[1]), value=MIN_LOG)
+
+
+def _cell(layer: Layer) -> Float[Tensor, "b 2"]:
+    row, column = layer.places // layer.side, layer.places % layer.side
+    return torch.stack([row, column], 1) / layer.side

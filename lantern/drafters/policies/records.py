@@ -1,0 +1,179 @@
+"""Records of drafts: every step's tree and what was accepted of it, in one file that any generation can write.
+
+Tree policies are trained on such files (`lantern train policy`), and drafters are compared by them. A file is
+safetensors with one row per step and image, trees padded to the largest. Drafters of dynamic trees add their traits of
+each node.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lantern.core.io import atomic_write
+from lantern.core.types import Step, Verdict
+from lantern.drafters.policies.policy import MIN_LOG, TRAITS
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Records:
+    """s drafts with up to n nodes and their results, the root first and parents before children.
+
+    `parents` is -1 where there is no node. `is_tested`: the node's parent was on the accepted path, so the node could
+    be accepted; `is_taken`: it was. `start` is the number of the first drafted code, `picture` numbers the images of
+    the file. `traits` are the numbers that TRAITS names, and `beams` the best log probabilities of the nodes extended
+    at depth 1 and below; None where the drafter has none.
+    """
+
+    parents: Int[Tensor, "s n"]
+    depths: Int[Tensor, "s n"]
+    ranks: Int[Tensor, "s n"]
+    is_tested: Bool[Tensor, "s n"]
+    is_taken: Bool[Tensor, "s n"]
+    start: Int[Tensor, " s"]
+    length: Int[Tensor, " s"]
+    picture: Int[Tensor, " s"]
+    traits: Float[Tensor, "s n t"] | None = None
+    beams: Float[Tensor, "s d w"] | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @classmethod
+    def load(cls, path: Path) -> "Records":
+        """Read a file; ValueError for another kind of file, another version, or other traits."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "pt") as file:
+                about = json.loads((file.metadata() or {}).get("lantern", "{}"))
+                read = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is not a file of records: {error}") from error
+        names = {entry.name for entry in fields(cls)} - {"about"}
+        if about.get("version") != VERSION or set(read) - names or names - set(read) - {"traits", "beams"}:
+            raise ValueError(f"{path} has no records of version {VERSION}: write it with lantern-generate --record")
+        if "traits" in read and about.get("traits") != list(TRAITS):
+            raise ValueError(f"{path} has traits {about.get('traits')}, wanted {list(TRAITS)}: record it again")
+        wide = {name: x.float() if x.is_floating_point() else x.long() for name, x in read.items()}
+        return cls(**wide | {name: read[name].bool() for name in ("is_tested", "is_taken")}, about=about)
+
+    def save(self, path: Path) -> None:
+        """Write the file atomically."""
+        from safetensors.torch import save_file
+
+        kinds = {"traits": torch.float16, "beams": torch.float16, "start": torch.int32, "picture": torch.int32}
+        stored = {}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, Tensor):
+                small = torch.uint8 if value.dtype == torch.bool else torch.int16
+                stored[entry.name] = value.to(kinds.get(entry.name, small)).contiguous()
+        metadata = {"lantern": json.dumps({**self.about, "version": VERSION, "traits": list(TRAITS)}, sort_keys=True)}
+        with atomic_write(path) as temporary:
+            save_file(stored, temporary, metadata=metadata)
+
+
+class Recorder:
+    """A callback that records the trees of all steps; `watch` makes a drafter add its traits of the nodes.
+
+    recorder = Recorder()
+    for picture in lantern.generation.generator.generate(model, asked, method="ddd", record=recorder): ...
+    recorder.records().save(path)
+    """
+
+    def __init__(self, **about: Any) -> None:
+        self.about: dict[str, Any] = about
+        self._steps: list[tuple[int, Step]] = []
+        self._pictures = 0
+        self._batch = 0
+
+    def watch(self, drafter: object) -> None:
+        """Make a drafter add its traits of the nodes, if it has any."""
+        if hasattr(drafter, "records_traits"):
+            drafter.records_traits = True  # type: ignore[attr-defined]
+
+    def __call__(self, step: Step) -> None:
+        """Record a step; nothing is computed before `records`."""
+        if step.index == 0:
+            self._pictures, self._batch = self._pictures + self._batch, len(step.counts)
+        if step.tree is not None and step.verdict is not None:
+            # log q is large and not recorded.
+            tree = replace(step.tree, log_q=None)
+            verdict = Verdict(step.verdict.path, step.verdict.length, step.verdict.next_token)
+            self._steps.append((self._pictures, replace(step, scores=None, tree=tree, verdict=verdict)))
+
+    def records(self) -> Records:
+        """Return all recorded steps, on the CPU; ValueError if nothing was drafted."""
+        if not self._steps:
+            raise ValueError("nothing was drafted, so nothing was recorded: use a method that drafts trees")
+        return joined([record_of(step, first) for first, step in self._steps], self.about)
+
+
+def record_of(step: Step, first: int) -> Records:
+    """Return the records of one step of the unfinished images; the first image is picture number `first`."""
+    assert step.tree is not None and step.verdict is not None
+    shape, path = step.tree.shape, step.verdict.path
+    images, nodes = len(step.counts), shape.num_nodes
+    parents, depths, ranks = (x.expand(images, nodes) for x in (shape.parents, shape.depths, shape.ranks))
+    on_path = torch.zeros(images, nodes + 1, dtype=torch.bool, device=path.device)
+    is_walked = torch.arange(path.shape[1], device=path.device) < step.verdict.length[:, None]
+    on_path = on_path.scatter(1, torch.where(is_walked, path, nodes), True)[:, :nodes]
+    on_path[:, 0] = True
+    is_tested = on_path.gather(1, parents) & (depths > 0) & (depths <= step.counts[:, None])
+    traits = step.tree.traits
+    alive = (step.counts > 0).cpu()
+    return Records(
+        parents=parents.cpu()[alive],
+        depths=depths.cpu()[alive],
+        ranks=ranks.cpu()[alive],
+        is_tested=is_tested.cpu()[alive],
+        is_taken=(is_tested & on_path).cpu()[alive],
+        start=step.start.cpu()[alive],
+        length=torch.minimum(step.verdict.length, step.counts).cpu()[alive],
+        picture=(torch.arange(images) + first)[alive],
+        traits=None if traits is None else traits.nodes.float().cpu()[alive],
+        beams=None if traits is None else traits.beams.float().cpu()[alive],
+    )
+
+
+def joined(parts: Sequence[Records], about: Mapping[str, Any]) -> Records:
+    """Return several records as one, padded to the largest tree; traits only if all have them."""
+    nodes = max(part.parents.shape[1] for part in parts)
+    made: dict[str, Any] = {}
+    for name, filler in (("parents", -1), ("depths", 0), ("ranks", 0), ("is_tested", False), ("is_taken", False)):
+        rows = [getattr(part, name) for part in parts]
+        made[name] = torch.cat([pad(row, (0, nodes - row.shape[1]), value=filler) for row in rows])
+    for name in ("start", "length", "picture"):
+        made[name] = torch.cat([getattr(part, name) for part in parts])
+    traits = [part.traits for part in parts if part.traits is not None]
+    beams = [part.beams for part in parts if part.beams is not None]
+    if len(traits) == len(parts) == len(beams):
+        deepest, widest = max(beam.shape[1] for beam in beams), max(beam.shape[2] for beam in beams)
+        made["traits"] = torch.cat([pad(rows, (0, 0, 0, nodes - rows.shape[1])) for rows in traits])
+        sizes = [(0, widest - beam.shape[2], 0, deepest - beam.shape[1]) for beam in beams]
+        made["beams"] = torch.cat([pad(beam, size, value=MIN_LOG) for beam, size in zip(beams, sizes, strict=True)])
+    return Records(**made, about=dict(about))
+
+
+def load_records(paths: Sequence[Path]) -> Records:
+    """Read several files as one, with consecutive picture numbers; ValueError for files of different targets."""
+    parts, first, targets = [], 0, set()
+    for path in paths:
+        part = Records.load(path)
+        targets.add(part.about.get("target"))
+        pictures = int(part.picture.max()) + 1
+        parts.append(replace(part, picture=part.picture + first))
+        first += pictures
+    if len(targets) > 1:
+        raise ValueError(f"the records are of {len(targets)} different targets, wanted one")
+    return joined(parts, parts[0].about)

@@ -1,0 +1,5 @@
+"""Shapes of draft trees: static trees by name, and dynamic trees grown from candidates.
+
+Imported by all drafters.
+Imports `core` only.
+"""

@@ -1,0 +1,240 @@
+"""Jacobi windows: drafting without a network, from the target's own samples of the last pass."""
+
+import math
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lantern.core.noise import Purpose
+from lantern.core.types import (
+    DrafterDefaults,
+    DraftMode,
+    DraftTree,
+    Leftovers,
+    NoiseSource,
+    Prefill,
+    Step,
+    Target,
+    WindowFill,
+)
+from lantern.drafters.eagle.drafter import EagleChain
+from lantern.drafters.trees.static import chain
+from lantern.methods.context import DrafterContext
+from lantern.methods.spec import Method, MethodSpec, Setting
+from lantern.verifiers.relaxations.bounded import SETTINGS as BOUNDED
+from lantern.verifiers.relaxations.bounded import Bounded
+
+CONTINUED = 3  # codes that a drafter guesses behind a window; a step rarely frees more places
+INITS = ("random", "repeat-left", "drafter")
+WINDOW = Setting("window", 16, "codes scored in one pass; longer windows are cut to the picture", low=2, high=10**6)
+INIT = Setting("init", "repeat-left", "first codes of the window's new places", choices=INITS)
+
+
+class Continuation(Protocol):
+    """Guesses the codes behind a window, a few at a time."""
+
+    @property
+    def needs_whole_prefix(self) -> bool:
+        """Whether it reads all of the target's conditioning slots, padding included."""
+        ...
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> Leftovers:
+        """Start a generation: read its prompt and guess behind its first code."""
+        ...
+
+    def extend(
+        self, features: Float[Tensor, "b r n c"], tokens: Int[Tensor, "b n"], counts: Int[Tensor, " b"]
+    ) -> Leftovers:
+        """Guess behind n codes, each given with the feature that predicts it; the first `counts` are committed."""
+        ...
+
+
+class JacobiDrafter(DrafterDefaults):
+    """Drafts a chain of `window` nodes: the last committed code and drafts of those that follow it.
+
+    Every pass of the target samples all codes of the window. Those that are not committed become the next window
+    (arXiv:2410.01699, arXiv:2510.24211), followed by the code sampled behind the last node:
+
+        drafted    a b c d       counts 2, leftovers a x y z w: the code that follows the root, a, b, c, d
+        drafted    y z w .       a x are committed, x is the root; "." is new
+
+    `init` selects how new places are filled: "random", uniform over all codes; "repeat-left", the code before;
+    "drafter", the codes of `continuation`, the last of them repeated. `keeps_distributions` records the distribution
+    from which each code was sampled, which coupling needs; without it the drafts are for Gumbel match only. A window is
+    at most as long as the picture; nodes past the picture's end have no effect. ValueError for less than two nodes and
+    for an unknown init.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        window: int = 16,
+        init: str = "random",
+        keeps_distributions: bool = True,
+        continuation: Continuation | None = None,
+    ) -> None:
+        if window < 2:
+            raise ValueError(f"the window is {window}, wanted at least 2: the last code and one draft")
+        if init not in INITS:
+            raise ValueError(f'init is "{init}", wanted one of {", ".join(INITS)}')
+        if (init == "drafter") != (continuation is not None):
+            raise ValueError(f'init is "{init}": "drafter" needs a continuation, others take none')
+        self.init, self.keeps_distributions, self.continuation = init, keeps_distributions, continuation
+        self.count, self.vocab_size = target.config.block_size, target.config.vocab_size
+        self.max_nodes = max(min(window, self.count), 2)
+        self.mode: DraftMode = "jacobi" if keeps_distributions else "gumbel"
+
+    @property
+    def sample_window(self) -> WindowFill | None:
+        """How new places are filled, if drafts are the target's own samples and nothing else."""
+        if self.keeps_distributions or self.continuation is not None:
+            return None
+        return "random" if self.init == "random" else "repeat-left"
+
+    @property
+    def depth(self) -> int:
+        """Drafted codes."""
+        return self.max_nodes - 1
+
+    @property
+    def needs_whole_prefix(self) -> bool:
+        """Whether its continuation reads all of the target's conditioning slots."""
+        return self.continuation is not None and self.continuation.needs_whole_prefix
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Fill the whole window with initial codes."""
+        first, device = prefill.first[:, None], prefill.first.device
+        images = len(first)
+        self._shape = chain(self.depth).shape(device)
+        self._images = torch.arange(images, device=device)[:, None]
+        self._steps = torch.arange(self.max_nodes, device=device)
+        self._known = torch.ones(images, dtype=torch.long, device=device)
+        where = torch.arange(self.count, device=device).expand(images, -1)
+        self._random = random_codes(noise, where, self.vocab_size)
+        log_q = torch.zeros(images, 1, self.vocab_size, device=device) if self.keeps_distributions else None
+        ahead = None if self.continuation is None else self.continuation.begin(prefill, noise)
+        self._shift(Leftovers(first, log_q), torch.ones_like(self._known), ahead)
+
+    def propose(self) -> DraftTree:
+        """Return the current window."""
+        return self._tree
+
+    def observe(self, step: Step) -> None:
+        """Shift the window by the committed codes and fill its end; ValueError if the verdict has no leftovers."""
+        if step.verdict is None or step.verdict.leftovers is None:
+            raise ValueError("the verifier returned no leftovers for a window: use Gumbel match or coupling")
+        left, ahead = step.verdict.leftovers, None
+        if self.continuation is not None:
+            assert step.scores is not None
+            features = step.scores.features.unflatten(0, (len(step.counts), -1))
+            ahead = self.continuation.extend(features, left.tokens, step.counts)
+        self._known = self._known + step.counts
+        self._shift(left, step.counts, ahead)
+
+    def _shift(self, left: Leftovers, counts: Int[Tensor, " b"], ahead: Leftovers | None) -> None:
+        """Move what is left to the front; row i of log q is for code i of the window, the last row for none."""
+        sampled = left.tokens.shape[1]
+        index = counts[:, None] + self._steps
+        is_new, source = index >= sampled, index.clamp(max=sampled - 1)
+        codes = left.tokens.gather(1, source)
+        if self.init == "random":
+            places = (self._known[:, None] + self._steps).clamp(max=self.count - 1)
+            codes = torch.where(is_new, self._random.gather(1, places), codes)
+        # Guesses for places that are not free, or past the window, go to the row of the leaf.
+        slots = None
+        if ahead is not None:
+            codes = torch.where(is_new, ahead.tokens[:, -1:], codes)
+            steps = torch.arange(ahead.tokens.shape[1], device=codes.device)
+            slots = ((sampled - counts)[:, None] + steps).clamp(max=self.depth)
+            codes = codes.scatter(1, slots, ahead.tokens)
+        log_q = None
+        if left.log_q is not None:
+            log_q = self._initial_log_q(left.log_q[self._images, source], codes, is_new)
+            if ahead is not None and slots is not None:
+                assert ahead.log_q is not None
+                log_q[self._images, slots] = ahead.log_q
+        root = left.tokens.gather(1, (counts - 1).clamp(min=0)[:, None])
+        self._tree = DraftTree(torch.cat([root, codes[:, :-1]], 1), self._shape, self.mode, log_q)
+
+    def _initial_log_q(
+        self, log_q: Float[Tensor, "b n v"], codes: Int[Tensor, "b n"], is_new: Bool[Tensor, "b n"]
+    ) -> Float[Tensor, "b n v"]:
+        """Write in place, for new codes, the distribution they were sampled from: uniform, or the code itself."""
+        if self.init == "random":
+            return log_q.masked_fill_(is_new[..., None], -math.log(self.vocab_size))
+        log_q.masked_fill_(is_new[..., None], -torch.inf)
+        own = log_q.gather(-1, codes[..., None])
+        return log_q.scatter_(-1, codes[..., None], own.masked_fill(is_new[..., None], 0.0))
+
+
+def random_codes(noise: NoiseSource, where: Int[Tensor, "b n"], vocab_size: int) -> Int[Tensor, "b n"]:
+    """Return initial codes at these places, uniform over all codes."""
+    return (noise.uniform(where, 1, purpose=Purpose.DRAFT)[..., 0] * vocab_size).long()
+
+
+def build(method: Method, context: DrafterContext) -> JacobiDrafter:
+    """Build windows of the target's own samples, continued by the model's own drafter with init "drafter"."""
+    window, init = method.settings["window"], method.settings["init"]
+    keeps_distributions = method.spec.mode == "jacobi"
+    continuation: Continuation | None = None
+    if init == "drafter":
+        if context.module is None:
+            raise ValueError('init is "drafter" and this model has none: use "random" or "repeat-left"')
+        continuation = EagleChain(
+            context.module,
+            context.target,
+            window=window,
+            length=CONTINUED,
+            is_gumbel=not keeps_distributions,
+            sampling=context.sampling,
+        )
+    return JacobiDrafter(
+        context.target, window=window, init=init, keeps_distributions=keeps_distributions, continuation=continuation
+    )
+
+
+METHODS = (
+    MethodSpec(
+        "sjd",
+        "no drafter: a window of codes is tested and sampled again in every pass (speculative Jacobi); exact in "
+        "distribution",
+        "windows",
+        drafter=build,
+        mode="jacobi",
+        verifier="coupling-independent",
+        settings=(WINDOW, INIT),
+        paper="2410.01699",
+    ),
+    MethodSpec(
+        "scd",
+        "no drafter: as sjd, but codes of the window are kept wherever they can be (coupled); exact in distribution",
+        "windows",
+        drafter=build,
+        mode="jacobi",
+        verifier="coupling",
+        settings=(WINDOW, INIT),
+        paper="2510.24211",
+    ),
+    MethodSpec(
+        "gumbel-jacobi",
+        "no drafter: a window iterates under fixed noise to the picture of plain decoding, code for code",
+        "windows",
+        drafter=build,
+        settings=(WINDOW, INIT),
+        fits_engine=True,
+        paper="2002.03629",
+    ),
+    MethodSpec(
+        "bounded-window",
+        "relaxed: as gumbel-jacobi, with the distribution moved toward the last step's, by at most delta",
+        "windows",
+        drafter=build,
+        mode="jacobi",
+        relaxation=Bounded,
+        settings=(WINDOW, INIT, *BOUNDED),
+        fits_engine=True,
+    ),
+)

@@ -1,0 +1,149 @@
+"""SJD-PAC: a small tree at the front of a Jacobi window, where it is least certain (arXiv:2603.18599).
+
+The codes right behind the last committed one were sampled with another code in its place, so they are the most likely
+to be wrong. The paper puts a K-ary tree of samples from these stale distributions there, continues with one chain, and
+couples what is not committed. In the released code the row that is accepted longest is taken even where an earlier
+sibling was not rejected, which changes the distribution. Here the target's arg-max of log p + g decides at every node,
+and the picture is that of plain decoding.
+
+    root - 1 - 1 - x - x - x ...    the window, the target's last samples
+         |   `- 2                   front: `width` codes per node, `levels` deep, the best of stale log p + g
+         `- 2 - 1
+              `- 2
+"""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.drafters.trees.static import Choice, StaticTree
+from lantern.methods.context import DrafterContext
+from lantern.methods.spec import Method, MethodSpec, Setting
+
+
+def fronted(window: int, width: int, levels: int) -> StaticTree:
+    """Return a chain of `window` - 1 drafts whose first `levels` levels are a tree with `width` children per node."""
+    choices: set[Choice] = {(0,) * depth for depth in range(1, window)}
+    level: list[Choice] = [()]
+    for _ in range(min(levels, window - 1)):
+        level = [(*choice, rank) for choice in level for rank in range(width)]
+        choices.update(level)
+    return StaticTree(tuple(choices))
+
+
+class SjdPacDrafter(DrafterDefaults):
+    """Windows of the target's own samples with a tree at the front.
+
+    New places repeat the code before them. A window is at most as long as the picture. ValueError for a window of less
+    than two, for a front wider than the codebook, and for a front without nodes.
+    """
+
+    mode: DraftMode = "gumbel"
+    needs_whole_prefix = False
+
+    def __init__(
+        self, target: Target, *, sampling: Sampling, window: int = 16, width: int = 3, levels: int = 2
+    ) -> None:
+        if window < 2:
+            raise ValueError(f"the window is {window}, wanted at least 2: the last code and one draft")
+        if not 1 <= width <= target.config.vocab_size or levels < 1:
+            raise ValueError(
+                f"the front is {width} wide, {levels} deep: wanted 1 to {target.config.vocab_size}, and at least 1"
+            )
+        self.sampling, self.count = sampling, target.config.block_size
+        self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
+        window = max(min(window, self.count), 2)
+        self.tree, self.width, self.levels = fronted(window, width, levels), width, min(levels, window - 1)
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the tree, the root included."""
+        return self.tree.max_nodes
+
+    @property
+    def depth(self) -> int:
+        """Drafted codes of the window."""
+        return self.tree.depth
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Fill the whole window with the first code."""
+        first, device = prefill.first[:, None], prefill.first.device
+        self.noise, self._shape = noise, self.tree.shape(device)
+        choices = ((), *self.tree.choices)
+        chain = [i for i, choice in enumerate(choices) if not any(choice)]
+        self._chain = torch.tensor(chain, device=device)
+        # For each node its column in [root, window, second and further codes of the front].
+        self._sources = torch.tensor([self._source(choice) for choice in choices], device=device)
+        self._known = torch.ones_like(prefill.first)
+        self._steps = torch.arange(self.depth, device=device)
+        window = first.expand(-1, self.depth)
+        self._build(first, window, first[..., None].expand(-1, self.levels, self.width))
+
+    def propose(self) -> DraftTree:
+        """Return the current window."""
+        return self._tree
+
+    def observe(self, step: Step) -> None:
+        """Shift the window by the committed codes; the distributions behind it give the front."""
+        assert step.verdict is not None and step.verdict.leftovers is not None
+        start, counts = self._known, step.counts
+        self._known = start + counts
+        root = step.codes.gather(1, (counts - 1).clamp(min=0)[:, None])
+        # Row e of the chain is the distribution of code start + e in this pass.
+        sampled = step.verdict.leftovers.tokens[:, self._chain]
+        index = counts[:, None] + self._steps
+        window = sampled.gather(1, index.clamp(max=self.depth))
+        window = torch.where(
+            index > self.depth, torch.where(counts[:, None] > self.depth, root, sampled[:, -1:]), window
+        )
+        self._build(root, window, self._front(step, index[:, : self.levels]))
+
+    def _front(self, step: Step, index: Int[Tensor, "b l"]) -> Int[Tensor, "b l k"]:
+        """Return the best codes by these rows of the chain, with the noise of their new places."""
+        assert step.scores is not None
+        logits = step.scores.logits.unflatten(0, (len(index), self.sampling.rows))
+        rows = self._chain[index.clamp(max=self.depth)]
+        logits = logits.gather(2, rows[:, None, :, None].expand(-1, logits.shape[1], -1, logits.shape[3]))
+        places = (self._known[:, None] + self._steps[: self.levels]).clamp(max=self.count - 1)
+        return (
+            (self.draft_sampling.log_probs(logits, places) + self.noise.gumbel(places)).topk(self.width, dim=-1).indices
+        )
+
+    def _build(self, root: Int[Tensor, "b 1"], window: Int[Tensor, "b d"], front: Int[Tensor, "b l k"]) -> None:
+        """Arrange codes as a tree; a code that the window already holds is replaced by the next best."""
+        own = window[:, : self.levels, None]
+        others = torch.arange(self.width, device=root.device).expand_as(front)
+        # The window's own code is sorted to the end of the candidates and dropped.
+        order = torch.where(front == own, self.width, others).argsort(-1)
+        others = front.gather(2, order)[..., : self.width - 1]
+        codes = torch.cat([root, window, others.flatten(1)], 1)
+        self._tree = DraftTree(codes[:, self._sources], self._shape, self.mode)
+
+    def _source(self, choice: Choice) -> int:
+        depth = len(choice)
+        if depth == 0 or choice[-1] == 0:
+            return depth
+        return 1 + self.depth + (depth - 1) * (self.width - 1) + choice[-1] - 1
+
+
+def build(method: Method, context: DrafterContext) -> SjdPacDrafter:
+    """Build windows with the method's settings."""
+    return SjdPacDrafter(context.target, sampling=context.sampling, **method.settings)
+
+
+METHODS = (
+    MethodSpec(
+        "sjd-pac",
+        "no drafter: gumbel-jacobi with a tree of runners-up at the window's front; plain decoding's codes",
+        "windows",
+        drafter=build,
+        settings=(
+            Setting("window", 16, "codes scored in one pass", low=2),
+            Setting("width", 3, "codes tried at each place of the front", low=1),
+            Setting("levels", 2, "depth of the front", low=1),
+        ),
+        paper="2603.18599",
+    ),
+)

@@ -1,0 +1,94 @@
+"""A drafter's layers, and the linear that joins its inputs, in C++."""
+
+import copy
+from typing import Any, TypeVar, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lantern.drafters.eagle.eagle1 import Eagle, EagleLayer
+from lantern.engines.cpu.linear import layer, linear
+from lantern.engines.cpu.packed import LANES, PANEL, Arena, PackedLayer, check_weights
+from lantern.engines.prepared import WeightCache
+from lantern.engines.quantized import quantized
+
+
+class PackedLinear(nn.Linear):
+    """A linear with packed weights; the result has the dtype of the input."""
+
+    def __init__(self, of: nn.Linear, arena: Arena) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(of.__dict__)
+        self._panels = arena.panels(of.weight)
+        self._wide_bias = None if of.bias is None else arena.wide(of.bias)
+
+    def forward(self, x: Float[Tensor, "*b k"]) -> Float[Tensor, "*b n"]:  # type: ignore[override]
+        """Apply the linear."""
+        return linear(x, self._panels, self._wide_bias, self.out_features).to(x.dtype)
+
+
+class PackedDrafterLayer(EagleLayer):
+    """A layer as one call if its cache is in fp32; otherwise the original layer."""
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Dtype of keys and values: fp32, whatever the weights are."""
+        return torch.float32
+
+    def __init__(self, of: EagleLayer, arena: Arena) -> None:
+        nn.Module.__init__(self)
+        self.__dict__.update(of.__dict__)
+        self._packed = PackedLayer.of(of, arena).tensors
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        factors: Float[Tensor, "b n 3 1 half 2"],
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
+        *,
+        cache: Any,
+        slots: Int[Tensor, "b n"] | None,
+    ) -> Float[Tensor, "b n c"]:
+        """Run the layer, as `EagleLayer.forward`."""
+        if mask is None or slots is None or cache is None or cache.buffer.dtype != self.cache_dtype:
+            return super().forward(x, factors, mask, cache=cache, slots=slots)
+        if mask.dtype == torch.bool:
+            mask = torch.zeros(()).masked_fill(~mask, -torch.inf)
+        own = cache.buffer[2 * self.number : 2 * self.number + 2]
+        return layer(x, factors, mask, own, slots[0], self._packed, self.ffn_norm.eps).to(x.dtype)
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def packed_drafter(module: Module, *, int8: bool = False) -> Module:
+    """Return a drafter's module with packed layers; the rest is shared with the given module.
+
+    With `int8` the rest is shared with a copy in 8 bits. The result is cached per module, and made again when its
+    weights have changed. Modules of other kinds and widths are returned as they are. ValueError for weights that are
+    not on a CPU, and for dtypes other than fp32 and bf16.
+    """
+    if not isinstance(module, Eagle) or not _fits(module):
+        return module
+    drafter: Any = quantized(module, 8, ("layers", "fc")) if int8 else module
+    return cast(Module, _PACKED.get(drafter))
+
+
+def _packed(module: Eagle) -> nn.Module:
+    check_weights(module)
+    arena, twin = Arena.for_module(module), copy.copy(module)
+    layers = [PackedDrafterLayer(of, arena) if type(of) is EagleLayer else of for of in module.layers]
+    twin._modules = module._modules | {"layers": nn.ModuleList(layers)}
+    if type(twin._modules.get("fc")) is nn.Linear:
+        twin._modules["fc"] = PackedLinear(module.fc, arena)
+    return twin
+
+
+def _fits(module: Eagle) -> bool:
+    """Return whether widths are multiples of the kernels' block sizes."""
+    config = module.config
+    return not (config.dim % PANEL or config.dim // config.n_head % LANES or config.ffn_dim % LANES)
+
+
+_PACKED: WeightCache[nn.Module] = WeightCache(_packed)

@@ -1,0 +1,788 @@
+// A whole pass of a LlamaGen transformer over staged nodes in one call: every layer, the final norm and the head. For
+// drafters: one layer, or one linear.
+//
+// The bits of a row's result depend on that row only. Products are summed along k in order, with AMX in the order of its
+// instructions, whatever the number of rows; with int8 weights they are summed as integers, exactly. A node's attention is
+// summed over the slots that it sees, in their order, and a masked slot adds exactly zero. The logits of a code therefore
+// have the same bits in plain decoding, in any window or tree and in any batch.
+//
+//   panel    32 outputs of a linear with all inputs: the unit of work of a thread, stored contiguously
+//   tile     up to 12 rows by one panel: sums are kept in registers during the loop over inputs
+//   phase    the work of all threads between two barriers; five per layer
+
+#include "thread_policy.h"
+#include "tiles.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <new>
+#include <omp.h>
+#include <type_traits>
+#include <vector>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+typedef float Lanes __attribute__((vector_size(64)));
+typedef float LooseLanes __attribute__((vector_size(64), aligned(4)));
+typedef int32_t Whole __attribute__((vector_size(64)));
+
+// A vector that begins at a cache line, since AMX reads whole lines.
+template <class Number> struct LineAllocator {
+    typedef Number value_type;
+    static constexpr std::align_val_t LINE{64};
+    LineAllocator() = default;
+    template <class Other> LineAllocator(const LineAllocator<Other> &) {}
+    Number *allocate(size_t count) { return static_cast<Number *>(::operator new(count * sizeof(Number), LINE)); }
+    void deallocate(Number *at, size_t) { ::operator delete(at, LINE); }
+    bool operator==(const LineAllocator &) const { return true; }
+    bool operator!=(const LineAllocator &) const { return false; }
+};
+template <class Number> using Lined = std::vector<Number, LineAllocator<Number>>;
+
+constexpr int WIDTH = 16, PANEL = 32, TILE = 12, NODES_AT_ONCE = 4, NODES_A_TASK = 16;
+// A tile of MANY rows computes about as long as memory takes to deliver its weights: it prefetches AHEAD bytes into the
+// first cache and FAR_AHEAD bytes into the second. With fewer rows a pass waits for memory anyway.
+constexpr int MANY = 8, AHEAD = 2048, FAR_AHEAD = 16384;
+// Keys and values are prefetched this many slots ahead with AMX, where memory is the only wait.
+constexpr int SLOTS_AHEAD = Tiles::BUILT ? 16 : 0;
+
+inline Lanes load(const float *at) { return *reinterpret_cast<const LooseLanes *>(at); }
+inline void store(float *at, Lanes x) { *reinterpret_cast<LooseLanes *>(at) = x; }
+inline Lanes all(float x) { return x - Lanes{}; }
+inline Lanes fma(Lanes a, Lanes b, Lanes c) {
+#if defined(__AVX512F__)
+    return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    for (int i = 0; i < WIDTH; i++) c[i] = std::fma(a[i], b[i], c[i]);
+    return c;
+#endif
+}
+
+// Returns e^x to 2 units in the last place; exactly 0 at -inf.
+inline Lanes exp(Lanes x) {
+    const Lanes low = all(-87.0f), high = all(88.0f), none = all(-INFINITY);
+    Lanes y = x < low ? low : x;
+    y = y > high ? high : y;
+    const Lanes magic = all(12582912.0f);
+    const Lanes shifted = fma(y, all(1.44269504088896341f), magic), whole = shifted - magic;
+    Lanes r = fma(whole, all(-0.693359375f), y);
+    r = fma(whole, all(2.12194440e-4f), r);
+    Lanes p = all(1.9875691500e-4f);
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        p = fma(p, r, all(c));
+    p = fma(p, r * r, r + 1.0f);
+    const Whole power = ((Whole)shifted - (Whole)magic + 127) << 23;
+    return x == none ? Lanes{} : p * (Lanes)power;
+}
+
+// Lane j of the result is the sum of the lanes of sums[j].
+inline Lanes fold(Lanes *sums) {
+#define FOLD(T, A, B, C, D, E, F, G, H, I, J, K, L, M, N, O, P)                                                        \
+    _Pragma("GCC unroll 16") for (int j = 0; j < WIDTH; j++)                                                                                    \
+        if (!(j & T)) {                                                                                                \
+            const Lanes a = sums[j], b = sums[j + T];                                                                  \
+            const Whole own = {A, B, C, D, E, F, G, H, I, J, K, L, M, N, O, P};                                        \
+            const Whole other = own ^ T;                                                                               \
+            sums[j] = __builtin_shuffle(a, b, own) + __builtin_shuffle(a, b, other);                                   \
+        }
+    FOLD(1, 0, 17, 2, 19, 4, 21, 6, 23, 8, 25, 10, 27, 12, 29, 14, 31)
+    FOLD(2, 0, 1, 18, 19, 4, 5, 22, 23, 8, 9, 26, 27, 12, 13, 30, 31)
+    FOLD(4, 0, 1, 2, 3, 20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31)
+    FOLD(8, 0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27, 28, 29, 30, 31)
+#undef FOLD
+    return sums[0];
+}
+
+// Multiplies pairs of lanes, as complex numbers, by pairs (cos, sin).
+inline Lanes rotate(Lanes y, Lanes factors) {
+    const Whole even = {0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14}, odd = even + 1;
+    const Whole swapped = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
+    const Lanes sign = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
+    return y * __builtin_shuffle(factors, even) + __builtin_shuffle(y, swapped) * (sign * __builtin_shuffle(factors, odd));
+}
+
+inline float wide(uint16_t x) {
+    const uint32_t bits = uint32_t(x) << 16;
+    float y;
+    std::memcpy(&y, &bits, 4);
+    return y;
+}
+
+// Prefetches 128 bytes of weights, which one iteration of a tile reads.
+template <int ROWS> inline void fetch(const void *weights) {
+    if (ROWS < MANY) return;
+    const char *at = (const char *)weights;
+    for (int line = 0; line < 128; line += 64) {
+        __builtin_prefetch(at + AHEAD + line, 0, 3);
+        __builtin_prefetch(at + FAR_AHEAD + line, 0, 2);
+    }
+}
+
+// Prefetches some numbers of a later slot, and as many at distance `also` into the second cache.
+inline void fetch_ahead(const float *slot, int head_dim, int numbers, ptrdiff_t also = 0) {
+    if (!SLOTS_AHEAD) return;
+    for (int d = 0; d < numbers; d += WIDTH) {
+        __builtin_prefetch(slot + SLOTS_AHEAD * head_dim + d, 0, 3);
+        if (also) __builtin_prefetch(slot + also + d, 0, 2);
+    }
+}
+
+// Rows of inputs without conversion.
+template <class Number> struct Plain {
+    const Number *a = nullptr;
+    int rows = 0, inputs = 0;
+    Plain(int, int) {}
+    void take(const Number *from, int count, int given) { a = from, rows = count, inputs = given; }
+};
+
+// Inputs and weights in fp32.
+struct Full {
+    typedef float Number;
+    struct Units { // none
+        explicit Units(int) {}
+        static constexpr bool BUILT = false;
+    };
+    typedef Plain<Number> Inputs;
+    static void narrow(Number *at, Lanes x) { store(at, x); }
+    template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
+        Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
+        for (int k = 0; k < inputs; k++, panel += PANEL) {
+            fetch<ROWS>(panel);
+            const Lanes left = load(panel), right = load(panel + WIDTH);
+#pragma GCC unroll 12
+            for (int m = 0; m < ROWS; m++) {
+                const Lanes x = all(a[size_t(m) * inputs + k]);
+                sums[m][0] = fma(x, left, sums[m][0]);
+                sums[m][1] = fma(x, right, sums[m][1]);
+            }
+        }
+        std::memcpy(out, sums, sizeof(sums));
+    }
+};
+
+// Inputs and weights in bf16, two inputs per instruction, sums in fp32; weights are stored in pairs.
+struct Half {
+    typedef uint16_t Number;
+    typedef Tiles Units;
+    typedef Plain<Number> Inputs;
+#if defined(__AVX512BF16__)
+    static void narrow(Number *at, Lanes x) {
+        _mm256_storeu_si256((__m256i *)at, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+    }
+    template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
+        Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
+        for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL) {
+            fetch<ROWS>(panel);
+            const __m512bh left = (__m512bh)_mm512_loadu_si512(panel);
+            const __m512bh right = (__m512bh)_mm512_loadu_si512(panel + PANEL);
+#pragma GCC unroll 12
+            for (int m = 0; m < ROWS; m++) {
+                int32_t pair;
+                std::memcpy(&pair, a + size_t(m) * inputs + k, 4);
+                const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+                sums[m][0] = (Lanes)_mm512_dpbf16_ps((__m512)sums[m][0], x, left);
+                sums[m][1] = (Lanes)_mm512_dpbf16_ps((__m512)sums[m][1], x, right);
+            }
+        }
+        std::memcpy(out, sums, sizeof(sums));
+    }
+#else
+    static void narrow(Number *at, Lanes x) {
+        const Whole bits = (Whole)x;
+        for (int i = 0; i < WIDTH; i++) {
+            const uint32_t b = uint32_t(bits[i]);
+            at[i] = x[i] == x[i] ? uint16_t((b + 0x7fff + ((b >> 16) & 1)) >> 16) : uint16_t(0x7fc0);
+        }
+    }
+    template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
+        Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
+        for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL)
+            for (int odd = 0; odd < 2; odd++) {
+                Lanes left, right;
+                for (int i = 0; i < WIDTH; i++) left[i] = wide(panel[2 * i + odd]);
+                for (int i = 0; i < WIDTH; i++) right[i] = wide(panel[PANEL + 2 * i + odd]);
+                for (int m = 0; m < ROWS; m++) {
+                    const Lanes x = all(wide(a[size_t(m) * inputs + k + odd]));
+                    sums[m][0] = fma(x, left, sums[m][0]);
+                    sums[m][1] = fma(x, right, sums[m][1]);
+                }
+            }
+        std::memcpy(out, sums, sizeof(sums));
+    }
+#endif
+};
+
+// Rows of inputs as 16-bit integers with a scale per row, in two 8-bit digits, for products with int8 weights.
+struct Digits {
+    int rows = 0, inputs = 0; // inputs: padded to a multiple of GROUP, where weights are 0
+    Lined<uint8_t> high, low; // (rows, inputs): digits of the integer + 2^15
+    std::vector<float> scales;
+    static constexpr int GROUP = Tiles::GROUP;
+
+    static int padded(int inputs) { return (inputs + GROUP - 1) / GROUP * GROUP; }
+    Digits(int rows, int inputs) : high(size_t(rows) * padded(inputs)), low(high.size()), scales(rows) {}
+
+    void take(const float *from, int count, int given) {
+        typedef uint8_t Bytes __attribute__((vector_size(WIDTH)));
+        rows = count, inputs = padded(given);
+        for (int m = 0; m < rows; m++, from += given) {
+            Lanes most = {}, off = {}; // off: 0, or NaN if an input is not finite
+            for (int c = 0; c < given; c += WIDTH) {
+                const Lanes x = load(from + c), size = x < 0 ? -x : x;
+                most = size > most ? size : most;
+                off += x - x;
+            }
+            float largest = 1e-30f, lost = 0;
+            for (int i = 0; i < WIDTH; i++) largest = std::max(largest, most[i]), lost += off[i];
+            scales[m] = largest / 32767.0f + lost;
+            const Lanes inverse = all(32767.0f / largest), magic = all(8388608.0f + 32768.0f);
+            for (int c = 0; c < given; c += WIDTH) {
+                const Whole number = (Whole)fma(load(from + c), inverse, magic);
+                const Bytes upper = __builtin_convertvector(number >> 8 & 255, Bytes);
+                const Bytes lower = __builtin_convertvector(number & 255, Bytes);
+                std::memcpy(&high[size_t(m) * inputs + c], &upper, WIDTH);
+                std::memcpy(&low[size_t(m) * inputs + c], &lower, WIDTH);
+            }
+        }
+    }
+};
+
+// Weights in int8: a panel has 32 scales, 32 sums of an output's weights, and weights in groups of four inputs. Products
+// are summed as integers, exactly, so AMX and vector lanes give the same result.
+struct Byte {
+    typedef float Number;
+    typedef Tiles Units;
+    typedef Digits Inputs;
+    static constexpr int TILE = 6, HEAD = 8 * PANEL; // HEAD: bytes of scales and sums
+    static void narrow(Number *at, Lanes x) { store(at, x); }
+    static size_t panel(int inputs) { return HEAD + size_t(PANEL) * Digits::padded(inputs); }
+
+    // Adds four products of unsigned by signed bytes in each lane.
+    static Whole dot(Whole sum, int32_t four, Whole weights) {
+#if defined(__AVX512VNNI__)
+        return (Whole)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(four), (__m512i)weights);
+#else
+        for (int i = 0; i < 4; i++) sum += (weights << (24 - 8 * i) >> 24) * (four >> 8 * i & 255);
+        return sum;
+#endif
+    }
+
+    // Combines the sums over both digits.
+    static Lanes number(Whole high, Whole low, const int8_t *panel, int half) {
+        Whole sums;
+        std::memcpy(&sums, panel + 4 * PANEL + half * 4 * WIDTH, sizeof(sums));
+        const Lanes upper = __builtin_convertvector(high - 128 * sums, Lanes);
+        return fma(upper, all(256.0f), __builtin_convertvector(low, Lanes)) * load((const float *)panel + half * WIDTH);
+    }
+
+    template <int ROWS, class Finish> static void tile(const Digits &a, int first, const int8_t *panel, Finish finish) {
+        Whole sums[ROWS][4] = {}; // left and right of high digits, left and right of low digits
+        const int8_t *weights = panel + HEAD;
+        for (int k = 0; k < a.inputs; k += 4, weights += 4 * PANEL) {
+            fetch<ROWS>(weights);
+            Whole left, right;
+            std::memcpy(&left, weights, sizeof(left));
+            std::memcpy(&right, weights + sizeof(left), sizeof(right));
+#pragma GCC unroll 6
+            for (int m = 0; m < ROWS; m++) {
+                int32_t high, low;
+                std::memcpy(&high, &a.high[size_t(first + m) * a.inputs + k], 4);
+                std::memcpy(&low, &a.low[size_t(first + m) * a.inputs + k], 4);
+                sums[m][0] = dot(sums[m][0], high, left);
+                sums[m][1] = dot(sums[m][1], high, right);
+                sums[m][2] = dot(sums[m][2], low, left);
+                sums[m][3] = dot(sums[m][3], low, right);
+            }
+        }
+        for (int m = 0; m < ROWS; m++)
+            finish(first + m, number(sums[m][0], sums[m][2], panel, 0) * a.scales[first + m],
+                   number(sums[m][1], sums[m][3], panel, 1) * a.scales[first + m]);
+    }
+};
+
+template <class Kind> void narrow_all(const float *from, size_t count, typename Kind::Number *to) {
+    for (size_t i = 0; i < count; i += WIDTH) Kind::narrow(to + i, load(from + i));
+}
+
+// Calls work(number of rows, first row) for tiles of nearly equal size, at most `most` rows.
+template <class Work> void in_tiles(int rows, int most, Work work) {
+    const int tiles = (rows + most - 1) / most;
+    for (int t = 0, m = 0; t < tiles; t++) {
+        const int count = rows / tiles + (t < rows % tiles);
+        switch (count) {
+#define CASE(N)                                                                                                        \
+    case N:                                                                                                            \
+        work(std::integral_constant<int, N>(), m);                                                                     \
+        break;
+            CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+#undef CASE
+        }
+        m += count;
+    }
+}
+
+// Multiplies rows of inputs by panel p of the weights; calls finish(m, left, right) with the 32 results of row m.
+template <class Number, class Finish>
+void multiply(const Plain<Number> &a, const void *weights, int p, Finish finish) {
+    typedef std::conditional_t<std::is_same<Number, float>::value, Full, Half> Kind;
+    const Number *panel = (const Number *)weights + size_t(p) * PANEL * a.inputs;
+    if constexpr (Kind::Units::BUILT)
+        if (Kind::Units::granted() && a.inputs % Kind::Units::INPUTS == 0)
+            return Kind::Units::multiply(a.a, a.rows, a.inputs, panel, [&](int m, const float *left, const float *right) {
+                finish(m, load(left), load(right));
+            });
+    in_tiles(a.rows, TILE, [&](auto count, int m) {
+        Lanes sums[count][2];
+        Kind::template tile<count>(a.a + size_t(m) * a.inputs, a.inputs, panel, sums);
+        for (int i = 0; i < count; i++) finish(m + i, sums[i][0], sums[i][1]);
+    });
+}
+
+template <class Finish> void multiply(const Digits &a, const void *weights, int p, Finish finish) {
+    const int8_t *panel = (const int8_t *)weights + p * Byte::panel(a.inputs);
+    if constexpr (Tiles::BUILT)
+        if (Tiles::granted())
+            return Tiles::multiply(a.high.data(), a.low.data(), a.rows, a.inputs, panel + Byte::HEAD,
+                                   [&](int m, const int32_t *high[2], const int32_t *low[2]) {
+                Lanes both[2];
+                for (int half = 0; half < 2; half++) {
+                    Whole upper, lower;
+                    std::memcpy(&upper, high[half], sizeof(upper));
+                    std::memcpy(&lower, low[half], sizeof(lower));
+                    both[half] = Byte::number(upper, lower, panel, half) * a.scales[m];
+                }
+                finish(m, both[0], both[1]);
+            });
+    in_tiles(a.rows, Byte::TILE, [&](auto count, int m) { Byte::tile<count>(a, m, panel, finish); });
+}
+
+} // namespace
+
+extern "C" {
+
+struct Layer {
+    const float *attention_norm, *ffn_norm; // null: no normalisation
+    const void *wqkv, *wo, *w13, *w2; // panels; each of w13 holds 16 gates and their 16 ups
+};
+
+struct Model {
+    int32_t dim, heads, layers, hidden, vocab, kind; // 0: all in fp32; 1: weights in bf16; 2: those of linears in int8
+    float eps;
+    const Layer *layer;
+    const float *norm; // null: features are the output of the last layer
+    const void *head;  // null: no logits
+    const float *rope; // (cos, sin) of half a head for each position
+};
+
+struct PassArgs {
+    int32_t rows, nodes, slots, threads, taps;
+    const float *inputs;      // (rows, nodes, dim)
+    const int64_t *positions; // (rows, nodes): rows of the rotary table
+    const int64_t *places;    // (nodes): slots for keys and values, the same in all rows
+    const float *mask;        // (rows, nodes, slots) with the strides below: added to scores
+    int64_t mask_row, mask_node;
+    float *cache; // (2 layers, rows, heads, slots, head_dim)
+    const int32_t *tapped; // layers whose inputs are copied to `fused`
+    float *fused;          // (rows, nodes, taps, dim)
+    float *features;       // (rows, nodes, dim)
+    float *logits;         // (rows, nodes, vocab)
+    double *spent;         // (threads, PARTS): seconds of each part are added; null: not measured
+};
+
+struct LinearArgs {
+    int32_t rows, inputs, outputs, threads, kind;
+    const float *a;     // (rows, inputs)
+    const void *panels;
+    const float *bias;  // (outputs), or null
+    float *out;         // (rows, outputs)
+};
+}
+
+namespace {
+
+// Parts of a thread's time.
+enum Part { NORM, QKV, ATTENTION, OUT, GATE, DOWN, HEAD, WAIT, PARTS };
+
+// The slots that any node of a row sees, and the mask values of each node there.
+struct Seen {
+    std::vector<int32_t> slots;
+    std::vector<float> added; // (nodes, length), length a multiple of 16
+    int length = 0;
+
+    void look(const PassArgs &pass, int row) {
+        const float *mask = pass.mask + row * pass.mask_row;
+        slots.clear();
+        for (int s = 0; s < pass.slots; s++)
+            for (int i = 0; i < pass.nodes; i++)
+                if (mask[i * pass.mask_node + s] != -INFINITY) {
+                    slots.push_back(s);
+                    break;
+                }
+        const int count = int(slots.size());
+        length = (count + WIDTH - 1) / WIDTH * WIDTH;
+        added.assign(size_t(pass.nodes) * length, -INFINITY);
+        for (int i = 0; i < pass.nodes; i++)
+            for (int j = 0; j < count; j++) added[size_t(i) * length + j] = mask[i * pass.mask_node + slots[j]];
+        slots.resize(length, count ? slots[count - 1] : 0);
+    }
+};
+
+template <class Kind> struct Worker {
+    typedef typename Kind::Number Number;
+    const Model &model;
+    const PassArgs &pass;
+    const int count, head_dim; // number of inputs; width of a head
+    float *x, *q;              // shared: (count, dim)
+    Number *attended, *gated;  // shared: (count, dim), (count, hidden)
+    const Seen *seen;
+    typename Kind::Inputs operand; // the inputs of the next product
+    Lined<Number> normed;
+    double last = 0; // time at which the last part ended
+    std::vector<size_t> cache_offset; // offset of an input's keys and values in the cache, from slot 0 of row 0
+    std::vector<float> scores;
+
+    Worker(const Model &model, const PassArgs &pass, float *x, float *q, Number *attended, Number *gated, const Seen *seen)
+        : model(model), pass(pass), count(pass.rows * pass.nodes), head_dim(model.dim / model.heads), x(x), q(q),
+          attended(attended), gated(gated), seen(seen), operand(count, std::max(model.dim, model.hidden)),
+          normed(size_t(count) * model.dim), cache_offset(count) {
+        for (int m = 0; m < count; m++) {
+            const size_t row = size_t(m / pass.nodes) * model.heads * pass.slots;
+            cache_offset[m] = (row + pass.places[m % pass.nodes]) * head_dim;
+        }
+        int longest = 0;
+        for (int row = 0; row < pass.rows; row++) longest = std::max(longest, seen[row].length);
+        scores.resize(size_t(NODES_A_TASK) * longest);
+    }
+
+    // Calls work(i) for this thread's share of tasks 0 to tasks - 1.
+    template <class Work> void share(int tasks, Work work) {
+        const int me = omp_get_thread_num(), of = omp_get_num_threads();
+        for (int i = int(int64_t(tasks) * me / of); i < int(int64_t(tasks) * (me + 1) / of); i++) work(i);
+    }
+
+    // Every thread normalises all rows itself, which is cheaper than another barrier.
+    void norm(const float *weight, float *out = nullptr) {
+        const int dim = model.dim;
+        for (int m = 0; m < count; m++) {
+            const float *row = x + size_t(m) * dim;
+            if (!weight) {
+                narrow_all<Kind>(row, dim, &normed[size_t(m) * dim]);
+                if (out) std::memcpy(out + size_t(m) * dim, row, sizeof(float) * dim);
+                continue;
+            }
+            Lanes squares = {};
+            for (int c = 0; c < dim; c += WIDTH) squares = fma(load(row + c), load(row + c), squares);
+            float sum = 0;
+            for (int i = 0; i < WIDTH; i++) sum += squares[i];
+            const Lanes scale = all(1.0f / std::sqrt(sum / float(dim) + model.eps));
+            for (int c = 0; c < dim; c += WIDTH) {
+                const Lanes y = load(row + c) * scale * load(weight + c);
+                Kind::narrow(&normed[size_t(m) * dim + c], y);
+                if (out) store(out + size_t(m) * dim + c, y);
+            }
+        }
+        operand.take(normed.data(), count, dim);
+    }
+
+    // Computes queries, keys and values; rotates queries and keys; stores keys and values in the cache.
+    void project(const Layer &layer, int number) {
+        const int dim = model.dim, half = head_dim / 2;
+        const float scale = 1.0f / std::sqrt(float(head_dim));
+        const size_t plane = size_t(pass.rows) * model.heads * pass.slots * head_dim;
+        share(3 * dim / PANEL, [&](int p) {
+            struct {
+                int which, inner, d; // query, key or value; index of the first lane over all heads and within its head
+                float *cache;        // their place in slot 0 of row 0
+            } parts[2];
+            for (int i = 0; i < 2; i++) {
+                const int column = p * PANEL + i * WIDTH, which = column / dim, inner = column % dim;
+                const int head = inner / head_dim, d = inner % head_dim;
+                float *at = which ? pass.cache + plane * (2 * number + which - 1) : nullptr;
+                parts[i] = {which, inner, d, which ? at + size_t(head) * pass.slots * head_dim + d : nullptr};
+            }
+            multiply(operand, layer.wqkv, p, [&](int m, Lanes left, Lanes right) {
+                for (int i = 0; i < 2; i++) {
+                    const auto &part = parts[i];
+                    Lanes y = i ? right : left;
+                    if (part.which < 2) y = rotate(y, load(model.rope + size_t(pass.positions[m]) * half * 2 + part.d));
+                    if (part.which == 0) store(q + size_t(m) * dim + part.inner, y * scale);
+                    else store(part.cache + cache_offset[m], y);
+                }
+            });
+        });
+    }
+
+    void attend(int number) {
+        const size_t plane = size_t(pass.rows) * model.heads * pass.slots * head_dim;
+        const int chunks = (pass.nodes + NODES_A_TASK - 1) / NODES_A_TASK;
+        share(pass.rows * model.heads * chunks, [&](int task) {
+            const int chunk = task % chunks, head = task / chunks % model.heads, row = task / chunks / model.heads;
+            const size_t first = (size_t(row) * model.heads + head) * pass.slots * head_dim;
+            const float *keys = pass.cache + plane * (2 * number) + first, *values = keys + plane;
+            const int begin = chunk * NODES_A_TASK, end = std::min(begin + NODES_A_TASK, int(pass.nodes));
+            const int length = seen[row].length;
+            for (int i = begin; i < end; i += NODES_AT_ONCE)
+                weigh(row, head, i, std::min(end - i, NODES_AT_ONCE), keys, &scores[size_t(i - begin) * length]);
+            for (int i = begin; i < end; i += NODES_AT_ONCE)
+                gather(row, head, i, std::min(end - i, NODES_AT_ONCE), values, &scores[size_t(i - begin) * length]);
+        });
+    }
+
+    // Attention weights of some nodes, not yet divided by their sum.
+    void weigh(int row, int head, int node, int nodes, const float *keys, float *out) {
+        switch (head_dim == 4 * WIDTH ? nodes : -nodes) {
+#define CASE(N)                                                                                                        \
+    case N:                                                                                                            \
+        return weigh_some<4, N>(row, head, node, keys, out);                                                           \
+    case -N:                                                                                                           \
+        return weigh_some<0, N>(row, head, node, keys, out);
+            CASE(1) CASE(2) CASE(3) CASE(4)
+#undef CASE
+        }
+    }
+
+    // PARTS: vectors of a head if known at compile time, else 0. Each key is read once for all nodes.
+    template <int PARTS, int NODES> void weigh_some(int row, int head, int node, const float *keys, float *out) {
+        const int head_dim = PARTS ? PARTS * WIDTH : this->head_dim;
+        const Seen &of = seen[row];
+        const float *query = q + (size_t(row) * pass.nodes + node) * model.dim + head * head_dim;
+        const ptrdiff_t values = ptrdiff_t(pass.rows) * model.heads * pass.slots * head_dim; // offset from the keys
+        Lanes most[NODES], own[NODES][PARTS ? PARTS : 1];
+        for (int n = 0; n < NODES; n++) {
+            most[n] = all(-INFINITY);
+            for (int part = 0; part < PARTS; part++) own[n][part] = load(query + size_t(n) * model.dim + part * WIDTH);
+        }
+        const auto query_part = [&](int n, int d) { return PARTS ? own[n][d / WIDTH] : load(query + size_t(n) * model.dim + d); };
+        for (int j = 0; j < of.length; j += WIDTH) {
+            Lanes sums[NODES][WIDTH];
+#pragma GCC unroll 16
+            for (int i = 0; i < WIDTH; i++) {
+                const float *key = keys + size_t(of.slots[j + i]) * head_dim;
+                fetch_ahead(key, head_dim, head_dim, values);
+#pragma GCC unroll 4
+                for (int n = 0; n < NODES; n++) sums[n][i] = query_part(n, 0) * load(key);
+#pragma GCC unroll 4
+                for (int d = WIDTH; d < head_dim; d += WIDTH) {
+                    const Lanes part = load(key + d);
+#pragma GCC unroll 4
+                    for (int n = 0; n < NODES; n++) sums[n][i] = fma(query_part(n, d), part, sums[n][i]);
+                }
+            }
+            for (int n = 0; n < NODES; n++) {
+                const Lanes score = fold(sums[n]) + load(&of.added[size_t(node + n) * of.length + j]);
+                store(out + size_t(n) * of.length + j, score);
+                most[n] = score > most[n] ? score : most[n];
+            }
+        }
+        for (int n = 0; n < NODES; n++) {
+            float top = -INFINITY, *weights = out + size_t(n) * of.length;
+            for (int i = 0; i < WIDTH; i++) top = most[n][i] > top ? most[n][i] : top;
+            for (int j = 0; j < of.length; j += WIDTH) store(weights + j, exp(load(weights + j) - top));
+        }
+    }
+
+    // Weighted means of values of some nodes, 64 numbers of a head at a time.
+    void gather(int row, int head, int node, int nodes, const float *values, const float *weights) {
+        for (int d = 0; d < head_dim;) {
+            const int left = (head_dim - d) / WIDTH;
+            if (left >= 4) {
+                gather_some<4>(row, head, node, nodes, values, weights, d), d += 4 * WIDTH;
+            } else {
+                gather_some<1>(row, head, node, nodes, values, weights, d), d += WIDTH;
+            }
+        }
+    }
+
+    template <int PARTS>
+    void gather_some(int row, int head, int node, int nodes, const float *values, const float *weights, int d) {
+        switch (nodes) {
+        case 1: return means<PARTS, 1>(row, head, node, values, weights, d);
+        case 2: return means<PARTS, 2>(row, head, node, values, weights, d);
+        case 3: return means<PARTS, 3>(row, head, node, values, weights, d);
+        default: return means<PARTS, 4>(row, head, node, values, weights, d);
+        }
+    }
+
+    template <int PARTS, int NODES>
+    void means(int row, int head, int node, const float *values, const float *weights, int d) {
+        const Seen &of = seen[row];
+        Lanes sums[NODES][PARTS] = {}, totals[NODES] = {};
+        for (int j = 0; j < of.length; j++) {
+            const float *value = values + size_t(of.slots[j]) * head_dim + d;
+            fetch_ahead(value, head_dim, PARTS * WIDTH);
+#pragma GCC unroll 4
+            for (int i = 0; i < NODES; i++) {
+                const Lanes weight = all(weights[size_t(i) * of.length + j]);
+                totals[i] += weight;
+#pragma GCC unroll 4
+                for (int c = 0; c < PARTS; c++) sums[i][c] = fma(weight, load(value + c * WIDTH), sums[i][c]);
+            }
+        }
+        for (int i = 0; i < NODES; i++)
+            for (int c = 0; c < PARTS; c++) {
+                const size_t m = size_t(row) * pass.nodes + node + i;
+                Kind::narrow(attended + m * model.dim + head * head_dim + d + c * WIDTH, sums[i][c] / totals[i]);
+            }
+    }
+
+    // Adds the product with a linear of `inputs` inputs to x.
+    void add(const Number *a, int inputs, const void *weights) {
+        operand.take(a, count, inputs);
+        share(model.dim / PANEL, [&](int p) {
+            multiply(operand, weights, p, [&](int m, Lanes left, Lanes right) {
+                float *at = x + size_t(m) * model.dim + p * PANEL;
+                store(at, load(at) + left);
+                store(at + WIDTH, load(at + WIDTH) + right);
+            });
+        });
+    }
+
+    void gate(const Layer &layer) {
+        share(2 * model.hidden / PANEL, [&](int p) {
+            multiply(operand, layer.w13, p, [&](int m, Lanes gates, Lanes ups) {
+                Kind::narrow(gated + size_t(m) * model.hidden + p * WIDTH, gates / (exp(-gates) + 1.0f) * ups);
+            });
+        });
+    }
+
+    void score() {
+        share(model.vocab / PANEL, [&](int p) {
+            multiply(operand, model.head, p, [&](int m, Lanes left, Lanes right) {
+                float *at = pass.logits + size_t(m) * model.vocab + p * PANEL;
+                store(at, left);
+                store(at + WIDTH, right);
+            });
+        });
+    }
+
+    void tap(int number) {
+        for (int t = 0; t < pass.taps; t++)
+            if (pass.tapped[t] == number)
+                for (int m = 0; m < count; m++)
+                    std::memcpy(pass.fused + (size_t(m) * pass.taps + t) * model.dim, x + size_t(m) * model.dim,
+                                sizeof(float) * model.dim);
+    }
+
+    void lap(Part part) {
+        if (!pass.spent) return;
+        const double now = omp_get_wtime();
+        pass.spent[omp_get_thread_num() * PARTS + part] += now - last;
+        last = now;
+    }
+
+    void run() {
+        const typename Kind::Units units(count);
+        if (pass.spent) last = omp_get_wtime();
+        for (int number = 0; number < model.layers; number++) {
+            const Layer &layer = model.layer[number];
+            if (omp_get_thread_num() == 0) tap(number);
+            norm(layer.attention_norm), lap(NORM);
+            project(layer, number), lap(QKV);
+#pragma omp barrier
+            lap(WAIT);
+            attend(number), lap(ATTENTION);
+#pragma omp barrier
+            lap(WAIT);
+            add(attended, model.dim, layer.wo), lap(OUT);
+#pragma omp barrier
+            lap(WAIT);
+            norm(layer.ffn_norm), lap(NORM);
+            gate(layer), lap(GATE);
+#pragma omp barrier
+            lap(WAIT);
+            add(gated, model.hidden, layer.w2), lap(DOWN);
+#pragma omp barrier
+            lap(WAIT);
+        }
+        norm(model.norm, omp_get_thread_num() == 0 ? pass.features : nullptr), lap(NORM);
+        if (model.head) score(), lap(HEAD);
+    }
+};
+
+// Runs work(threads) with the number of threads that the policy of its kind chooses, and records the time.
+template <class Work> void with_threads(const ThreadPolicy::Kind &kind, int most, Work work) {
+    if (most < 2) return work(1);
+    ThreadPolicy &policy = ThreadPolicy::of(kind);
+    const int threads = policy.threads(most);
+    const double start = omp_get_wtime();
+    work(threads);
+    policy.record(threads, omp_get_wtime() - start);
+}
+
+template <class Kind> void run(const Model &model, const PassArgs &pass) {
+    const size_t count = size_t(pass.rows) * pass.nodes, dim = model.dim;
+    std::vector<float> x(pass.inputs, pass.inputs + count * dim), q(count * dim);
+    Lined<typename Kind::Number> attended(count * dim), gated(count * model.hidden);
+    std::vector<Seen> seen(pass.rows);
+    for (int row = 0; row < pass.rows; row++) seen[row].look(pass, row);
+    with_threads({model.dim, model.layers, model.kind, int32_t(count)}, pass.threads, [&](int threads) {
+        // buffers are allocated here, since no exception may leave a parallel region
+        std::vector<Worker<Kind>> workers(
+            threads, {model, pass, x.data(), q.data(), attended.data(), gated.data(), seen.data()});
+#pragma omp parallel num_threads(threads)
+        workers[omp_get_thread_num()].run();
+    });
+}
+
+template <class Kind> void run(const LinearArgs &linear) {
+    typedef typename Kind::Number Number;
+    Lined<Number> a(size_t(linear.rows) * linear.inputs);
+    narrow_all<Kind>(linear.a, a.size(), a.data());
+    with_threads({-linear.inputs, linear.outputs, linear.kind, linear.rows}, linear.threads, [&](int threads) {
+        std::vector<typename Kind::Inputs> inputs(threads, {linear.rows, linear.inputs});
+#pragma omp parallel num_threads(threads)
+        {
+            const typename Kind::Units units(linear.rows);
+            auto &own = inputs[omp_get_thread_num()];
+            own.take(a.data(), linear.rows, linear.inputs);
+#pragma omp for
+            for (int p = 0; p < linear.outputs / PANEL; p++) {
+                const float *bias = linear.bias ? linear.bias + p * PANEL : nullptr;
+                multiply(own, linear.panels, p, [&](int m, Lanes left, Lanes right) {
+                    float *at = linear.out + size_t(m) * linear.outputs + p * PANEL;
+                    store(at, bias ? left + load(bias) : left);
+                    store(at + WIDTH, bias ? right + load(bias + WIDTH) : right);
+                });
+            }
+        }
+    });
+}
+
+// Runs a pass or a linear with weights of a kind.
+template <class... Args> void run_kind(int kind, const Args &...args) {
+    if (kind == 0) run<Full>(args...);
+    else if (kind == 1) run<Half>(args...);
+    else run<Byte>(args...);
+}
+
+void run(const Model &model, const PassArgs &pass) { run_kind(model.kind, model, pass); }
+
+constexpr int64_t NO_MEMORY = -1;
+
+// Returns work(), or NO_MEMORY if memory ran out.
+template <class Work> int64_t guarded(Work work) {
+    try {
+        return work();
+    } catch (const std::bad_alloc &) {
+        return NO_MEMORY;
+    }
+}
+
+} // namespace
+
+extern "C" int64_t lantern_linear(const LinearArgs *linear) {
+    return guarded([&] { return run_kind(linear->kind, *linear), 0; });
+}
+
+extern "C" int64_t lantern_pass(const Model *model, const PassArgs *pass) {
+    return guarded([&] { return run(*model, *pass), 0; });
+}
+
+extern "C" int32_t lantern_has_amx() { return Tiles::granted(); }

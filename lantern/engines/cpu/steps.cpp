@@ -1,0 +1,209 @@
+// Whole steps of plain decoding, or of a Jacobi window under fixed noise, in one call: the inputs of the pass, the pass,
+// the samples (`sampling.h`), the match, and the commit. Plain decoding is a window of one code.
+
+#include "sampling.h"
+
+extern "C" {
+
+// ABI number of this library. Increase it together with `ABI` of build.py when a structure or function changes.
+int32_t lantern_abi() { return 2; }
+
+struct StepArgs {
+    int32_t images, nodes, codes, prefix, conditioning, top_k, interval, is_random, is_half;
+    float guidance, temperature; // temperature 0: the most likely code
+    const void *embeddings;      // (vocab, dim), in bf16 if `is_half`, else in fp32
+    const float *noise;          // (images, codes, vocab); null: none
+    const int64_t *random;       // (images, codes): initial codes, if `is_random`
+    int64_t *known;              // (images): known codes; the last of them is not in the cache
+    int64_t *window;             // (images, nodes): the last known code and the drafts of those that follow it
+    int64_t *grid;               // (images, codes)
+    int64_t *start, *counts;     // (images): number of the first new code of the last step, and how many were new
+    int64_t *sampled;            // (images, nodes): the code sampled after each node
+    int64_t *passes;             // (images)
+    int64_t *accepted, *reached; // (images, nodes - 1)
+    uint8_t *finite;             // (images)
+    double seconds;              // spent in passes
+};
+}
+
+namespace {
+
+struct Stepper {
+    const Model &model;
+    const PassArgs &pass;
+    StepArgs &state;
+    const int rows = pass.rows / state.images; // guidance rows of an image
+    std::vector<std::vector<float>> scores, room; // one per thread
+
+    Stepper(const Model &model, const PassArgs &pass, StepArgs &state)
+        : model(model), pass(pass), state(state), scores(pass.threads, std::vector<float>(model.vocab)), room(scores) {}
+
+    int64_t place(int image, int node) const {
+        return std::min<int64_t>(state.known[image] + node, state.codes - 1);
+    }
+
+    // Writes the inputs of the pass: embeddings, positions, and the mask of committed codes.
+    void fill() const {
+        float *inputs = const_cast<float *>(pass.inputs), *mask = const_cast<float *>(pass.mask);
+        for (int m = 0; m < pass.rows; m++) {
+            const int image = m / rows;
+            const int64_t known = state.known[image];
+            for (int i = 0; i < state.nodes; i++) {
+                const size_t at = size_t(m) * state.nodes + i;
+                embed(state.window[image * state.nodes + i], inputs + at * model.dim);
+                const int64_t where = std::min<int64_t>(known - 1 + i, state.codes - 1);
+                const_cast<int64_t *>(pass.positions)[at] = where + state.conditioning;
+                float *seen = mask + m * pass.mask_row + i * pass.mask_node + state.prefix;
+                std::fill(seen, seen + known - (state.nodes > 1), 0.0f);
+            }
+        }
+        // A window is written to the stage; a single code is written to its final slot.
+        if (state.nodes == 1) const_cast<int64_t *>(pass.places)[0] = state.prefix + state.known[0] - 1;
+    }
+
+    void embed(int64_t code, float *to) const {
+        const size_t from = size_t(code) * model.dim;
+        for (int c = 0; c < model.dim; c++)
+            to[c] = state.is_half ? wide(((const uint16_t *)state.embeddings)[from + c])
+                                  : ((const float *)state.embeddings)[from + c];
+    }
+
+    const float *logits(int image, int row, int node) const {
+        return pass.logits + ((size_t(image) * rows + row) * state.nodes + node) * model.vocab;
+    }
+
+    // Samples the code that follows a node.
+    int64_t sample(int image, int node, int thread) {
+        const Distribution distribution = {model.vocab, state.top_k, state.interval, state.guidance, state.temperature};
+        const int64_t where = place(image, node);
+        const float *noise = state.noise ? state.noise + (size_t(image) * state.codes + where) * model.vocab : nullptr;
+        const float *u = rows == 2 ? logits(image, 1, node) : nullptr;
+        float *out = scores[thread].data();
+        distribution.score(logits(image, 0, node), u, where, noise, out, room[thread].data());
+        return distribution.largest(out);
+    }
+
+    bool is_finite(int image, int node) const {
+        Lanes off = {};
+        for (int row = 0; row < rows; row++)
+            for (int v = 0; v < model.vocab; v += WIDTH) {
+                const Lanes x = load(logits(image, row, node) + v);
+                off += x - x;
+            }
+        for (int i = 0; i < WIDTH; i++)
+            if (!(off[i] == 0)) return false;
+        return true;
+    }
+
+    void sample_all() {
+        const int tasks = state.images * state.nodes;
+        const int threads = tasks * model.vocab < SINGLE_THREAD ? 1 : std::min(tasks, pass.threads);
+#pragma omp parallel for num_threads(threads)
+        for (int task = 0; task < tasks; task++) {
+            state.sampled[task] = sample(task / state.nodes, task % state.nodes, omp_get_thread_num());
+        }
+    }
+
+    // Keeps the drafts that equal the target's own samples, and the sample that follows them.
+    void commit(int image) const {
+        const int64_t known = state.known[image], *sampled = state.sampled + image * state.nodes;
+        const int64_t *window = state.window + image * state.nodes;
+        state.start[image] = known;
+        state.counts[image] = 0;
+        if (known >= state.codes) return;
+        int length = 0;
+        while (length + 1 < state.nodes && window[length + 1] == sampled[length]) length++;
+        const int64_t count = std::min<int64_t>(length + 1, state.codes - known);
+        for (int64_t i = 0; i < count; i++) {
+            state.grid[image * state.codes + known + i] = sampled[i];
+            if (!is_finite(image, int(i))) state.finite[image] = 0;
+        }
+        state.passes[image]++;
+        for (int d = 0; d + 1 < state.nodes && known + d < state.codes; d++) {
+            state.accepted[image * (state.nodes - 1) + d] += d < length;
+            state.reached[image * (state.nodes - 1) + d] += d <= length;
+        }
+        if (state.nodes > 1) keep(image, length);
+        state.counts[image] = count;
+        state.known[image] = known + count;
+        shift(image, int(count));
+    }
+
+    // Copies keys and values of the first nodes from the stage to the slots of their codes.
+    void keep(int image, int length) const {
+        const int head_dim = model.dim / model.heads;
+        for (int64_t plane = 0; plane < 2 * int64_t(model.layers) * pass.rows; plane++) {
+            if (plane % pass.rows / rows != image) continue;
+            for (int head = 0; head < model.heads; head++) {
+                float *slots = pass.cache + (plane * model.heads + head) * pass.slots * head_dim;
+                for (int i = 0; i <= length; i++) {
+                    const int64_t where = state.known[image] - 1 + i;
+                    if (where < state.codes)
+                        std::memcpy(slots + (state.prefix + where) * head_dim, slots + pass.places[i] * head_dim,
+                                    sizeof(float) * head_dim);
+                }
+            }
+        }
+    }
+
+    // Makes the next window: the last new code, the samples behind it, and initial codes at its end.
+    void shift(int image, int count) const {
+        const int64_t *sampled = state.sampled + image * state.nodes;
+        int64_t *window = state.window + image * state.nodes;
+        window[0] = sampled[count - 1];
+        for (int j = 0; j + 1 < state.nodes; j++) {
+            const int from = count + j;
+            window[j + 1] = from < state.nodes ? sampled[from]
+                            : state.is_random  ? state.random[image * state.codes + place(image, j)]
+                                               : sampled[state.nodes - 1];
+        }
+    }
+
+    int64_t step() {
+        fill();
+        const double begun = omp_get_wtime();
+        run(model, pass);
+        state.seconds += omp_get_wtime() - begun;
+        sample_all();
+        for (int image = 0; image < state.images; image++) commit(image);
+        return *std::min_element(state.known, state.known + state.images);
+    }
+};
+
+} // namespace
+
+// Takes steps until all images are done or `patience` seconds have passed, at least one; returns the number of known
+// codes of the slowest image.
+extern "C" int64_t lantern_steps(const Model *model, const PassArgs *pass, StepArgs *state, double patience) {
+    return guarded([&] {
+        Stepper stepper(*model, *pass, *state);
+        const double begun = omp_get_wtime();
+        int64_t known;
+        do known = stepper.step();
+        while (known < state->codes && omp_get_wtime() - begun < patience);
+        return known;
+    });
+}
+
+// Philox4x32-10 as in lantern/core/noise.py: the uniforms of `count` codes at each code number of each image.
+extern "C" void lantern_uniforms(int32_t images, int32_t positions, int32_t count, int32_t threads, const int64_t *low,
+                                 const int64_t *high, const int64_t *image, const int64_t *position, double *out) {
+#pragma omp parallel for num_threads(threads)
+    for (int row = 0; row < images * positions; row++) {
+        const int of = row / positions;
+        double *to = out + int64_t(row) * count;
+        for (int block = 0; block * 4 < count; block++) {
+            uint32_t c[4] = {uint32_t(block), uint32_t(position[row % positions]), uint32_t(image[of]),
+                             uint32_t(image[of] >> 32)};
+            uint32_t k0 = uint32_t(low[of]), k1 = uint32_t(high[of]);
+            for (int round = 0; round < 10; round++, k0 += 0x9E3779B9, k1 += 0xBB67AE85) {
+                const uint64_t left = uint64_t(c[0]) * 0xD2511F53, right = uint64_t(c[2]) * 0xCD9E8D57;
+                c[0] = uint32_t(right >> 32) ^ c[1] ^ k0;
+                c[2] = uint32_t(left >> 32) ^ c[3] ^ k1;
+                c[1] = uint32_t(right);
+                c[3] = uint32_t(left);
+            }
+            for (int i = 0; i < std::min(4, count - 4 * block); i++) to[4 * block + i] = (c[i] + 0.5) * 0x1p-32;
+        }
+    }
+}

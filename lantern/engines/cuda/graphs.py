@@ -1,0 +1,146 @@
+"""One CUDA graph for a whole step, plain or drafted, replayed without work on the host."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern.core.types import DraftTree, Step, Traits
+from lantern.decoding.loop import Stepper
+
+WARM_STEPS = 3  # the first steps have other sizes: none precedes the first, and the second observes less
+
+
+class GraphedStepper(Stepper):
+    """The steps of another stepper, of which all but the first few are replays of one captured graph.
+
+    A graph reads and writes fixed memory, while a step leaves its results in fresh tensors. A captured step
+    therefore ends by copying its results over its inputs (`HeldState`), where the replay reads them.
+    """
+
+    def __init__(self, stepper: Stepper) -> None:
+        self.stepper, self.watch = stepper, stepper.watch
+        self._captured: Step | None = None
+        self._steps = 0
+
+    @property
+    def state_holders(self) -> tuple[object, ...]:
+        """Those of the stepper that is replayed."""
+        return self.stepper.state_holders
+
+    def record_step(self, step: Step) -> Step:
+        """Record a step in the stepper."""
+        return self.stepper.record_step(step)
+
+    def work(self) -> Step:
+        """Run a step on the device: directly at first, then captured, then replayed."""
+        if self._captured is None and self._steps < WARM_STEPS:
+            self._steps += 1
+            return copy_of(self.stepper.work())
+        if self._captured is None:
+            self.capture()
+            self.watch.lap("capture")
+        self.replay()
+        self.watch.lap("replay")
+        assert self._captured is not None
+        return copy_of(self._captured)
+
+    def capture(self) -> None:
+        """Capture a step, which does not run it."""
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._captured = self.held_work()
+
+    def replay(self) -> None:
+        """Run the captured step."""
+        self._graph.replay()
+
+    def held_work(self) -> Step:
+        """Run a step that leaves its state in the memory from which it was read."""
+        self._state = state = HeldState(self.state_holders)  # kept: the graph reads this memory
+        with self.watch.paused():  # a graph that is being captured cannot be waited for
+            made = self.stepper.work()
+        start = made.start.clone()  # its memory is overwritten by `put_back`
+        state.put_back()
+        return dataclasses.replace(made, start=start)
+
+
+class HeldState:
+    """The tensors that some objects hold, in their attributes and in dataclasses and sequences there."""
+
+    def __init__(self, state_holders: Iterable[object]) -> None:
+        self._held = [
+            (owner, name, value) for owner in state_holders for name, value in vars(owner).items() if holds(value)
+        ]
+
+    def put_back(self) -> None:
+        """Copy the present tensors of the attributes to the original ones, and assign those again.
+
+        New tensors may share memory with old ones, so all are read before any is written.
+        """
+        moves = [pair for owner, name, old in self._held for pair in pairs(old, getattr(owner, name))]
+        fresh = [(old, new.clone()) for old, new in moves]
+        for old, new in fresh:
+            old.copy_(new)
+        for owner, name, old in self._held:
+            setattr(owner, name, old)
+
+
+def holds(value: Any) -> bool:
+    """Return whether a value contains tensors that a step may replace."""
+    return next(tensors(value), None) is not None
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield all tensors of a tensor, a dataclass or a sequence."""
+    if isinstance(value, Tensor):
+        yield value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from tensors(getattr(value, field.name))
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from tensors(entry)
+
+
+def pairs(old: Any, new: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return pairs of tensors at the same place of two values that are not identical; ValueError if sizes differ."""
+    before, after = list(tensors(old)), list(tensors(new))
+    if [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
+        raise ValueError("a step left tensors of other sizes than it found: this drafter cannot be captured in a graph")
+    return ((a, b) for a, b in zip(before, after, strict=True) if a is not b)
+
+
+def copy_of(step: Step) -> Step:
+    """Return the step with verdict and codes in new memory, since the next replay overwrites them.
+
+    Steps of plain decoding already have their codes in memory that is not overwritten.
+    """
+    if step.verdict is None:
+        return step
+    kept = {
+        field.name: value.clone() if isinstance(value := getattr(step.verdict, field.name), Tensor) else value
+        for field in dataclasses.fields(step.verdict)
+    }
+    return dataclasses.replace(
+        step,
+        start=step.start.clone(),
+        counts=step.counts.clone(),
+        codes=step.codes.clone(),
+        tree=copy_of_tree(step.tree),
+        verdict=dataclasses.replace(step.verdict, **kept),
+    )
+
+
+def copy_of_tree(tree: DraftTree | None) -> DraftTree:
+    """Return the tree with codes in new memory, and shape and traits too if they are made in every step."""
+    assert tree is not None
+    shape, traits = tree.shape, tree.traits
+    if shape.parents.ndim == 2:
+        names = ("parents", "ranks", "depths", "ancestors")
+        shape = dataclasses.replace(shape, **{name: getattr(shape, name).clone() for name in names})
+    if traits is not None:
+        traits = Traits(traits.nodes.clone(), traits.beams.clone())
+    return dataclasses.replace(tree, tokens=tree.tokens.clone(), shape=shape, traits=traits)

@@ -1,0 +1,228 @@
+"""The engine protocol, and the engines `eager` and `auto`.
+
+An engine runs the passes of a target and the steps around them. Importing this module does not import torch.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, get_args
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from lantern.core.sampling import Sampling
+    from lantern.core.types import Drafter, Generation, Target, Verifier
+    from lantern.decoding.loop import Programs
+
+
+Weights = Literal["full", "int8", "int4"]
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
+BITS = {"int8": 8, "int4": 4}
+# name -> module:class
+ENGINES = {
+    "auto": "lantern.engines.engine:AutoEngine",
+    "eager": "lantern.engines.engine:EagerEngine",
+    "compile": "lantern.engines.compiled:CompiledEngine",
+    "graph": "lantern.engines.cuda.engine:GraphEngine",
+    "cpu": "lantern.engines.cpu.engine:CpuEngine",
+}
+# Most codes per pass of reproducible decoding: linears were measured to round alike up to this number.
+MAX_REPRODUCIBLE = 16
+Module = TypeVar("Module", bound="nn.Module")
+
+
+@dataclass(frozen=True)
+class Engine(ABC):
+    """How passes are run. Only `weights` changes the distribution of the codes.
+
+    `weights`: "full" are the target's own; "int8" quantizes the linears of its layers and its head, "int4" those of its
+    layers. The result is another target: exact methods are exact with respect to it.
+    `reproducible`: the bits of a code's logits do not depend on the number of codes scored with it, in fp32 and bf16,
+    so exact drafted methods give the codes of plain decoding. On CPUs only, at most MAX_REPRODUCIBLE codes per pass.
+    `compiles_steps`: drafting and verification are compiled by torch.compile too.
+    `reason` says why `auto` chose this engine; empty if it was given.
+    """
+
+    weights: Weights = "full"
+    reproducible: bool = False
+    compiles_steps: bool = False
+    reason: str = field(default="", compare=False)
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if self.weights not in WEIGHTS:
+            raise ValueError(f"weights is {self.weights!r}, expected one of {', '.join(WEIGHTS)}")
+
+    def resolve(self, target: "Target") -> "Engine":
+        """Return the engine that runs this target: itself, unless it is `auto`."""
+        return self
+
+    def available(self, target: "Target", *, can_wait: bool = True) -> str | None:
+        """Return why this engine cannot run a target, or None if it can.
+
+        With `can_wait` False a wait of more than two seconds (a build) is a reason.
+        """
+        if self.rounds_wide and target.tok_embeddings.weight.device.type == "cuda":
+            return "reproducible decoding is supported on CPUs only: omit reproducible, or use fp32"
+        return None
+
+    def prepare(self, target: "Target") -> "Target":
+        """Return an object with the target's protocol whose passes this engine runs. The target is not changed.
+
+        What is made from the weights is cached per target and made again when they have changed. ValueError says why
+        the engine cannot run the target.
+        """
+        from lantern.engines.prepared import original
+
+        target = self.quantized(original(target))  # type: ignore[assignment]
+        reason = self.available(target)
+        if reason is not None:
+            raise ValueError(reason)
+        return self._prepare(target)
+
+    def quantized(self, target: "nn.Module") -> "nn.Module":
+        """Return the target with the engine's kind of weights."""
+        if self.weights == "full":
+            return target
+        from lantern.engines.quantized import quantized
+
+        return quantized(target, BITS[self.weights])
+
+    @abstractmethod
+    def _prepare(self, target: Any) -> "Target":
+        """Return the prepared target, given one with the right weights that the engine can run."""
+
+    def prepare_drafter(self, module: Module) -> Module:
+        """Return a drafter's module as this engine runs it: by default, as it is."""
+        return module
+
+    def refuses(self, drafter: "Drafter") -> str | None:
+        """Return why this engine cannot decode with a drafter, or None if it can."""
+        if self.rounds_wide and drafter.max_nodes > MAX_REPRODUCIBLE:
+            return (
+                f"the drafter scores {drafter.max_nodes} codes in a pass, reproducible decoding at most "
+                f"{MAX_REPRODUCIBLE}: choose a smaller tree or window, or omit reproducible"
+            )
+        return None
+
+    def programs(self) -> "Programs":
+        """Return how the parts of a step are run."""
+        from lantern.decoding.loop import Programs
+
+        if not self.compiles_steps:
+            return Programs()
+        from lantern.engines.compiled_steps import compiled_programs
+
+        return compiled_programs()
+
+    def fused_decoder(
+        self, target: "Target", sampling: "Sampling", drafter: "Drafter | None", verifier: "Verifier | None"
+    ) -> "Callable[..., Generation] | None":
+        """Return a decoder whose whole steps this engine runs itself, or None if it has none for these parts.
+
+        `target` is prepared. The decoder is called as `decoding.plain.generate` is, after the parts above.
+        """
+        return None
+
+    @property
+    def rounds_wide(self) -> bool:
+        """Whether decoding must round reproducibly by itself: with an fp64 cache, and prompts read one by one."""
+        return self.reproducible
+
+    @property
+    def window(self) -> int | None:
+        """The fastest Jacobi window of sample match with this engine; None: the method's own."""
+        return None
+
+    def layer_by_layer(self) -> "Engine":
+        """Return an eager engine with the same promises, in which every layer can be observed."""
+        return engine("eager", weights=self.weights, reproducible=self.rounds_wide)
+
+    def changed(self, **changes: Any) -> Self:
+        """Return the engine with some of its settings changed."""
+        return dataclasses.replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return name and settings for reports."""
+        return {"name": self.name} | dataclasses.asdict(self)
+
+
+def engine(choice: "str | Engine", **settings: Any) -> Engine:
+    """Return the engine of a name, with settings; an Engine is returned as it is. ValueError for an unknown name."""
+    if isinstance(choice, Engine):
+        return choice
+    if choice not in ENGINES:
+        raise ValueError(f"engine is {str(choice)[:40]!r}, expected one of {', '.join(ENGINES)}")
+    module, name = ENGINES[choice].split(":")
+    return getattr(import_module(module), name)(**settings)
+
+
+def engine_from_flags(
+    *,
+    compile: bool = False,
+    graphs: bool = False,
+    reproducible: bool = False,
+    int4: bool = False,
+    int8: bool = False,
+    fused: bool = False,
+) -> Engine:
+    """Return the engine that the settings of earlier versions describe; ValueError if they exclude each other."""
+    if int4 and int8:
+        raise ValueError("weights of 4 bits and of 8 bits were given: choose one of int4 and int8")
+    if graphs and fused:
+        raise ValueError("a CUDA graph and the C++ engine were given: choose one engine")
+    name = "cpu" if fused else "graph" if graphs else "compile" if compile else "eager"
+    weights = "int4" if int4 else "int8" if int8 else "full"
+    return engine(name, weights=weights, reproducible=reproducible, compiles_steps=compile)
+
+
+def engine_from_dict(values: Mapping[str, Any]) -> Engine:
+    """Return the engine of a report's `engine` entry: of `Engine.as_dict`, or of the flags of earlier versions."""
+    if "name" in values:
+        return engine(values["name"], **{name: value for name, value in values.items() if name != "name"})
+    return engine_from_flags(**values)
+
+
+@dataclass(frozen=True)
+class EagerEngine(Engine):
+    """Passes as torch runs them."""
+
+    name: ClassVar[str] = "eager"
+
+    def _prepare(self, target: Any) -> "Target":
+        return target
+
+
+EAGER = EagerEngine()
+
+
+@dataclass(frozen=True)
+class AutoEngine(Engine):
+    """The engine that suits a target: `graph` on CUDA, `cpu` on a CPU if its library is built, else `eager`."""
+
+    name: ClassVar[str] = "auto"
+
+    def resolve(self, target: "Target") -> Engine:
+        """Return the chosen engine, with the reason of the choice."""
+        settings = {name: getattr(self, name) for name in ("weights", "reproducible", "compiles_steps")}
+        device = target.tok_embeddings.weight.device.type
+        for name, reason in PREFERRED.get(device, ()):
+            found = engine(name, **settings, reason=reason)
+            why_not = found.available(target, can_wait=False)
+            if why_not is None:
+                return found
+            return engine("eager", **settings, reason=f"{name} is not available: {why_not}")
+        return engine("eager", **settings, reason=f"no other engine runs on {device}")
+
+    def _prepare(self, target: Any) -> "Target":
+        return self.resolve(target).prepare(target)
+
+
+# device -> engine and the reason to choose it
+PREFERRED: dict[str, tuple[tuple[str, str], ...]] = {
+    "cuda": (("graph", "one CUDA graph per step is the fastest on a GPU"),),
+    "cpu": (("cpu", "the C++ library is built and runs this model"),),
+}

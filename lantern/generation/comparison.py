@@ -1,0 +1,135 @@
+"""A method compared with plain decoding: the same picture both ways, alternately, in one process."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import Callback, Step
+from lantern.generation.generator import Generator, choose_method, make_batch
+from lantern.generation.picture import Picture
+from lantern.generation.requests import Request, check_requests
+from lantern.methods.decoder import METHODS, Method
+from lantern.models.folder import Model
+
+WARM_UP_PASSES = 8
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One picture by plain decoding and by a method, with the seconds of decoding of each (median of all runs)."""
+
+    plain: Picture
+    other: Picture
+    plain_seconds: float
+    other_seconds: float
+
+    @property
+    def speedup(self) -> float:
+        """Seconds of plain decoding divided by seconds of the method."""
+        return self.plain_seconds / max(self.other_seconds, 1e-9)
+
+    @property
+    def differing(self) -> int:
+        """Number of codes that differ from plain decoding's."""
+        return int((self.plain.codes != self.other.codes).sum())
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether all codes equal plain decoding's."""
+        return self.differing == 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON values."""
+        return {
+            "prompt": self.plain.request.prompt,
+            "label": self.plain.request.label,
+            "seed": self.plain.request.seed,
+            "image": self.plain.request.number,
+            "plain": self.plain.statistics.as_dict() | {"tokens_sha256": self.plain.tokens_sha256},
+            "method": self.other.statistics.as_dict() | {"tokens_sha256": self.other.tokens_sha256},
+            "seconds": [round(self.plain_seconds, 4), round(self.other_seconds, 4)],
+            "speedup": round(self.speedup, 4),
+            "identical": self.is_identical,
+            "differing_codes": self.differing,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the comparison as the lines of a table."""
+        plain, other = self.plain.statistics, self.other.statistics
+        distance = other.latent_distance
+        same = "identical" if self.is_identical else f"{self.differing} of {other.codes} differ"
+        rows = [
+            ("", "plain", other.method),
+            ("seconds of decoding", f"{self.plain_seconds:.2f}", f"{self.other_seconds:.2f}"),
+            ("passes", str(plain.passes), str(other.passes)),
+            ("step compression", f"{plain.step_compression:.2f}", f"{other.step_compression:.2f}"),
+            ("speedup", "1.00x", f"{self.speedup:.2f}x"),
+            ("relaxed codes", "0.0 %", f"{100 * other.relaxed:.1f} %"),
+            ("total variation per code", "0.000", f"{other.total_variation:.3f}"),
+            ("largest of a code", "0.000", f"{other.total_variation_max:.3f}"),
+            ("latent distance per code", "0.000", "unknown" if distance is None else f"{distance:.3f}"),
+            ("codes", "", same),
+        ]
+        return [f"  {name:<24}{left:>10}  {right:>10}".rstrip() for name, left, right in rows]
+
+
+def compare(
+    model: Model,
+    requested: Sequence[Request],
+    *,
+    method: str | Method | None = None,
+    sampling: Sampling | None = None,
+    settings: Mapping[str, Any] | None = None,
+    repeats: int = 1,
+    with_pixels: bool = True,
+    callback: Callback | None = None,
+) -> Iterator[Comparison]:
+    """Make each picture by plain decoding and by `method`, alternately, `repeats` times, after a warm-up of both.
+
+    All runs of a method give the same codes; only their times differ. ValueError for plain decoding against itself.
+    """
+    sampling = sampling or model.sampling()
+    chosen = choose_method(model, method, settings, sampling=sampling)
+    if chosen.is_plain:
+        raise ValueError('nothing to compare with "plain": choose a method that drafts, and a model with a drafter')
+    check_requests(model, requested)
+    generators = Generator(model, METHODS["plain"], sampling), Generator(model, chosen, sampling)
+    return _compare(generators, requested, repeats, with_pixels, callback)
+
+
+def _compare(
+    generators: tuple[Generator, Generator],
+    requested: Sequence[Request],
+    repeats: int,
+    with_pixels: bool,
+    callback: Callback | None,
+) -> Iterator[Comparison]:
+    for generator in generators:
+        _warm_up(generator, requested[0])
+    for request in requested:
+        runs: tuple[list[Picture], list[Picture]] = ([], [])
+        for _ in range(repeats):
+            for generator, done in zip(generators, runs, strict=True):
+                done += make_batch(generator, [request], with_pixels=with_pixels and not done, callback=callback)
+        seconds = [median(picture.statistics.seconds["decode"] for picture in done) for done in runs]
+        yield Comparison(runs[0][0], runs[1][0], seconds[0], seconds[1])
+
+
+class _WarmError(Exception):
+    """Ends a warm-up."""
+
+
+def _warm_up(generator: Generator, request: Request) -> None:
+    """Decode a few passes, so that compilation and allocation are not measured."""
+
+    def stop(step: Step) -> None:
+        if step.index >= WARM_UP_PASSES:
+            raise _WarmError
+
+    condition = generator.condition([request])
+    try:
+        generator.decode(condition, [request], stop)
+    except _WarmError:
+        return

@@ -1,0 +1,321 @@
+"""From prompts or classes to pictures, for the command line, the pipeline and the evaluation."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from lantern.core.config import is_debugging
+from lantern.core.sampling import Sampling
+from lantern.core.types import Callback, Condition, Generation, Step
+from lantern.decoding.accounting import Stopwatch
+from lantern.generation.memory import BatchSize, in_batches, is_out_of_memory, release_memory, warn_of_halving
+from lantern.generation.picture import NotFiniteError, Picture, Statistics
+from lantern.generation.requests import Request, as_requests, check_requests, unknown_prompts
+from lantern.methods.decoder import METHODS, Method, build_decoder, find, neighbour_columns, suited
+from lantern.methods.registry import add_ons_of
+from lantern.models.folder import Model
+from lantern.models.llamagen.vqvae import to_uint8
+
+if TYPE_CHECKING:
+    from lantern.drafters.policies.records import Recorder
+    from lantern.generation.tuning.costs import Costs
+
+LOG = logging.getLogger("lantern")
+
+
+def generate(
+    model: Model,
+    requested: Sequence[Request | str | int],
+    *,
+    seed: int = 0,
+    method: str | Method | None = None,
+    sampling: Sampling | None = None,
+    settings: Mapping[str, Any] | None = None,
+    batch: int = 1,
+    with_pixels: bool = True,
+    callback: Callback | None = None,
+    on_halved: Callable[[int, int], None] = warn_of_halving,
+    on_unknown: Callable[[str], None] = LOG.warning,
+    debug: bool | None = None,
+    record: "Recorder | None" = None,
+) -> Iterator[Picture]:
+    """Make pictures, `batch` at a time, and yield each when its batch is done.
+
+    A request may be a prompt or a class label, whose pictures then have the noise of `seed`.
+    `method` is a name of the registry or a method, None the model's default; `settings` are options of the method, see
+    `choose_method`. All arguments are checked before the first picture: ValueError. `record` receives the drafts of
+    every step.
+
+    `on_unknown` receives one line for each prompt without a known word (default: a warning of the logger "lantern").
+    Where memory runs out the batch is halved and `on_halved` is called with the size that did not fit and the one that
+    does; the pictures do not change. MemoryError if a single picture does not fit. NotFiniteError, after the other
+    pictures of its batch, for a picture with a distribution that was NaN or infinite; with `debug` (None: by
+    LANTERN_DEBUG) it names the layer.
+    """
+    requested = as_requests(requested, seed)
+    check_requests(model, requested)
+    for line in unknown_prompts(model, requested):
+        on_unknown(line)
+    if with_pixels and model.vq is None:
+        raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no pictures")
+    sampling = sampling or model.sampling()
+    size = BatchSize(batch, on_halved)
+    chosen = choose_method(model, method, settings, sampling=sampling)
+    generator = Generator(model, chosen, sampling, size=size, debug=debug, record=record)
+    return _one_by_one(make_batches(generator, requested, with_pixels=with_pixels, callback=callback))
+
+
+def choose_method(
+    model: Model,
+    name: str | Method | None = None,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    sampling: Sampling | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Method:
+    """Return the method of a name with the given settings, such as its tree, or k and delta of relaxed methods.
+
+    None is the model's default method. Where a default window is not the best one for the engine, the engine's is
+    taken. "auto" is the method that a profile of `lantern tune` recommends for this machine and `sampling`; without a
+    profile it is the exact method of the model's drafter, if the drafter names the weights it was trained for, else
+    plain decoding. `report` (default: the log) receives the reason where a profile or the drafter is not used.
+    ValueError for a setting that the method does not have.
+    """
+    default = str(model.generation.get("method", "auto"))
+    method = name if isinstance(name, Method) else suited(find(name or default), model.engine)
+    if method.name == "auto":
+        method = _resolve_auto(model, sampling or model.sampling(), report or LOG.info)
+    return method.with_options(**settings or {})
+
+
+def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
+    """Return the model's proximity table with at least `columns` columns; it is computed from the codebook if need be.
+
+    ValueError for a model without a table and without a codebook.
+    """
+    codebook = model.codebook
+    if model.neighbours is not None and (model.neighbours.shape[1] >= columns or codebook is None):
+        return model.neighbours
+    if codebook is None:
+        raise ValueError(f"model {model.name} has neither a proximity table nor a vqvae/ folder to make it from")
+    from lantern.verifiers.relaxations.neighbours import proximity_table
+
+    return proximity_table(codebook, columns).to(model.device)
+
+
+def codebook_for(model: Model) -> Float[Tensor, "v d"] | None:
+    """Return the codes' vectors on the target's device; None where the model has no vqvae/ folder."""
+    codebook = model.codebook
+    return None if codebook is None else codebook.to(model.device)
+
+
+def costs_for(model: Model) -> "Costs | None":
+    """Return the times of steps on this machine, if `lantern tune` has measured them."""
+    from lantern.generation.tuning.profile import measured_costs
+
+    return measured_costs(model)
+
+
+def both(callback: Callback | None, record: "Recorder | None") -> Callback | None:
+    """Return a callback that calls each of the two that is not None; None if neither is."""
+    if callback is None or record is None:
+        return callback or record
+
+    def call(step: Step) -> None:
+        callback(step)
+        record(step)
+
+    return call
+
+
+class Generator:
+    """A model with a method and a sampling, assembled once for many batches.
+
+    `size` is the number of pictures made at once; `debug` and `record` are those of `generate`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        method: Method,
+        sampling: Sampling,
+        *,
+        size: BatchSize | None = None,
+        debug: bool | None = None,
+        record: "Recorder | None" = None,
+    ) -> None:
+        self.model, self.method, self.sampling, self.record = model, method, sampling, record
+        self.size = size or BatchSize(1)
+        self.debug = is_debugging() if debug is None else debug
+        self.assemble()
+
+    def assemble(self) -> None:
+        """Build the drafter and verifier anew, which drops the caches that they keep between batches."""
+        model, method, sampling = self.model, self.method, self.sampling
+        columns = neighbour_columns(method)
+        self.parts = build_decoder(
+            method,
+            model.target,
+            sampling=sampling,
+            drafter_module=model.drafter,
+            add_ons=model.add_ons,
+            neighbours=neighbours_for(model, columns) if columns else None,
+            codebook=None if method.exact else codebook_for(model),
+            prompts=model.prompts,
+            # only eager layers can be watched
+            engine=model.engine.layer_by_layer() if self.debug else model.engine,
+            costs=costs_for(model) if method.spec.policy else None,
+        )
+        if self.record is not None:
+            self.record.watch(self.parts.drafter)
+
+    def condition(self, requested: Sequence[Request]) -> Condition:
+        """Return the target's conditioning for each request."""
+        labels = [request.label for request in requested if request.label is not None]
+        if labels:
+            return Condition(labels=torch.tensor(labels, device=self.model.device))
+        assert self.model.text is not None
+        prompts = [request.prompt for request in requested if request.prompt is not None]
+        unique = list(dict.fromkeys(prompts))
+        found = self.model.text.encode(unique, slots=self.model.target.config.cls_token_num)
+        rows = [unique.index(prompt) for prompt in prompts]
+        return Condition(embeddings=found.embeddings[rows], mask=found.mask[rows])
+
+    def decode(
+        self, condition: Condition, requested: Sequence[Request], callback: Callback | None = None
+    ) -> Generation:
+        """Decode the codes of each request; in debug mode NotFiniteError names the first layer that gives NaN."""
+        keys = [(request.seed, request.number) for request in requested]
+        with self._watched_layers():
+            return self.parts.generate(condition, keys=keys, callback=both(callback, self.record))
+
+    def _watched_layers(self) -> AbstractContextManager[None]:
+        if not self.debug:
+            return nullcontext()
+        from lantern.generation.layer_watch import watched_layers
+
+        return watched_layers(self.model.target, self.model.drafter)
+
+    def pixels(self, codes: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
+        """Decode codes to pixels; where memory runs out the batch is decoded in halves."""
+        assert self.model.vq is not None
+        try:
+            with torch.inference_mode():
+                return to_uint8(self.model.vq.decode(codes))
+        except Exception as error:  # other errors are raised again
+            if not is_out_of_memory(error):
+                raise
+            self.size.halve(len(codes), error)
+        release_memory()
+        half = len(codes) // 2
+        return torch.cat([self.pixels(codes[:half]), self.pixels(codes[half:])])
+
+
+def make_batches(
+    generator: Generator, requested: Sequence[Request], *, with_pixels: bool, callback: Callback | None = None
+) -> Iterator[list[Picture]]:
+    """Yield the pictures batch by batch; where memory runs out the batches get smaller."""
+
+    def attempt(batch: Sequence[Request]) -> list[Picture]:
+        return make_batch(generator, batch, with_pixels=with_pixels, callback=callback)
+
+    return in_batches(requested, generator.size, attempt=attempt, forget=generator.assemble)
+
+
+def make_batch(
+    generator: Generator, requested: Sequence[Request], *, with_pixels: bool, callback: Callback | None = None
+) -> list[Picture]:
+    """Make the pictures of one batch; NotFiniteError, which holds the finite ones, if some are not finite."""
+    clock = Stopwatch(generator.model.device, True)
+    condition = generator.condition(requested)
+    clock.lap("text")
+    generation = generator.decode(condition, requested, callback)
+    clock.lap("decode")
+    pictures = finish_batch(generator, requested, generation, seconds=clock.seconds, with_pixels=with_pixels)
+    is_finite = [True] * len(requested) if generation.is_finite is None else generation.is_finite.tolist()  # sync
+    if not all(is_finite):
+        lost = requested[is_finite.index(False)]
+        raise NotFiniteError(
+            f"{lost.subject[:60]!r}, seed {lost.seed}, image {lost.number}: the model's distribution became NaN or"
+            f" infinite in {generator.model.dtype}: try --dtype fp32; --debug names the layer",
+            [picture for picture, is_sound in zip(pictures, is_finite, strict=True) if is_sound],
+        )
+    return pictures
+
+
+def finish_batch(
+    generator: Generator,
+    requested: Sequence[Request],
+    generation: Generation,
+    *,
+    seconds: Mapping[str, float],
+    with_pixels: bool,
+) -> list[Picture]:
+    """Decode the codes of a batch to pixels and add statistics; `seconds` are those spent so far, by phase."""
+    clock = Stopwatch(generator.model.device, True)
+    pixels = generator.pixels(generation.codes) if with_pixels else None
+    clock.lap("vq")
+    shares = {phase: value / len(requested) for phase, value in (dict(seconds) | clock.seconds).items()}
+    return [
+        Picture(
+            request=request,
+            codes=generation.codes[i],
+            pixels=None if pixels is None else pixels[i],
+            statistics=_statistics(generator.method, generation, i, shares),
+            batch=len(requested),
+        )
+        for i, request in enumerate(requested)
+    ]
+
+
+def _one_by_one(batches: Iterator[list[Picture]]) -> Iterator[Picture]:
+    try:
+        for pictures in batches:
+            yield from pictures
+    except NotFiniteError as error:
+        yield from error.sound
+        raise
+
+
+def _resolve_auto(model: Model, sampling: Sampling, report: Callable[[str], None]) -> Method:
+    """Return the method that a profile recommends, if the model has what it needs; else eagle1."""
+    from lantern.generation.tuning.candidates import needs_drafter
+    from lantern.generation.tuning.profile import chosen_method
+
+    chosen = chosen_method(model, sampling, report)
+    has_parts = chosen is not None and all(part in model.add_ons for part in add_ons_of(chosen))
+    if chosen is not None and has_parts and (model.drafter is not None or not needs_drafter(chosen)):
+        return chosen
+    if model.drafter is None:
+        return METHODS["plain"]
+    if model.drafter.config.target is None:
+        report(
+            "the model's drafter does not name the weights it was trained for, and it was not measured here:"
+            " plain decoding is used; `lantern tune` measures it"
+        )
+        return METHODS["plain"]
+    return METHODS["eagle1"]
+
+
+def _statistics(method: Method, generation: Generation, i: int, seconds: Mapping[str, float]) -> Statistics:
+    """Return the statistics of picture `i` of a batch."""
+    codes, exact = generation.codes.shape[1], method.exact
+    largest, distance = generation.total_variation_max, generation.latent_distance
+    return Statistics(
+        method=method.name,
+        is_exact=exact,
+        codes=codes,
+        passes=int(generation.passes[i]),
+        accepted=tuple(generation.accepted[i].tolist()),
+        reached=tuple(generation.reached[i].tolist()),
+        relaxed=float(generation.relaxed[i]) / codes,
+        total_variation=float(generation.total_variation[i]) / codes,
+        total_variation_max=0.0 if largest is None else float(largest[i]),
+        latent_distance=(None if distance is None else float(distance[i]) / codes) if not exact else 0.0,
+        seconds=seconds,
+    )

@@ -1,0 +1,159 @@
+"""Picture files: PNGs with their settings as metadata, file names from prompts, and sheets of many pictures."""
+
+import hashlib
+import json
+import re
+import textwrap
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import UInt8
+from torch import Tensor
+
+from lantern.core.io import atomic_write
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
+MAX_SLUG = 60
+GAP = 8  # pixels between the pictures of a sheet
+LINE, LETTER = 12, 6  # height of a line and mean width of a letter of a label, in pixels
+XMP = (
+    '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
+    '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+    '<rdf:Description rdf:about="" xmlns:Iptc4xmpExt="http://iptc.org/std/Iptc4xmpExt/2008-02-29/"'
+    f' Iptc4xmpExt:DigitalSourceType="{SOURCE_TYPE}"/></rdf:RDF></x:xmpmeta><?xpacket end="w"?>'
+)
+
+
+def to_image(pixels: UInt8[Tensor, "h w 3"]) -> "Image":
+    """Return pixels as a PIL image."""
+    from PIL import Image
+
+    return Image.fromarray(pixels.cpu().numpy())
+
+
+def convert(pixels: UInt8[Tensor, "b h w 3"], form: str) -> Any:
+    """Return pixels in one of diffusers' forms: "pil", "pt" (b 3 h w, in [0, 1]) or "np" (b h w 3, in [0, 1])."""
+    if form == "pil":
+        return [to_image(one) for one in pixels]
+    unit = pixels.float() / 255
+    return unit.cpu().numpy() if form == "np" else unit.permute(0, 3, 1, 2)
+
+
+def sheet(
+    pictures: Sequence["Image"],
+    *,
+    columns: int,
+    labels: Sequence[str] = (),
+    lines: int = 2,
+    gap: int = GAP,
+    margin: int = GAP,
+) -> "Image":
+    """Return pictures of one size in rows of `columns` on white, `gap` pixels apart and `margin` from the edge.
+
+    With `labels` each picture has its label below it, in at most `lines` lines.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    columns = min(columns, len(pictures))
+    rows = -(-len(pictures) // columns)
+    width, height = pictures[0].width + gap, pictures[0].height + gap + (lines * LINE if labels else 0)
+    size = (columns * width - gap + 2 * margin, rows * height - gap + 2 * margin)
+    result = Image.new("RGB", size, "white")
+    draw, font = ImageDraw.Draw(result), ImageFont.load_default()
+    for i, picture in enumerate(pictures):
+        left, top = margin + (i % columns) * width, margin + (i // columns) * height
+        result.paste(picture, (left, top))
+        if labels:
+            for row, line in enumerate(wrap(labels[i], picture.width // LETTER, lines)):
+                draw.text((left, top + picture.height + 1 + row * LINE), line, fill="black", font=font)
+    return result
+
+
+def wrap(label: str, width: int, lines: int) -> list[str]:
+    """Return a label as at most `lines` lines of about `width` letters; a label that is too long ends in dots."""
+    return textwrap.wrap(label, max(width, 8), max_lines=lines, placeholder=" ...") if label else []
+
+
+def save_sheet(image: "Image", path: str | Path) -> None:
+    """Write a sheet as a small PNG, atomically."""
+    with atomic_write(path) as temporary:
+        image.save(temporary, format="PNG", optimize=True)
+
+
+def save_png(image: "Image", path: str | Path, facts: Mapping[str, Any]) -> None:
+    """Write a PNG atomically, with `facts` as text chunks and the marks of a generated picture.
+
+    The marks are "Source: AI generated" and IPTC's digital source type, as text and as XMP. OSError names `path`.
+    """
+    from lantern import __version__
+
+    marks = {
+        "Software": f"lantern {__version__}",
+        "Source": "AI generated",
+        "Comment": "AI generated: this picture was made by a generative model",
+        "DigitalSourceType": SOURCE_TYPE,
+    }
+    info = _text_chunks(marks | {name: _text(value) for name, value in facts.items() if value is not None})
+    try:
+        with atomic_write(path) as temporary:
+            image.save(temporary, format="PNG", pnginfo=info)
+    except OSError as error:
+        # the message names the requested file, not the temporary one
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def slug(text: str) -> str:
+    """Return a short name of lower-case letters, digits and hyphens; for text without any, a digest."""
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    words = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_SLUG].rstrip("-")
+    return words or "picture-" + hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
+
+
+class FileNames:
+    """Distinct paths for the pictures of a run: in a folder by subject and seed, or numbered after one file.
+
+    `out` is a file if it ends in .png and is not a folder. A picture's name does not depend on the other pictures of
+    its run, except where two names would be equal.
+    """
+
+    def __init__(self, out: Path, pictures: int) -> None:
+        self._file = out if out.suffix.lower() == ".png" and not out.is_dir() else None
+        self._folder, self._pictures = out, pictures
+        self._used: set[str] = set()
+
+    def of(self, subject: str, seed: int, number: int) -> Path:
+        """Return the path of picture `number` of a subject (its prompt or class) and a seed."""
+        if self._file is not None and self._pictures == 1:
+            return self._file
+        if self._file is not None:
+            path = self._file.with_name(f"{self._file.stem}-{len(self._used)}.png")
+            self._used.add(path.name)
+            return path
+        end = f"-seed{seed}{f'-{number}' if number else ''}.png"
+        name, twin = f"{slug(subject)}{end}", 1
+        while name in self._used:
+            twin += 1
+            name = f"{slug(subject)}.{twin}{end}"
+        self._used.add(name)
+        return self._folder / name
+
+
+def _text_chunks(texts: Mapping[str, str]) -> Any:
+    from PIL.PngImagePlugin import PngInfo
+
+    info = PngInfo()
+    for name, text in texts.items():
+        info.add_text(name, text)
+    info.add_itxt("XML:com.adobe.xmp", XMP)
+    return info
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    # a NUL would end the chunk's text; a lone surrogate cannot be encoded
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")

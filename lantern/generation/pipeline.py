@@ -1,0 +1,405 @@
+"""LanternPipeline: a model as a diffusers pipeline, on top of `lantern.generation.generator`.
+
+pipe = LanternPipeline.from_pretrained("lantern-emoji")
+pipe.method = "lantern++"
+pipe("a red apple", generator=torch.Generator().manual_seed(7)).images[0].save("apple.png")
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+# diffusers recognises a component by a ModelMixin in the same module
+from diffusers.models.modeling_utils import ModelMixin as ModelMixin
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.utils.outputs import BaseOutput
+from jaxtyping import Int
+from torch import Tensor
+
+from lantern.core.config import read_json_object
+from lantern.core.io import (
+    EMBEDDED_MODEL,
+    HUB_PATTERNS,
+    load_component,
+    resolve_model,
+    save_checksums,
+    save_component,
+    write_json,
+)
+from lantern.decoding.prefill import PromptCache
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.engines.engine import Engine
+from lantern.engines.engine import engine as make_engine
+from lantern.generation.generator import Generator, choose_method
+from lantern.generation.images import convert
+from lantern.generation.memory import BatchSize
+from lantern.generation.picture import Picture
+from lantern.generation.progress import Watcher, make_watched
+from lantern.generation.requests import (
+    CALLBACK_TENSORS,
+    Request,
+    check_call,
+    check_requests,
+    requests_of_call,
+    unknown_prompts,
+)
+from lantern.methods.decoder import find
+from lantern.models.addons import AddOns
+from lantern.models.compatibility import check_sizes, check_weights
+from lantern.models.folder import (
+    COMPONENTS,
+    INDEX_NAME,
+    NEIGHBOURS_NAME,
+    Model,
+    check_generation,
+    current_index,
+    describe,
+    load_neighbours,
+    read_index,
+    shown_name,
+    write_door,
+)
+from lantern.models.llamagen.config import TransformerConfig
+from lantern.models.llamagen.text import TextEncoder
+from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
+from lantern.verifiers.relaxations.neighbours import save_table
+
+LOG = logging.getLogger("lantern")
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
+
+
+class Component(ModelMixin):
+    """Makes a plain module a diffusers component: a folder with config.json and model.safetensors."""
+
+    config_class: ClassVar[type]
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *, torch_dtype: torch.dtype | None = None, **others: Any
+    ) -> "Component":
+        """Load a component folder; `others`, diffusers' loading options, are ignored."""
+        build: Any = cls
+        module = load_component(build, cls.config_class, pretrained_model_name_or_path)
+        return module.to(dtype=torch_dtype or torch.float32).requires_grad_(False)
+
+    def save_pretrained(self, save_directory: str | Path, **others: Any) -> None:
+        """Write the folder that `from_pretrained` and `lantern.models.folder.load_model` read."""
+        save_component(self.state_dict(), self.config, save_directory)
+
+    def to(self, *args: Any, **kwargs: Any) -> "Component":
+        """Move the module as torch does; diffusers' own method warns about every dtype."""
+        torch.nn.Module.to(self, *args, **kwargs)
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Component":
+        table = self._buffers.get("rope")
+        super()._apply(fn, recurse)
+        moved = self._buffers.get("rope")
+        if table is not None and moved is not None and moved.dtype != table.dtype:
+            # the rotary table stays in fp32, as in the reference
+            self._buffers["rope"] = table.to(moved.device)
+        return self
+
+
+class LanternTransformer(Transformer, Component):
+    """The target as a diffusers component."""
+
+    config_class = TransformerConfig
+
+
+class LanternDrafter(Eagle, Component):
+    """A drafter as a diffusers component."""
+
+    config_class = EagleConfig
+
+
+class LanternVQ(VQVAE, Component):
+    """The VQ tokenizer as a diffusers component, with the proximity table of its codes if it has one."""
+
+    config_class = VQConfig
+    neighbours: Tensor | None
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__(config)
+        self.register_buffer("neighbours", None, persistent=False)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | Path, *, torch_dtype: torch.dtype | None = None, **others: Any
+    ) -> "LanternVQ":
+        """Load the folder with its proximity table; always in fp32, as in the reference."""
+        module: Any = super().from_pretrained(pretrained_model_name_or_path, **others)
+        module.neighbours = load_neighbours(Path(pretrained_model_name_or_path), torch.device("cpu"))
+        return module
+
+    def save_pretrained(self, save_directory: str | Path, **others: Any) -> None:
+        """Write the folder with its proximity table."""
+        super().save_pretrained(save_directory, **others)
+        if self.neighbours is not None:
+            save_table(self.neighbours, Path(save_directory) / NEIGHBOURS_NAME)
+
+
+@dataclass
+class LanternOutput(BaseOutput):
+    """Pictures in the requested form, their code grids `(b rows columns)`, and statistics of each."""
+
+    images: Any
+    tokens: Tensor
+    stats: list[dict[str, Any]]
+
+
+class LanternPipeline(DiffusionPipeline):
+    """Text or class to picture by speculative decoding.
+
+    `method` is how codes are decoded: "plain", "eagle1", "lantern", "lantern++" or another method of the registry, or
+    "auto", the one that `lantern tune` found fastest here. `engine` is how passes are run: a
+    name or an Engine of `lantern.engines`, such as "eager" or "compile" (then call `pipe.warmup()`). `generation` holds
+    defaults of calls.
+    """
+
+    _optional_components: ClassVar[list[str]] = ["vqvae", "text_encoder", "tokenizer", "drafter"]
+    _callback_tensor_inputs: ClassVar[list[str]] = list(CALLBACK_TENSORS)
+
+    def __init__(
+        self,
+        transformer: LanternTransformer,
+        vqvae: LanternVQ | None = None,
+        text_encoder: Any = None,
+        tokenizer: Any = None,
+        drafter: LanternDrafter | None = None,
+        generation: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.register_modules(
+            transformer=transformer, vqvae=vqvae, text_encoder=text_encoder, tokenizer=tokenizer, drafter=drafter
+        )
+        defaults = dict(check_generation(generation or {}, source=INDEX_NAME))
+        self.register_to_config(generation=defaults)
+        self._method = str(defaults.get("method", "auto"))
+        self._interrupt = False
+        self.engine: Engine | str = "auto"
+        self._prompts = PromptCache()
+        self._loaded: tuple[Path, Any, AddOns] | None = None  # folder, target, add-ons
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "LanternPipeline":
+        """Load by name ("lantern-emoji"), folder or hub id; in fp32 unless `dtype` (or `torch_dtype`) is given."""
+        name = pretrained_model_name_or_path
+        hub = {option: options.pop(option) for option in HUB_OPTIONS if option in options}
+        if hub and str(name) != EMBEDDED_MODEL and not Path(name).is_dir():
+            from huggingface_hub import snapshot_download
+
+            folder = Path(snapshot_download(str(name), allow_patterns=list(HUB_PATTERNS), **hub))
+        else:
+            folder = resolve_model(name)
+        requested = options.pop("torch_dtype", None) or options.pop("dtype", None) or torch.float32
+        dtypes = requested if isinstance(requested, Mapping) else {"default": requested}
+        options.setdefault("low_cpu_mem_usage", False)
+        pipe = super().from_pretrained(str(folder), **options)
+        if pipe.drafter is not None:
+            names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown_name(name, folder)}
+            check_sizes(pipe.drafter.config, pipe.transformer.config, **names)
+            check_weights(pipe.drafter.config, pipe.transformer, **names)
+        for part in ("transformer", "text_encoder", "drafter"):
+            module = getattr(pipe, part)
+            if module is not None:
+                torch.nn.Module.to(module, dtype=dtypes.get(part, dtypes.get("default", torch.float32)))
+        parts = AddOns(folder, pipe.transformer, model_name=shown_name(name, folder))
+        pipe._loaded = folder, pipe.transformer, parts
+        pipe.register_to_config(_name_or_path=shown_name(name, folder))
+        return pipe
+
+    @classmethod
+    def load_config(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Any:
+        """Read model_index.json; for a folder of components without one, describe the components that are in it."""
+        folder = Path(pretrained_model_name_or_path)
+        if folder.is_dir() and not (folder / INDEX_NAME).is_file():
+            return current_index(read_index(folder))
+        loaded = super().load_config(str(folder), **options)
+        index, *rest = loaded if isinstance(loaded, tuple) else (loaded,)
+        index = current_index(index)
+        return (index, *rest) if rest else index
+
+    def save_pretrained(self, save_directory: str | Path, *others: Any, **options: Any) -> None:
+        """Write all components, the index with the chosen method, checksums, and `pipeline.py` for diffusers."""
+        defaults = dict(self.config["generation"])
+        chosen = defaults | ({"method": self._method} if self._method != "auto" or "method" in defaults else {})
+        self.register_to_config(generation=chosen)
+        try:
+            super().save_pretrained(save_directory, *others, **options)
+        finally:
+            self.register_to_config(generation=defaults)
+        index = read_json_object(Path(save_directory) / INDEX_NAME)
+        write_json(Path(save_directory) / INDEX_NAME, index | describe(Path(save_directory)))
+        for component in COMPONENTS:
+            if (folder := Path(save_directory) / component).is_dir():
+                save_checksums(folder)
+        write_door(save_directory)
+
+    @property
+    def method(self) -> str:
+        """The method of calls that do not name one; setting an unknown name raises ValueError."""
+        return self._method
+
+    @method.setter
+    def method(self, name: str) -> None:
+        self._method = find(name).name
+
+    @property
+    def interrupt(self) -> bool:
+        """Whether the running call is to stop after the current pass; a callback sets `_interrupt`."""
+        return self._interrupt
+
+    @property
+    def model(self) -> Model:
+        """The components as a `lantern.models.folder.Model`."""
+        encoder, tokenizer = self.text_encoder, self.tokenizer
+        # a transformer that was replaced after loading has no folder
+        folder, target, parts = self._loaded or (None, None, {})
+        is_loaded = target is self.transformer
+        return Model(
+            name=str(self.config.get("_name_or_path") or "unnamed"),
+            target=self.transformer,
+            vq=self.vqvae,
+            text=None if encoder is None or tokenizer is None else TextEncoder(encoder, tokenizer),
+            drafter=self.drafter,
+            neighbours=None if self.vqvae is None else self.vqvae.neighbours,
+            generation=dict(self.config["generation"]),
+            prompts=self._prompts,
+            engine=make_engine(self.engine),
+            folder=folder if is_loaded else None,
+            add_ons=parts if is_loaded else {},
+        )
+
+    def warmup(self, prompt: str = "a red apple", *, batch_size: int = 1, **call: Any) -> None:
+        """Make a batch and discard it, so that later calls of this size compile nothing and have `prompt` cached.
+
+        `call` are arguments of later calls that change what is run, such as method, settings and guidance_scale.
+        """
+        what: dict[str, Any] = {"prompt": [prompt] * batch_size} if self.model.takes_prompts else {}
+        what = what or {"class_labels": [0] * batch_size}
+        self(**what, generator=0, output_type="latent" if self.vqvae is None else "pt", **call)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        prompt: str | list[str] | None = None,
+        class_labels: int | list[int] | None = None,
+        *,
+        guidance_scale: float | int | None = None,
+        temperature: float | int | None = None,
+        top_k: int | None = None,
+        top_p: float | int | None = None,
+        guidance_interval: int | None = None,
+        num_images_per_prompt: int = 1,
+        generator: Any = None,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        callback_on_step_end: Callable[..., Any] | None = None,
+        callback_on_step_end_tensor_inputs: Sequence[str] = ("codes", "known"),
+        method: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        batch_size: int | None = None,
+        debug: bool | None = None,
+        height: int | None = None,
+        width: int | None = None,
+        negative_prompt: str | list[str] | None = None,
+        prompt_embeds: Tensor | None = None,
+        prompt_attention_mask: Tensor | None = None,
+    ) -> LanternOutput | tuple[Any, ...]:
+        """Make pictures of prompts or of class labels.
+
+        Arguments that are None take the model's default. `generator` is a torch.Generator or a seed, and picture i of a
+        prompt has the noise of (seed, i); or a list with one of these per picture. Only `initial_seed()` is read, so a
+        generator always gives the same pictures, in any batch. `output_type` is "pil", "pt" (b 3 h w in [0, 1]),
+        "np" (b h w 3 in [0, 1]) or "latent" (code grids). `settings` are options of the method, such as {"delta": 0.1}.
+        `callback_on_step_end(pipe, step, timestep, {"codes": grids, "known": counts})` is called after every pass:
+        timestep is the number of codes that every picture of the batch has, `known` that of each picture, and codes
+        still unknown are -1. `batch_size` limits how many pictures run at once; where memory runs out it is halved with
+        a warning and the batch is repeated. With `debug` NotFiniteError names the layer that gave NaN.
+        """
+        self._check_unsupported(height, width, negative_prompt)
+        if prompt_embeds is not None or prompt_attention_mask is not None:
+            raise ValueError("prompt_embeds and prompt_attention_mask are not supported: give prompt")
+        check_call(output_type, callback_on_step_end_tensor_inputs, num_images_per_prompt, batch_size)
+        model, filters = self.model, {"top_k": top_k, "top_p": top_p, "temperature": temperature}
+        sampling = model.sampling(guidance=guidance_scale, guidance_interval=guidance_interval, **filters)
+        requested = requests_of_call(prompt, class_labels, num_images_per_prompt, generator)
+        check_requests(model, requested)
+        for line in unknown_prompts(model, requested):
+            LOG.warning(line)
+        if output_type != "latent" and model.vq is None:
+            raise ValueError('the pipeline has no vqvae: it can only make output_type="latent"')
+        chosen = choose_method(model, method or self._method, settings, sampling=sampling)
+        size = BatchSize(batch_size or len(requested))
+        maker = Generator(model, chosen, sampling, size=size, debug=debug)
+        callback = callback_on_step_end, callback_on_step_end_tensor_inputs
+        pictures = self._make(maker, requested, *callback, with_pixels=output_type != "latent")
+        return _output(pictures, output_type, return_dict)
+
+    @property
+    def size(self) -> int:
+        """Side of a picture in pixels, as the model was trained; 16 pixels a code where there is no VQ tokenizer."""
+        return self.transformer.config.grid * (16 if self.vqvae is None else self.vqvae.config.downsample)
+
+    def _check_unsupported(self, height: int | None, width: int | None, negative_prompt: Any) -> None:
+        """Raise ValueError, by name, for arguments of diffusers' pipelines that this model cannot follow."""
+        for name, value in (("height", height), ("width", width)):
+            if value is not None and value != self.size:
+                raise ValueError(f"{name} is {value}, wanted {self.size}: the model makes pictures of one size")
+        if negative_prompt is not None and negative_prompt not in ("", [""]):
+            raise ValueError(
+                "negative_prompt is not supported: guidance of this model uses its own unconditional caption"
+            )
+
+    @torch.no_grad()
+    def encode_prompt(self, prompt: str | list[str]) -> tuple[Tensor, Tensor]:
+        """Return the text encoder's embeddings (b slots channels), left-padded, and their mask (b slots)."""
+        text = self.model.text
+        if text is None:
+            raise ValueError("the pipeline has no text_encoder and tokenizer, without which it encodes no prompt")
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        found = text.encode(prompts, slots=self.transformer.config.cls_token_num)
+        return found.embeddings, found.mask
+
+    @torch.no_grad()
+    def decode_latents(self, codes: Tensor, output_type: str = "pil") -> Any:
+        """Return the pictures of code grids (b rows columns), as `output_type="latent"` gives them.
+
+        `output_type`: "pil", "pt" (b 3 h w in [0, 1]) or "np" (b h w 3 in [0, 1]). ValueError for codes out of range.
+        """
+        if self.vqvae is None:
+            raise ValueError("the pipeline has no vqvae, without which codes are not decoded")
+        if output_type not in ("pil", "pt", "np"):
+            raise ValueError(f"output_type is {output_type!r}, wanted pil, pt or np")
+        return convert(to_uint8(self.vqvae.decode(codes.flatten(1).to(self.vqvae.device))), output_type)
+
+    def _make(
+        self,
+        maker: Generator,
+        requested: Sequence[Request],
+        callback: Callable[..., Any] | None,
+        names: Sequence[str],
+        *,
+        with_pixels: bool,
+    ) -> list[Picture]:
+        """Make all pictures, with diffusers' progress bar, until `_interrupt` is set."""
+        self._interrupt = False
+        progress_bar: Any = self.progress_bar
+        with progress_bar(total=len(requested) * maker.model.target.config.block_size) as bar:
+            return make_watched(maker, requested, Watcher(self, bar, callback, names), with_pixels=with_pixels)
+
+
+def _output(pictures: list[Picture], output_type: str, return_dict: bool) -> LanternOutput | tuple[Any, ...]:
+    side = round(len(pictures[0].codes) ** 0.5)
+    tokens: Int[Tensor, "b h w"] = torch.stack([picture.codes for picture in pictures]).unflatten(1, (side, side))
+    pixels = [picture.pixels for picture in pictures if picture.pixels is not None]
+    images = tokens if output_type == "latent" else convert(torch.stack(pixels), output_type)
+    stats = [picture.as_dict() for picture in pictures]
+    found = LanternOutput(images=images, tokens=tokens, stats=stats)
+    return found if return_dict else (found.images, found.tokens, found.stats)

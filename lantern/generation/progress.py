@@ -1,0 +1,173 @@
+"""Progress of a generation: a bar on stderr, and the code grids while they fill."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from lantern.core.types import Generation, Step
+from lantern.generation.generator import Generator, finish_batch, make_batches
+from lantern.generation.picture import NotFiniteError, Picture
+from lantern.generation.requests import Request
+
+INTERVAL = 0.1  # seconds between two reads from the device
+
+
+def describe_progress(known: Sequence[int], codes: int, passes: int) -> str:
+    """Return the progress of a batch as text: codes per pass of one picture, finished and slowest of several."""
+    if len(known) == 1:
+        return f"{known[0] / max(passes, 1):.2f} codes per pass"
+    return f"{sum(count >= codes for count in known)}/{len(known)} done, slowest {min(known)}/{codes}"
+
+
+class Progress:
+    """A bar over the codes of a run, shown only where stderr is a terminal.
+
+    It is a context manager and the callback of a generation of `pictures` pictures of `codes` codes each. Codes of a
+    batch that ran out of memory are subtracted when the next batch begins. Counts are read from the device at most ten
+    times a second.
+    """
+
+    def __init__(self, pictures: int, codes: int, *, is_quiet: bool = False) -> None:
+        from tqdm import tqdm
+
+        # with disable=None tqdm shows the bar only if stderr is a terminal
+        self._bar: Any = tqdm(
+            total=pictures * codes, unit=" codes", disable=True if is_quiet else None, leave=False, dynamic_ncols=True
+        )
+        self._codes, self._done = codes, 0
+        self._known: Int[Tensor, " b"] | None = None
+        self._next = 0.0
+
+    def __call__(self, step: Step) -> None:
+        """Add one pass."""
+        if self._bar.disable:
+            return
+        if step.index == 0:
+            self._begin()
+        self._known = step.start + step.counts
+        if time.monotonic() >= self._next:
+            self._show(self._known.tolist(), step.index + 1)  # sync
+            self._next = time.monotonic() + INTERVAL
+
+    @property
+    def text(self) -> str:
+        """The bar as text."""
+        return str(self._bar)
+
+    def say(self, line: str) -> None:
+        """Write a line on stderr, above the bar."""
+        self._bar.write(line, file=sys.stderr)
+
+    def _begin(self) -> None:
+        """Count the pictures of the previous batch, if it was finished."""
+        if self._known is not None and int(self._known.min()) >= self._codes:  # sync
+            self._done += len(self._known) * self._codes
+        self._known, self._next = None, 0.0
+
+    def _show(self, known: list[int], passes: int) -> None:
+        self._bar.set_postfix_str(describe_progress(known, self._codes, passes), refresh=False)
+        self._bar.update(self._done + sum(known) - self._bar.n)
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+
+class Canvas:
+    """The code grids of a batch while they fill: `codes` (b n), -1 where no code is known yet."""
+
+    codes: Int[Tensor, "b n"]
+
+    def __init__(self, codes: int) -> None:
+        self._size, self.passes_made = codes, 0
+        self.codes = torch.empty(0, codes, dtype=torch.long)
+        self._passes = torch.empty(0, dtype=torch.long)
+
+    def add(self, step: Step) -> None:
+        """Add the codes of one pass; the first pass of a batch starts new grids."""
+        if step.index == 0:
+            self.codes = torch.full((len(step.start), self._size), -1, device=step.codes.device)
+            self._passes = torch.zeros_like(step.start)
+        ahead = torch.arange(step.codes.shape[1], device=step.codes.device)
+        is_good = ahead < step.counts[:, None]
+        image, place = is_good.nonzero(as_tuple=True)
+        self.codes[image, (step.start[:, None] + ahead)[image, place]] = step.codes[image, place]
+        self._passes += step.counts > 0
+        self.passes_made = step.index + 1
+
+    @property
+    def known(self) -> Int[Tensor, " b"]:
+        """Number of known codes of each picture."""
+        return (self.codes >= 0).sum(1)
+
+    def generation(self) -> Generation:
+        """Return the known codes as a finished generation, with code 0 in place of missing ones."""
+        none = torch.zeros(len(self.codes), 0, dtype=torch.long)
+        free = torch.zeros(len(self.codes))
+        return Generation(self.codes.clamp(min=0), self._passes, none, none, free, free.clone())
+
+
+class Interrupted(Exception):
+    """Ends a generation because `pipe._interrupt` was set."""
+
+
+class Watcher:
+    """Callback of a pipeline's call: updates the bar, calls the user's callback, and stops on `pipe._interrupt`."""
+
+    def __init__(self, pipe: Any, bar: Any, callback: Callable[..., Any] | None, names: Sequence[str]) -> None:
+        self._pipe, self._bar, self._callback, self._names = pipe, bar, callback, names
+        self._codes, self._done = pipe.transformer.config.block_size, 0
+        self.canvas = Canvas(self._codes)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the call is to stop."""
+        return bool(self._pipe.interrupt)
+
+    def finish(self, pictures: int) -> None:
+        """Count finished pictures."""
+        self._done += pictures * self._codes
+
+    def __call__(self, step: Step) -> None:
+        """Add one pass; raise Interrupted if the call is to stop before the batch is done."""
+        self.canvas.add(step)
+        known = self.canvas.known
+        counts = known.tolist()  # sync
+        self._bar.set_postfix_str(describe_progress(counts, self._codes, self.canvas.passes_made), refresh=False)
+        self._bar.update(self._done + sum(counts) - self._bar.n)
+        if self._callback is not None:
+            seen = {"codes": self.canvas.codes, "known": known}
+            self._callback(self._pipe, step.index, min(counts), {name: seen[name] for name in self._names})
+        if self.is_stopped and min(counts) < self._codes:
+            raise Interrupted
+
+
+def make_watched(
+    generator: Generator, requested: Sequence[Request], watcher: Watcher, *, with_pixels: bool
+) -> list[Picture]:
+    """Make all pictures; after an interruption those of the last batch have code 0 in place of missing codes."""
+    pictures: list[Picture] = []
+    try:
+        for made in make_batches(generator, requested, with_pixels=with_pixels, callback=watcher):
+            pictures += made
+            watcher.finish(len(made))
+            if watcher.is_stopped:
+                break
+    except Interrupted:
+        grids = watcher.canvas.generation()
+        started = requested[len(pictures) : len(pictures) + len(grids.codes)]
+        pictures += finish_batch(generator, started, grids, seconds={}, with_pixels=with_pixels)
+    except NotFiniteError as error:
+        error.sound = pictures + error.sound
+        raise
+    return pictures

@@ -1,0 +1,241 @@
+"""Requests: which prompt or class a picture shows and which noise it gets; and prompts from files."""
+
+import json
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lantern.core.config import one_line
+
+if TYPE_CHECKING:
+    from lantern.models.folder import Model
+
+OUTPUT_TYPES = ("pil", "pt", "np", "latent")
+CALLBACK_TENSORS = ("codes", "known")
+MAX_SEED = 2**53  # random seeds stay below it, since integers up to it are exact in every JSON reader
+MAX_PROMPT = 2000
+MAX_FILE_BYTES = 64 << 20
+COLUMNS = ("prompt", "caption", "text")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One picture to make: of a prompt or of a class, with the noise of (seed, image number)."""
+
+    prompt: str | None = None
+    label: int | None = None
+    seed: int = 0
+    number: int = 0
+
+    @property
+    def subject(self) -> str:
+        """The prompt, or "class N"."""
+        return self.prompt if self.prompt is not None else f"class {self.label}"
+
+
+def requests(
+    *, prompts: Sequence[str] = (), labels: Sequence[int] = (), seed: int = 0, count: int = 1
+) -> list[Request]:
+    """Return requests for `count` pictures of each prompt and class, numbered from 0 within each."""
+    subjects = [Request(prompt=prompt, seed=seed) for prompt in prompts]
+    subjects += [Request(label=label, seed=seed) for label in labels]
+    return [
+        Request(prompt=subject.prompt, label=subject.label, seed=seed, number=number)
+        for subject in subjects
+        for number in range(count)
+    ]
+
+
+def as_requests(items: Sequence[Request | str | int], seed: int = 0) -> list[Request]:
+    """Return requests as they are, and prompts (texts) and class labels (integers) as requests with this seed.
+
+    The first occurrence of a prompt or class is its picture 0, the next one its picture 1, and so on.
+    """
+    found, counts = [], dict.fromkeys(items, 0)
+    for item in items:
+        if isinstance(item, Request):
+            found.append(item)
+            continue
+        prompt, label = (item, None) if isinstance(item, str) else (None, item)
+        found.append(Request(prompt, label, seed=seed, number=counts[item]))
+        counts[item] += 1
+    return found
+
+
+def requests_of_call(prompt: Any, labels: Any, images: int, generator: Any) -> list[Request]:
+    """Return the requests of a call in diffusers' form, prompt by prompt.
+
+    `generator` is a torch.Generator, a seed, a list with one of these per picture, or None for a random seed.
+    """
+    if (prompt is None) == (labels is None):
+        raise ValueError("a call takes prompt or class_labels: give one of them")
+    prompts = [] if prompt is None else [prompt] if isinstance(prompt, str) else list(prompt)
+    classes = [] if labels is None else [labels] if isinstance(labels, int) else [int(label) for label in labels]
+    subjects: list[tuple[str | None, int | None]] = [(text, None) for text in prompts]
+    subjects += [(None, label) for label in classes]
+    total = len(subjects) * images
+    if isinstance(generator, list | tuple):
+        if len(generator) != total:
+            raise ValueError(f"got {len(generator)} generators for {total} pictures, wanted one each, or a single one")
+        keys = [(_seed(one), 0) for one in generator]
+    else:
+        seed = secrets.randbelow(MAX_SEED) if generator is None else _seed(generator)
+        keys = [(seed, number) for _ in subjects for number in range(images)]
+    repeated = [subject for subject in subjects for _ in range(images)]
+    return [Request(*subject, *key) for subject, key in zip(repeated, keys, strict=True)]
+
+
+def check_call(output_type: str, names: Sequence[str], images: int, batch_size: int | None) -> None:
+    """Raise ValueError for arguments of a pipeline call that are invalid; the message lists the valid ones."""
+    if output_type not in OUTPUT_TYPES:
+        raise ValueError(f"output_type is {output_type!r}, wanted one of {', '.join(OUTPUT_TYPES)}")
+    if unknown := [name for name in names if name not in CALLBACK_TENSORS]:
+        known = ", ".join(CALLBACK_TENSORS)
+        raise ValueError(f"callback_on_step_end_tensor_inputs has {unknown[0]!r}, wanted some of {known}")
+    if images < 1 or (batch_size is not None and batch_size < 1):
+        raise ValueError(f"got {images} images per prompt and batch_size {batch_size}, wanted at least 1")
+
+
+def check_requests(model: "Model", requested: Sequence[Request]) -> None:
+    """Raise ValueError for a request that this model cannot serve.
+
+    That is a prompt for a model of classes or the reverse, a class that does not exist, or an empty prompt.
+    """
+    if not requested:
+        raise ValueError("got no prompt and no class label, wanted at least one")
+    classes = model.target.config.num_classes
+    for request in requested:
+        if (request.prompt is None) == (request.label is None):
+            raise ValueError("a request has a prompt or a class label: give one of them")
+        if model.takes_prompts and request.prompt is None:
+            raise ValueError(f"model {model.name} takes prompts, not class labels: use --prompt")
+        if not model.takes_prompts and request.label is None:
+            raise ValueError(f"model {model.name} takes class labels, not prompts: use --class-label")
+        if request.prompt is not None:
+            check_prompt(request.prompt)
+        if request.label is not None and not 0 <= request.label < classes:
+            raise ValueError(f"class label is {request.label}, wanted a number from 0 to {classes - 1}")
+    if not model.takes_prompts:
+        return
+    if model.text is None:
+        raise ValueError(f"model {model.name} has no text_encoder/ folder, which prompts need")
+    from lantern.models.llamagen.captions import clean_caption
+
+    for prompt in dict.fromkeys(request.prompt for request in requested if request.prompt is not None):
+        if not clean_caption(prompt).strip():
+            raise ValueError(f"the prompt {prompt[:40]!r} is empty after cleaning; give a few words in English")
+
+
+def check_prompt(prompt: str) -> str:
+    """Return the prompt; ValueError if it is blank or longer than MAX_PROMPT characters."""
+    if not prompt.strip():
+        raise ValueError("the prompt is empty, wanted a few words such as 'a red apple'")
+    if len(prompt) > MAX_PROMPT:
+        raise ValueError(f"the prompt {prompt[:20]!r}... has {len(prompt)} characters, wanted at most {MAX_PROMPT}")
+    return prompt
+
+
+def unknown_prompts(model: "Model", requested: Sequence[Request]) -> list[str]:
+    """Return one line for each distinct prompt of which the text encoder knows no word."""
+    if model.text is None:
+        return []
+    prompts = dict.fromkeys(request.prompt for request in requested if request.prompt is not None)
+    return [
+        f"model {model.name} knows no word of the prompt {prompt[:40]!r}: the picture does not depend on it"
+        for prompt in prompts
+        if not model.text.knows(prompt)
+    ]
+
+
+def read_prompts(path: str) -> list[str]:
+    """Read a prompt file, or standard input for "-"; blank lines and comments (#) are skipped, prompts are checked.
+
+    .json holds a list, .jsonl one value per line: texts, or objects with "prompt", "caption" or "text". .tsv has a
+    header with such a column. Any other file holds one prompt per line. ValueError names the file and the line.
+    """
+    name = "standard input" if path == "-" else path
+    form = {".json": _from_json, ".jsonl": _from_json_lines, ".tsv": _from_table}.get(Path(path).suffix.lower(), _lines)
+    prompts = []
+    for place, prompt in form(_read(path, name), name):
+        try:
+            prompts.append(check_prompt(prompt))
+        except ValueError as error:
+            raise ValueError(f"{name}, {place}: {error}") from error
+    if not prompts:
+        raise ValueError(f"{name} holds no prompts, wanted one per line")
+    return prompts
+
+
+def _read(path: str, name: str) -> str:
+    try:
+        if path == "-":
+            raw = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        else:
+            with open(path, "rb") as file:
+                raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"cannot read {name}: {error.strerror or error}") from error
+    if len(raw) > MAX_FILE_BYTES:
+        raise ValueError(f"{name} is larger than {MAX_FILE_BYTES >> 20} MiB, too large for prompts")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8 text: {one_line(error)}") from error
+
+
+def _lines(text: str, name: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip() and not line.startswith("#"):
+            yield f"line {number}", line.strip()
+
+
+def _from_json(text: str, name: str) -> Iterator[tuple[str, str]]:
+    values = _parsed(text, name)
+    if not isinstance(values, list):
+        raise ValueError(f"{name} holds a JSON {type(values).__name__}, wanted a list of prompts")
+    for number, value in enumerate(values, start=1):
+        yield f"entry {number}", _prompt_of(value, f"{name}, entry {number}")
+
+
+def _from_json_lines(text: str, name: str) -> Iterator[tuple[str, str]]:
+    for place, line in _lines(text, name):
+        yield place, _prompt_of(_parsed(line, f"{name}, {place}"), f"{name}, {place}")
+
+
+def _from_table(text: str, name: str) -> Iterator[tuple[str, str]]:
+    rows = list(_lines(text, name))
+    header = [cell.strip().lower() for cell in rows[0][1].split("\t")] if rows else []
+    column = next((header.index(known) for known in COLUMNS if known in header), None)
+    if column is None:
+        raise ValueError(f"{name} has no column {', '.join(COLUMNS)} in its first line")
+    for place, line in rows[1:]:
+        cells = line.split("\t")
+        yield place, cells[column] if column < len(cells) else ""
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{place} is not JSON: {one_line(error)}") from error
+
+
+def _prompt_of(value: Any, place: str) -> str:
+    if isinstance(value, dict):
+        value = next((value[known] for known in COLUMNS if known in value), None)
+    if not isinstance(value, str):
+        raise ValueError(f'{place} is no prompt: wanted a text, or an object with "prompt"')
+    return value
+
+
+def _seed(generator: Any) -> int:
+    import torch
+
+    if isinstance(generator, torch.Generator):
+        return generator.initial_seed()
+    if isinstance(generator, int) and not isinstance(generator, bool):
+        return generator
+    raise ValueError(f"generator is a {type(generator).__name__}, wanted a torch.Generator, a seed, or a list of them")

@@ -1,0 +1,274 @@
+"""Measurements of real generations: seconds of steps, acceptance, and whole runs."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftTree, Scores, Step
+from lantern.drafters.trees.static import StaticTree, grown, named
+from lantern.generation.generator import Generator
+from lantern.generation.requests import Request
+from lantern.generation.tuning.acceptance import Tally, probing_tree
+from lantern.generation.tuning.costs import Laps
+from lantern.methods.decoder import METHODS, Method
+from lantern.models.folder import Model
+
+WARM_UP = 3  # steps of each run that are not counted
+SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+class _EnoughError(Exception):
+    """Ends a generation once enough steps were timed."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all measurements share: the model, its sampling, and the pictures to make, `batch` at a time."""
+
+    model: Model
+    sampling: Sampling
+    requested: Sequence[Request]
+    batch: int = 1
+
+    @property
+    def codes(self) -> int:
+        """Number of codes of a picture."""
+        return self.model.target.config.block_size
+
+    def batches(self) -> list[Sequence[Request]]:
+        """Return the requests in full batches, or all of them as one batch if no batch is full."""
+        whole = [self.requested[i : i + self.batch] for i in range(0, len(self.requested), self.batch)]
+        return [requested for requested in whole if len(requested) == self.batch] or [self.requested]
+
+    def generator(self, method: Method) -> Generator:
+        """Return a generator with this method."""
+        return Generator(self.model, method, self.sampling)
+
+    def now(self) -> float:
+        """Return the time in seconds, after the device has finished its work."""
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize()  # sync
+        return time.perf_counter()
+
+
+@dataclass
+class StepClock:
+    """Callback that times each step; `verify` and `draft` are the target's passes and the drafter's share of steps."""
+
+    setup: Setup
+    limit: int
+    verify: list[float] = field(default_factory=list)
+    draft: list[float] = field(default_factory=list)
+    step: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._last = 0.0
+
+    def __call__(self, step: Step) -> None:
+        """End one step and begin the next."""
+        now = self.setup.now()
+        if self._last:
+            self.step.append(now - self._last)
+        if len(self.step) >= self.limit:
+            raise _EnoughError
+        self._last = self.setup.now()
+
+    def of_tree(self, nodes: int, depth: int, inner: int) -> Laps:
+        """Return medians without the warm-up steps; a run of few steps counts them all.
+
+        A fused step does not show its pass separately, so the whole step counts as the pass.
+        """
+        skipped = WARM_UP if len(self.step) > 2 * WARM_UP else 0
+        passes, drafts = (self.verify or self.step)[-len(self.step) :], self.draft[-len(self.step) :]
+        kept = [median(values[skipped:]) if values else 0.0 for values in (passes, drafts, self.step)]
+        return Laps(nodes, depth, inner, *kept)
+
+
+class TimedTarget:
+    """A target that adds the seconds of every pass to a clock; it is a wrapper, so compiled passes are timed too."""
+
+    def __init__(self, target: Any, clock: StepClock) -> None:
+        self._target, self._clock = target, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Scores:
+        """Run and time the target's pass."""
+        start = self._clock.setup.now()
+        scores = self._target(*args, **kwargs)
+        self._clock.verify.append(self._clock.setup.now() - start)
+        return scores
+
+
+class TimedDrafter:
+    """A drafter that adds its seconds of each step to a clock."""
+
+    def __init__(self, drafter: Any, clock: StepClock) -> None:
+        self._drafter, self._clock, self._spent = drafter, clock, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+    def propose(self) -> DraftTree:
+        """Run and time the drafter's `propose`."""
+        start = self._clock.setup.now()
+        tree = self._drafter.propose()
+        self._spent = self._clock.setup.now() - start
+        return tree
+
+    def observe(self, step: Step) -> None:
+        """Run and time the drafter's `observe`."""
+        start = self._clock.setup.now()
+        self._drafter.observe(step)
+        self._clock.draft.append(self._spent + self._clock.setup.now() - start)
+
+
+def time_steps(setup: Setup, method: Method, *, steps: int) -> StepClock:
+    """Decode until `steps` steps are timed or the batch is done; ValueError for pictures of a single code."""
+    if setup.codes < 2:
+        raise ValueError("pictures of one code cannot be tuned: plain decoding makes them in one pass")
+    generator, clock = setup.generator(method), StepClock(setup, steps)
+    timed: dict[str, Any] = {"target": TimedTarget(generator.parts.target, clock)}
+    if generator.parts.drafter is not None:
+        timed["drafter"] = TimedDrafter(generator.parts.drafter, clock)
+    generator.parts = dataclasses.replace(generator.parts, **timed)
+    requested = setup.batches()[0]
+    try:
+        generator.decode(generator.condition(requested), requested, clock)
+    except _EnoughError:
+        return clock
+    return clock
+
+
+def time_trees(setup: Setup, method: Method, trees: Sequence[StaticTree], *, steps: int, rounds: int) -> list[Laps]:
+    """Return the laps with each tree, as medians over `rounds`; the trees alternate within a round."""
+    runs: list[list[Laps]] = [[] for _ in trees]
+    for _ in range(rounds):
+        for tree, done in zip(trees, runs, strict=True):
+            clock = time_steps(setup, method.with_options(tree=tree.spelling), steps=steps)
+            done.append(clock.of_tree(tree.max_nodes, tree.depth, tree.num_inner))
+    return [middle(done) for done in runs]
+
+
+def time_plain(setup: Setup, *, steps: int, rounds: int) -> Laps:
+    """Return the laps of plain decoding, whose pass has one node."""
+    return middle([time_steps(setup, METHODS["plain"], steps=steps).of_tree(1, 0, 0) for _ in range(rounds)])
+
+
+def middle(runs: Sequence[Laps]) -> Laps:
+    """Return the laps of one tree as medians over runs."""
+    medians = {name: median(getattr(run, name) for run in runs) for name in ("verify", "draft", "step")}
+    return dataclasses.replace(runs[0], **medians)
+
+
+def trees_to_time(setup: Setup, max_nodes: int, max_depth: int) -> list[StaticTree]:
+    """Return trees of all sizes up to `max_nodes` in three depths, no wider than the codebook."""
+    widest = setup.model.target.config.vocab_size
+    found: dict[StaticTree, None] = {}
+    for nodes in sorted({size for size in SIZES if size < max_nodes} | {max_nodes}):
+        for depth in (1, 3, max_depth):
+            tree = named(f"chain_{depth}") if depth == nodes - 1 else grown(nodes - 1, min(depth, nodes - 1, 9))
+            if tree.max_nodes == nodes and max(tree.shape().widths) <= widest:
+                found[tree] = None
+    return list(found)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Acceptance of a drafter's codes: rates by depth and rank, and the mean total variation per code."""
+
+    rates: list[list[float]]
+    tested: list[list[int]]
+    total_variation: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the rates as JSON values, without depths and ranks that no step tested."""
+        seen = [sum(count > 0 for count in row) for row in self.tested]
+        deep = sum(width > 0 for width in seen)
+        return {
+            "rates": [[round(rate, 4) for rate in row[:n]] for row, n in zip(self.rates[:deep], seen, strict=False)],
+            "tested": [row[:n] for row, n in zip(self.tested[:deep], seen, strict=False)],
+            "total_variation": round(self.total_variation, 6),
+        }
+
+
+def measure_acceptance(setup: Setup, method: Method, *, nodes: int, depth: int, batches: int) -> Acceptance:
+    """Decode some batches with wide trees and count acceptance; each batch's tree uses the counts before it."""
+    width = min(16, setup.model.target.config.vocab_size)
+    tally, rates, moved, made = Tally(setup.codes, depth, width), [], 0.0, 0
+    for requested in setup.batches()[:batches]:
+        tree = probing_tree(rates, nodes=nodes, depth=depth, width=width)
+        generator = setup.generator(method.with_options(tree=tree.spelling))
+        generation = generator.decode(generator.condition(requested), requested, tally)
+        tally.count()
+        rates = tally.rates()
+        moved, made = moved + float(generation.total_variation.sum()), made + generation.codes.numel()
+    return Acceptance(rates, tally.tested.tolist(), moved / max(made, 1))
+
+
+@dataclass(frozen=True)
+class WindowFigures:
+    """Codes per pass and seconds per code of a method without a tree, such as a Jacobi window of some length."""
+
+    tau: float
+    seconds: float
+    total_variation: float
+
+
+def measure_window(setup: Setup, method: Method, *, batches: int) -> WindowFigures:
+    """Decode some batches to the end; `seconds` are those of a median step."""
+    generator = setup.generator(method)
+    passes = codes = 0
+    moved, steps = 0.0, []
+    for requested in setup.batches()[:batches]:
+        clock = StepClock(setup, limit=setup.codes + 1)
+        generation = generator.decode(generator.condition(requested), requested, clock)
+        steps += clock.step[min(WARM_UP, len(clock.step) // 2) :]
+        passes, codes = passes + int(generation.passes.sum()), codes + generation.codes.numel()
+        moved += float(generation.total_variation.sum())
+    tau = codes / max(passes, 1)
+    return WindowFigures(tau, median(steps) / tau / setup.batch, moved / codes)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A whole run of a candidate: seconds per code, codes per pass, total variation per code."""
+
+    seconds: float
+    tau: float
+    total_variation: float
+
+
+def run_interleaved(setup: Setup, methods: Sequence[Method], *, batches: int) -> list[Run]:
+    """Make whole pictures by each method, interleaved, after a warm-up of each; return medians over batches."""
+    generators = [setup.generator(method) for method in methods]
+    first = setup.batches()[0]
+    for generator in generators:
+        try:
+            generator.decode(generator.condition(first), first, StepClock(setup, limit=2 * WARM_UP))
+        except _EnoughError:
+            continue
+    runs: list[list[Run]] = [[] for _ in methods]
+    for requested in setup.batches()[:batches]:
+        for generator, done in zip(generators, runs, strict=True):
+            done.append(_whole_run(setup, generator, requested))
+    return [Run(*(median(getattr(run, name) for run in done) for name in _NAMES)) for done in runs]
+
+
+_NAMES = tuple(entry.name for entry in dataclasses.fields(Run))
+
+
+def _whole_run(setup: Setup, generator: Generator, requested: Sequence[Request]) -> Run:
+    condition = generator.condition(requested)
+    start = setup.now()
+    generation = generator.decode(condition, requested)
+    seconds, codes = setup.now() - start, generation.codes.numel()
+    tau = codes / max(int(generation.passes.sum()), 1)
+    return Run(seconds / codes, tau, float(generation.total_variation.sum()) / codes)

@@ -1,0 +1,174 @@
+"""The profile that `lantern tune` writes and method "auto" reads: measurements, and the method they recommend.
+
+It is `profile.json` in the model's folder or, where that is read-only, a file in the user's cache named by the model's
+fingerprint. A profile is valid for one machine, dtype, set of weights and similar sampling.
+"""
+
+import dataclasses
+import json
+import math
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.core.config import read_json_object
+from lantern.core.io import user_cache, write_json
+from lantern.core.sampling import Sampling
+from lantern.generation.tuning.costs import Costs, costs_of
+from lantern.methods.decoder import Method, find
+from lantern.models.folder import DTYPES, Model
+
+VERSION = 1
+NAME = "profile.json"
+KEYS = ("machine", "model", "sampling", "choice")
+
+
+def describe_machine(model: Model) -> dict[str, Any]:
+    """Return what decoding times depend on: device, its name, threads, dtype, how passes are run, torch's version."""
+    is_cuda = model.device.type == "cuda"
+    return {
+        "device": model.device.type,
+        "name": torch.cuda.get_device_name(model.device) if is_cuda else processor(),
+        "threads": torch.get_num_threads(),
+        "dtype": next((name for name, dtype in DTYPES.items() if dtype == model.dtype), str(model.dtype)),
+        "passes": model.passes,
+        "torch": torch.__version__,
+    }
+
+
+def processor() -> str:
+    """Return the processor's name; where the system does not give it, the architecture's."""
+    listing = Path("/proc/cpuinfo")
+    if listing.is_file():
+        for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def cache_folder() -> Path:
+    """Return the folder of profiles for models in read-only folders."""
+    return user_cache() / "profiles"
+
+
+def write_profile(profile: Mapping[str, Any], model: Model, out: Path | None = None) -> Path:
+    """Write a profile, with sorted keys, to `out` or to where "auto" finds it; return the path."""
+    content = json.loads(json.dumps(profile, sort_keys=True, allow_nan=False))
+    if out is not None:
+        write_json(out, content)
+        return out
+    assert model.folder is not None
+    try:
+        write_json(model.folder / NAME, content)
+        return model.folder / NAME
+    except OSError:
+        path = cache_folder() / f"{model.fingerprint}.json"
+        write_json(path, content)
+        return path
+
+
+def chosen_method(model: Model, sampling: Sampling, report: Callable[[str], None]) -> Method | None:
+    """Return the method that a profile recommends for this model and machine, or None; `report` gets the reason."""
+    why = ""
+    for path in _places(model):
+        try:
+            profile = read_profile(path)
+            why = why or unfit(profile, model, sampling)
+            if not why:
+                return method_of(profile["choice"], source=path)
+        except ValueError as error:
+            why = why or str(error)
+    if why:
+        report(f"the model's profile is not used: {why}; `lantern tune` makes one that fits")
+    return None
+
+
+def measured_costs(model: Model) -> Costs | None:
+    """Return the times of steps on this machine by a profile of these weights, at any sampling; None without one."""
+    for path in _places(model):
+        try:
+            profile = read_profile(path)
+            is_here = all(profile["machine"].get(name) == here for name, here in describe_machine(model).items())
+            if is_here and profile["model"].get("fingerprint") == model.fingerprint:
+                return costs_of(profile)
+        except ValueError:  # `chosen_method` reports a profile that cannot be read
+            continue
+    return None
+
+
+def read_profile(path: Path) -> dict[str, Any]:
+    """Read a profile; ValueError for another kind of file and for another version."""
+    profile = read_json_object(path)
+    if profile.get("version") != VERSION:
+        raise ValueError(f"{path} has version {str(profile.get('version'))[:20]}, wanted {VERSION}")
+    for key in KEYS:
+        if not isinstance(profile.get(key), dict):
+            raise ValueError(f"{path} is not a complete profile: {key!r} is missing")
+    return profile
+
+
+def method_of(choice: Mapping[str, Any], *, source: Path) -> Method:
+    """Return the method of a profile's choice; ValueError for an unknown method or setting."""
+    try:
+        return find(str(choice.get("method"))).with_options(**dict(choice.get("settings") or {}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{source} recommends an invalid method: {error}") from error
+
+
+def unfit(profile: Mapping[str, Any], model: Model, sampling: Sampling) -> str:
+    """Return why a profile is not valid for this machine, these weights and this sampling; "" if it is."""
+    for name, here in describe_machine(model).items():
+        if (there := profile["machine"].get(name)) != here:
+            return f"it was measured with {name} {str(there)[:60]}, here it is {here}"
+    measured = {name: profile["sampling"].get(name) for name in _SAMPLING if name in profile["sampling"]}
+    try:
+        far = too_far(Sampling(**measured), sampling, model.target.config.vocab_size)
+    except (TypeError, ValueError) as error:
+        return f"its sampling is invalid: {error}"
+    if far:
+        return far
+    if profile["model"].get("fingerprint") != model.fingerprint:
+        return "it was measured with other weights"
+    return ""
+
+
+def too_far(there: Sampling, here: Sampling, codes: int) -> str:
+    """Return why acceptance measured at sampling `there` does not apply to `here`; "" if it does.
+
+    Guidance may differ by half, temperature and top-p by 0.2, the number of codes to choose from by a factor of 4.
+    """
+    kept = [min(one.top_k or codes, codes) for one in (there, here)]
+    are_near = {
+        "guidance": there.rows == here.rows and _ratio(there.guidance, here.guidance) <= 1.5 + 1e-9,
+        "temperature": there.is_greedy == here.is_greedy and abs(there.temperature - here.temperature) <= 0.2 + 1e-9,
+        "top_p": abs(there.top_p - here.top_p) <= 0.2 + 1e-9,
+        "top_k": _ratio(*kept) <= 4,
+        "guidance_interval": (there.guidance_interval < 0) == (here.guidance_interval < 0),
+    }
+    are_near["guidance"] |= there.rows == here.rows == 1
+    for name, is_near in are_near.items():
+        if not is_near:
+            return f"it was measured at {name} {getattr(there, name):g}, this is {getattr(here, name):g}"
+    return ""
+
+
+_SAMPLING = tuple(entry.name for entry in dataclasses.fields(Sampling))
+
+
+def _ratio(a: float, b: float) -> float:
+    return max(a, b) / min(a, b) if min(a, b) > 0 else math.inf
+
+
+def _places(model: Model) -> Iterator[Path]:
+    """Yield the existing profiles, that of the model's folder first; weights are hashed only if the cache has any."""
+    if model.folder is None:
+        return
+    if (model.folder / NAME).is_file():
+        yield model.folder / NAME
+    if cache_folder().is_dir() and any(cache_folder().glob("*.json")):
+        path = cache_folder() / f"{model.fingerprint}.json"
+        if path.is_file():
+            yield path

@@ -1,0 +1,284 @@
+"""What a method is: a `MethodSpec`, declared once in the file of its drafter, policy or relaxation. Needs no torch."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from lantern.core.types import Drafter, DraftMode
+    from lantern.methods.context import DrafterContext
+
+Value = bool | int | float | str
+Promise = Literal["codes", "distribution", "relaxed"]
+# what drafts are made from; also the folders of lantern/drafters
+Family = Literal["plain", "eagle", "heads", "windows", "lookup", "combined"]
+PROMISES: dict[str, str] = {
+    "codes": "the codes of plain decoding, bit for bit in fp32",
+    "distribution": "other codes than plain decoding, from the same distribution",
+    "relaxed": "another distribution; the total variation per code is reported",
+}
+ENGINES = ("eager", "compile", "fused", "graphs")
+DRAFTER = "eagle1"  # the add-on that is a component of the model, in drafter/ instead of parts/<name>/
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value of a method that a user can change.
+
+    The type is that of `default`. `low` and `high` are bounds of numbers, inclusive. `choices` lists all legal values.
+    `sweep` lists the values that tuning tries, gentlest first; a relaxed method has one setting with a sweep.
+    """
+
+    name: str
+    default: Value
+    help: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[Value, ...] = ()
+    sweep: tuple[float, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """The option of `lantern-generate`: "--p-radius" of p_radius, "--lambda" of lambda_."""
+        return "--" + self.label.replace("_", "-")
+
+    @property
+    def label(self) -> str:
+        """The name without the underscore that keeps it from being a keyword of Python."""
+        return self.name.rstrip("_")
+
+    @property
+    def type_name(self) -> str:
+        """The type in words: bool, int, float or str."""
+        return type(self.default).__name__
+
+    @property
+    def range(self) -> str:
+        """The legal values in words, such as "a whole number from 0 to 1024"."""
+        if self.choices:
+            return f"one of {', '.join(map(str, self.choices))}"
+        noun = {"bool": "true or false", "int": "a whole number", "float": "a number", "str": "a name"}[self.type_name]
+        if self.low is None or self.high is None:
+            return noun if self.low is None else f"{noun} of at least {self.low:.10g}"
+        return f"{noun} from {self.low:.10g} to {self.high:.10g}"
+
+    def check(self, value: Any) -> Value:
+        """Return the value if it is legal; ValueError otherwise."""
+        kind = type(self.default)
+        is_legal = isinstance(value, int | float if kind is float else kind) and isinstance(value, bool) == (
+            kind is bool
+        )
+        if is_legal and kind in (int, float):
+            low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
+            is_legal = math.isfinite(float(value)) and low <= float(value) <= high
+        if not is_legal or (self.choices and value not in self.choices):
+            near = difflib.get_close_matches(str(value), list(map(str, self.choices)), n=1)
+            shown = f'"{value[:40]}"' if isinstance(value, str) else str(value)[:40]
+            hint = f'; did you mean "{near[0]}"?' if near else ""
+            raise ValueError(f"{self.label} is {shown}, wanted {self.range}{hint}")
+        return value
+
+    def parse(self, text: str) -> Value:
+        """Return the value that a text stands for; ValueError if it stands for none."""
+        kind = type(self.default)
+        try:
+            if kind is bool:
+                return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+            value: Value = kind(text)
+        except (ValueError, KeyError):
+            raise ValueError(f'{self.label} is "{text[:40]}", wanted {self.range}') from None
+        return self.check(value)
+
+
+@dataclass(frozen=True)
+class AddOn:
+    """A trained network that methods read beside the target. The model's folder holds it as parts/<name>/.
+
+    `module` and `config` are its classes. `training` names what makes it: "drafter" and "policy" are stages of
+    `lantern train`, anything else is a command line. `training_config` is the configuration that they take by default.
+    `toy` are fields of the config at the size of tests.
+    """
+
+    name: str
+    module: Any
+    config: Any
+    training: str = "drafter"
+    training_config: str = ""
+    toy: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """Where it lies in a model's folder."""
+        return "drafter" if self.name == DRAFTER else f"parts/{self.name}"
+
+    @property
+    def command(self) -> str:
+        """The command that trains it. MODEL is the model's folder; what comes out belongs into `folder`."""
+        if self.training == "drafter":
+            return (
+                f"lantern train drafter --kind {self.name} --data DATA --target MODEL/transformer "
+                "--text-encoder MODEL/text_encoder --tokenizer MODEL/tokenizer --out OUT"
+            )
+        if self.training == "policy":
+            return f"lantern train policy --kind {self.name} --records RECORDS --out OUT"
+        return self.training
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method as its file declares it: what it is made of, and what can be set.
+
+    `drafter` builds the drafter: a function of (method, context), or its "module:name"; None is plain decoding.
+    `tree` is the default draft tree, a name of `lantern.drafters.trees.static`; None for drafters that shape their
+    drafts themselves. `mode` is how children are sampled. `verifier` is a name of `lantern.methods.decoder.VERIFIERS`.
+    `policy` and `relaxation` are classes, or their "module:name"; fields of theirs that are settings take their values.
+    `add_ons` are the trained networks that it reads, each as an AddOn or as the name of one that another method
+    declares. `fits_engine` says that the window is chosen for the engine unless the user sets it, `weavable` that
+    `woven` can use the drafter. `paper` is an arXiv id. `page` is a name in docs/methods, by default the method's.
+    """
+
+    name: str
+    summary: str
+    family: Family
+    drafter: "Callable[[Method, DrafterContext], Drafter] | str | None" = None
+    tree: str | None = None
+    mode: "DraftMode" = "gumbel"
+    verifier: str = "gumbel"
+    policy: Any = None
+    relaxation: Any = None
+    settings: tuple[Setting, ...] = ()
+    add_ons: tuple[AddOn | str, ...] = ()
+    engines: tuple[str, ...] = ENGINES
+    fits_engine: bool = False
+    weavable: bool = False
+    paper: str = ""
+    page: str | None = None
+
+    @property
+    def promise(self) -> Promise:
+        """What its pictures have in common with plain decoding's; see PROMISES."""
+        if self.relaxation is not None:
+            return "relaxed"
+        return "codes" if self.verifier == "gumbel" else "distribution"
+
+    @cached_property
+    def options(self) -> Mapping[str, Setting]:
+        """All that can be set, by name: the tree, if there is one, and the settings."""
+        tree = Setting("tree", self.tree or "", "draft tree, such as grown_8_2, naive_extend_57 or chain_5")
+        return {setting.name: setting for setting in ((tree,) if self.tree else ()) + self.settings}
+
+    @property
+    def add_on(self) -> str | None:
+        """The name of the trained part that it reads beside the model's own drafter."""
+        names = [entry if isinstance(entry, str) else entry.name for entry in self.add_ons]
+        return next((name for name in names if name != DRAFTER), None)
+
+    @property
+    def needs_drafter(self) -> bool:
+        """Whether it reads the model's own drafter, in drafter/."""
+        return any((entry if isinstance(entry, str) else entry.name) == DRAFTER for entry in self.add_ons)
+
+    def method(self) -> "Method":
+        """The method with its default settings."""
+        return Method(self, self.tree, {setting.name: setting.default for setting in self.settings})
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method with chosen settings: what decodes. `tree` is None where the method has no static tree."""
+
+    spec: MethodSpec
+    tree: str | None
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+        return self.spec.name
+
+    @property
+    def summary(self) -> str:
+        """The method in one line."""
+        return self.spec.summary
+
+    @property
+    def exact(self) -> bool:
+        """Whether pictures follow the model's own distribution."""
+        return self.spec.relaxation is None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it drafts nothing."""
+        return self.spec.drafter is None
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether it drafts and gives the codes of plain decoding."""
+        return self.spec.promise == "codes" and not self.is_plain
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names of what can be set: the tree, if there is one, and the settings."""
+        return tuple(self.spec.options)
+
+    def changed(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults."""
+        values = {"tree": self.tree, **self.settings}
+        return {name: values[name] for name, option in self.spec.options.items() if values[name] != option.default}
+
+    def with_options(self, **options: Any) -> "Method":
+        """Return the method with some of its `options` changed; ValueError for one that it lacks and for bad values."""
+        checked = {name: self.option(name).check(value) for name, value in options.items()}
+        tree = checked.pop("tree", self.tree)
+        return dataclasses.replace(self, tree=tree, settings={**self.settings, **checked})
+
+    def option(self, name: str) -> Setting:
+        """Return the option of a name; ValueError names those that there are."""
+        if name not in self.spec.options:
+            known = ", ".join(option.label for option in self.spec.options.values())
+            takes = f"takes {known}" if known else "takes no settings"
+            raise ValueError(f'method "{self.name}" has no setting {name.rstrip("_")}: it {takes}')
+        return self.spec.options[name]
+
+    def with_spec(self, **changes: Any) -> "Method":
+        """Return the method made of other parts, with the settings that it has then; for experiments and tests."""
+        spec = dataclasses.replace(self.spec, **changes)
+        made = spec.method()
+        kept = {name: value for name, value in self.settings.items() if name in made.settings}
+        tree = made.tree if "tree" in changes else self.tree
+        return dataclasses.replace(made, tree=tree, settings={**made.settings, **kept})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return as JSON what the codes depend on."""
+        spec = self.spec
+        return {
+            "name": self.name,
+            "drafter": label_of(spec.drafter),
+            "tree": self.tree,
+            "mode": spec.mode,
+            "verifier": spec.verifier,
+            "relaxation": label_of(spec.relaxation),
+            "policy": label_of(spec.policy),
+            "part": spec.add_on,
+            "settings": dict(self.settings),
+        }
+
+
+def resolved(reference: Any) -> Any:
+    """Return the object that a "module:name" names; any other object is returned as it is."""
+    if not isinstance(reference, str):
+        return reference
+    module, name = reference.split(":")
+    return getattr(import_module(module), name)
+
+
+def label_of(reference: Any) -> str | None:
+    """Return the "module:name" of a function or class."""
+    if reference is None or isinstance(reference, str):
+        return reference
+    return f"{reference.__module__}:{reference.__qualname__}"

@@ -1,0 +1,349 @@
+"""A model on disk: one folder per component, and `model_index.json` with their names and the defaults of a call.
+
+    model_index.json    the components, and under "generation" the defaults of a call
+    transformer/        the target
+    vqvae/              pictures from codes; neighbours.safetensors beside it
+    text_encoder/ tokenizer/    for models that take prompts
+    drafter/            EAGLE-1, which most methods use
+    parts/<name>/       other drafters and policies (`lantern.models.addons`)
+
+diffusers reads the same layout, but nothing here needs diffusers.
+"""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lantern.core.checksums import SUMS_NAME, read_checksums, verify_files
+from lantern.core.config import build_config, load_config, read_json_object
+from lantern.core.io import (
+    CONFIG_NAME,
+    EMBEDDED_MODEL,
+    atomic_write,
+    load_component,
+    resolve_model,
+    save_checksums,
+    write_json,
+)
+from lantern.core.sampling import Sampling
+from lantern.decoding.prefill import PromptCache
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.engines.engine import EAGER, Engine
+from lantern.engines.engine import engine as make_engine
+from lantern.methods.decoder import find
+from lantern.models.addons import AddOns
+from lantern.models.compatibility import check_drafter, check_sizes
+from lantern.models.llamagen.config import TransformerConfig
+from lantern.models.llamagen.text import TextEncoder
+from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+
+INDEX_NAME = "model_index.json"
+NEIGHBOURS_NAME = "neighbours.safetensors"
+Part = Literal["vq", "text", "drafter", "neighbours"]
+ALL_PARTS: frozenset[Part] = frozenset(("vq", "text", "drafter", "neighbours"))
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SAMPLING_FIELDS = tuple(entry.name for entry in dataclasses.fields(Sampling))
+# class names for diffusers: the pipeline's classes for our components, transformers' for the text encoder
+LIBRARY = "lantern.generation.pipeline"
+DOOR_NAME = "pipeline.py"
+DOOR = '''"""Lets diffusers load this folder: DiffusionPipeline.from_pretrained(FOLDER, trust_remote_code=True)."""
+
+from lantern import LanternPipeline  # noqa: F401
+'''
+RENAMED = ("lantern.pipeline",)  # libraries that folders of earlier versions name
+CLASSES = {"transformer": "LanternTransformer", "vqvae": "LanternVQ", "drafter": "LanternDrafter"}
+COMPONENTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
+
+
+@dataclass(frozen=True)
+class Defaults(Sampling):
+    """The defaults of a call in `model_index.json`; ValueError for an unknown method."""
+
+    method: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        find(self.method)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The components of one model. Components that were not requested or that the model lacks are None.
+
+    `generation` holds the model's defaults: fields of Sampling, and "method". `add_ons` holds its add-ons (other
+    drafters and policies) by name. ValueError for components that do not fit each other.
+    """
+
+    name: str
+    target: Transformer
+    vq: VQVAE | None = None
+    text: TextEncoder | None = None
+    drafter: Eagle | None = None
+    neighbours: Int[Tensor, "v k"] | None = None
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    prompts: PromptCache = field(default_factory=PromptCache)
+    engine: Engine = EAGER
+    add_ons: Mapping[str, nn.Module] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "engine", self.engine.resolve(self.target))  # of auto
+        config, drafter = self.target.config, self.drafter and self.drafter.config
+        if self.vq is not None and self.vq.config.codebook_size != config.vocab_size:
+            raise ValueError(f"the VQ has {self.vq.config.codebook_size} codes, the transformer {config.vocab_size}")
+        if self.text is not None and self.takes_prompts and self.text.width != config.caption_dim:
+            raise ValueError(f"the text encoder is {self.text.width} wide, the transformer needs {config.caption_dim}")
+        if drafter is not None:
+            check_sizes(drafter, config, drafter_name="the drafter", model_name=self.name)
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether the model takes prompts; if not, it takes class labels."""
+        return self.target.config.model_type == "t2i"
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the target."""
+        return self.target.tok_embeddings.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the target."""
+        return self.target.tok_embeddings.weight.dtype
+
+    @property
+    def passes(self) -> str:
+        """How passes are run, in words; `reproducible` is not named for fused passes, which always are."""
+        words = {
+            "fused": self.engine.name == "cpu",
+            "compiled": self.engine.compiles_steps,
+            "graphed": self.engine.name == "graph",
+            "reproducible": self.engine.rounds_wide,
+            "in 4 bits": self.engine.weights == "int4",
+            "in 8 bits": self.engine.weights == "int8",
+        }
+        return ", ".join(word for word, holds in words.items() if holds) or "as torch runs them"
+
+    @property
+    def codebook(self) -> Float[Tensor, "v d"] | None:
+        """The codes' vectors as the VQ decoder uses them; read from the folder if the VQ tokenizer was not loaded."""
+        vq = self.vq
+        if vq is None and self.folder is not None and (self.folder / "vqvae").is_dir():
+            vq = load_component(VQVAE, VQConfig, self.folder / "vqvae")
+        return None if vq is None else vq.quantize.codes().detach()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over the names and bytes of all component files."""
+        if self.folder is None:
+            raise ValueError("a model that was assembled in memory has no files for a fingerprint")
+        digest = hashlib.sha256()
+        for path in sorted(
+            path
+            for name in COMPONENTS
+            for path in (self.folder / name).glob("*")
+            if path.is_file() and path.name != SUMS_NAME
+        ):
+            digest.update(f"{path.relative_to(self.folder).as_posix()}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        return digest.hexdigest()
+
+    def sampling(self, **given: Any) -> Sampling:
+        """Return the model's default sampling with the given fields that are not None; ValueError as of Sampling."""
+        own = {name: value for name, value in self.generation.items() if name in SAMPLING_FIELDS}
+        return Sampling(**own | {name: value for name, value in given.items() if value is not None})
+
+
+def load_model(
+    name: str | Path = EMBEDDED_MODEL,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    parts: Collection[Part] = ALL_PARTS,
+    engine: str | Engine = "auto",
+    verify: bool = True,
+) -> Model:
+    """Load a model given by name, folder or hub id, ready for decoding.
+
+    `parts` restricts the components to read beside the target; those that the model lacks are None. Device "auto" is a
+    GPU if there is one; dtype "auto" is fp32 on a CPU, where exact methods guarantee equal codes, and bf16 on a GPU.
+    `engine` is how passes are run: an engine or its name; "auto" is the fastest one that is ready. `verify` compares
+    weight files with their SHA-256 where the folder lists it, which reads every file once more.
+    ValueError names what is missing or invalid.
+    """
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    folder = resolve_model(name)
+    index = read_index(folder)
+    if not (folder / "transformer" / CONFIG_NAME).is_file():
+        raise ValueError(f"{folder} is not a model: it has no transformer/{CONFIG_NAME}")
+    target = load_component(Transformer, TransformerConfig, folder / "transformer", verify=verify)
+    if "drafter" in parts:
+        check_drafter(folder / "drafter", target, model_name=shown_name(name, folder))
+    place_module(target, where, kind)
+    has_vq, has_text = "vq" in parts and (folder / "vqvae").is_dir(), (folder / "text_encoder").is_dir()
+    return Model(
+        name=shown_name(name, folder),
+        target=target.requires_grad_(False),
+        # the VQ decoder stays in fp32, as in the reference
+        vq=load_component(VQVAE, VQConfig, folder / "vqvae", verify=verify).to(where)
+        if has_vq and "vq" in parts
+        else None,
+        text=load_text_encoder(folder, where, kind, verify=verify) if has_text and "text" in parts else None,
+        drafter=load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in parts else None,
+        neighbours=load_neighbours(folder / "vqvae", where, verify=verify) if "neighbours" in parts else None,
+        generation=check_generation(index.get("generation") or {}, source=folder / INDEX_NAME),
+        folder=folder,
+        engine=make_engine(engine),
+        add_ons=AddOns(folder, target, model_name=shown_name(name, folder), verify=verify),
+    )
+
+
+def place_module(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Move a target or drafter to a device and dtype; its rotary table stays in fp32, as in the reference."""
+    table = module.get_buffer("rope")
+    module.to(device=device, dtype=dtype)
+    module.register_buffer("rope", table.to(device), persistent=False)
+
+
+def load_text_encoder(folder: Path, device: torch.device, dtype: torch.dtype, *, verify: bool = True) -> TextEncoder:
+    """Load the text encoder and its tokenizer, without transformers' progress bars."""
+    from transformers import logging
+
+    if verify:
+        verify_files(folder / "text_encoder", read_checksums(folder / "text_encoder"))
+    had_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        return TextEncoder.from_pretrained(folder, dtype=dtype).to(device)
+    finally:
+        if had_bars:
+            logging.enable_progress_bar()
+
+
+def load_drafter(folder: Path, device: torch.device, dtype: torch.dtype, *, verify: bool = True) -> Eagle | None:
+    """Load the EAGLE-1 drafter, or return None where the model has none."""
+    if not folder.is_dir():
+        return None
+    drafter = load_component(Eagle, EagleConfig, folder, verify=verify)
+    place_module(drafter, device, dtype)
+    return drafter.requires_grad_(False)
+
+
+def load_neighbours(folder: Path, device: torch.device, *, verify: bool = True) -> Int[Tensor, "v k"] | None:
+    """Load the proximity table of a VQ folder, or return None where none was saved."""
+    path = folder / NEIGHBOURS_NAME
+    if not path.is_file():
+        return None
+    from lantern.verifiers.relaxations.neighbours import load_table
+
+    if verify:
+        verify_files(folder, [NEIGHBOURS_NAME])
+    codes = load_config(VQConfig, folder / CONFIG_NAME).codebook_size
+    return load_table(path, codes).to(device)
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """Read `model_index.json`; for a folder without one, describe its components."""
+    if (folder / INDEX_NAME).is_file():
+        return read_json_object(folder / INDEX_NAME)
+    return describe(folder)
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """Return the components of a folder in the form of `model_index.json`."""
+    index: dict[str, Any] = {"_class_name": [Path(DOOR_NAME).stem, "LanternPipeline"]}
+    for name in COMPONENTS:
+        index[name] = [None, None]
+        if (folder / name).is_dir():
+            index[name] = [LIBRARY, CLASSES[name]] if name in CLASSES else ["transformers", _class_in(folder / name)]
+    return index
+
+
+def write_index(folder: str | Path, *, generation: Mapping[str, Any] | None = None) -> None:
+    """Write the `model_index.json` of a folder of components; `generation` are the model's defaults for a call."""
+    folder = Path(folder)
+    found = check_generation(generation or {}, source="generation")
+    for component in (*(folder / name for name in COMPONENTS), *sorted((folder / "parts").glob("*"))):
+        if component.is_dir():
+            save_checksums(component)
+    write_json(folder / INDEX_NAME, describe(folder) | {"generation": dict(found)})
+    write_door(folder)
+
+
+def write_door(folder: str | Path) -> None:
+    """Write `pipeline.py`, through which diffusers loads a folder as remote code."""
+    with atomic_write(Path(folder) / DOOR_NAME) as temporary:
+        temporary.write_text(DOOR, encoding="utf-8")
+
+
+def current_index(index: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an index as our own pipeline reads it: today's library, and no class to be loaded from the folder."""
+    renamed = {
+        name: [LIBRARY, *value[1:]] if isinstance(value, list) and value and value[0] in RENAMED else value
+        for name, value in index.items()
+    }
+    return renamed | {"_class_name": "LanternPipeline"}
+
+
+def check_generation(values: Any, *, source: str | Path) -> Mapping[str, Any]:
+    """Return generation defaults; ValueError for an unknown key, with the nearest one, and for an invalid value."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f'{source}: "generation" is a {type(values).__name__}, wanted an object')
+    build_config(Defaults, values, source=source)
+    return values
+
+
+def pick_device(device: str | torch.device) -> torch.device:
+    """Return the device of this name, "auto" for a GPU if there is one; ValueError if this machine lacks it."""
+    if isinstance(device, torch.device):
+        return device
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = re.fullmatch(r"(cpu|mps|cuda)(?::(\d{1,3}))?", device)
+    if not found:
+        raise ValueError(f"device is {device[:40]!r}, wanted auto, cpu, cuda, cuda:N or mps")
+    number = int(found[2] or 0)
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[found[1]]
+    if number >= there:
+        raise ValueError(f"device {device!r} is not on this machine, which has {there} of its kind; cpu always works")
+    return torch.device(device)
+
+
+def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype of this name; "auto" is fp32 on a CPU and bf16 elsewhere."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype[:40]!r}, wanted auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def shown_name(name: str | Path, folder: Path) -> str:
+    """Return the name of a model for metadata and reports; it never contains a path."""
+    is_name = not (isinstance(name, Path) or Path(name).is_dir())
+    return str(name) if is_name else folder.resolve().name
+
+
+def _class_in(folder: Path) -> str:
+    """Return the transformers class of a text encoder's or tokenizer's folder."""
+    if (folder / "tokenizer_config.json").is_file():
+        return read_json_object(folder / "tokenizer_config.json").get("tokenizer_class", "PreTrainedTokenizerFast")
+    if (folder / CONFIG_NAME).is_file():
+        kind = str(read_json_object(folder / CONFIG_NAME).get("model_type", "t5"))
+        return {"mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}.get(kind, "T5EncoderModel")
+    return "PreTrainedTokenizerFast"

@@ -1,1 +1,0 @@
-"""Relaxations: which codes may stand in for one another."""

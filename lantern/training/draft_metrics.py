@@ -1,0 +1,87 @@
+"""Quality of a drafter on held-out pictures: acceptance by depth, hit rates under Gumbel coupling, sample pictures."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from lantern.drafters.examples import Examples
+from lantern.models.llamagen.vqvae import VQVAE, to_uint8
+from lantern.training.losses import acceptance
+
+WIDTHS = (1, 4, 8)
+PIXELS = 8  # side of a code in a map
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Distributions at one depth: entry j is that of code `places[j]`, p the target's, q the drafter's."""
+
+    depth: int
+    places: Int[Tensor, " m"]
+    p: Float[Tensor, "b m v"]
+    log_q: Float[Tensor, "b m v"]
+
+
+Distributions = Callable[[Examples], list[Draft]]
+
+
+class HeldOutDrafts:
+    """Drafts for held-out pictures, a few at a time, always with the same noise."""
+
+    def __init__(self, examples: list[Examples], distributions: Distributions) -> None:
+        self._examples, self._distributions = examples, distributions
+
+    def _drafts(self) -> Iterator[tuple[Draft, Float[Tensor, "b m v"], Examples]]:
+        """Yield drafts with the Gumbel noise of their codes, the same at each depth."""
+        generator = torch.Generator().manual_seed(0)
+        for examples in self._examples:
+            drafts = self._distributions(examples)
+            images, _, codes = drafts[0].p.shape
+            u = torch.rand(images, examples.codes.shape[1], codes, generator=generator, dtype=torch.float64)
+            noise = -torch.log(-torch.log(u.clamp(1e-12, 1 - 1e-12))).float().to(examples.codes.device)
+            for draft in drafts:
+                yield draft, noise[:, draft.places], examples
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        """Return `accepted_i`, E[1 - TV] at depth i, and `hitsK_i`, how often the target's sample is among K drafts."""
+        sums: dict[str, list[Tensor]] = {}
+        for draft, noise, _ in self._drafts():
+            accepted = acceptance(draft.p, draft.log_q)
+            sums.setdefault(f"accepted_{draft.depth}", []).append(accepted.flatten())
+            sampled = (draft.p.log() + noise).argmax(-1, keepdim=True)
+            ranked = (draft.log_q + noise).topk(min(WIDTHS[-1], noise.shape[-1]), dim=-1).indices
+            for width in WIDTHS:
+                hits = (ranked[..., :width] == sampled).any(-1).float()
+                sums.setdefault(f"hits{width}_{draft.depth}", []).append(hits.flatten())
+        return {name: float(torch.cat(parts).mean()) for name, parts in sums.items()}
+
+    @torch.no_grad()
+    def maps(self) -> UInt8[Tensor, "d 3 h w"]:
+        """Return acceptance over the grid, one picture per depth: white is 1, codes without a draft are black."""
+        grids: dict[int, list[Tensor]] = {}
+        for draft, _, examples in self._drafts():
+            grid = torch.zeros(examples.codes.shape, device=examples.codes.device)
+            grid[:, draft.places] = acceptance(draft.p, draft.log_q)
+            grids.setdefault(draft.depth, []).append(grid)
+        means = torch.stack([torch.cat(parts).mean(0) for _, parts in sorted(grids.items())])
+        side = round(means.shape[1] ** 0.5)
+        wide = means.view(-1, 1, side, side).repeat_interleave(PIXELS, 2).repeat_interleave(PIXELS, 3)
+        return (wide * 255).round().clamp(0, 255).to(torch.uint8).expand(-1, 3, -1, -1).contiguous().cpu()
+
+    @torch.no_grad()
+    def pictures(self, vq: VQVAE) -> UInt8[Tensor, "k 3 h w"]:
+        """Return pictures of the first batch: the target's, then for each depth those of its first drafts alone."""
+        found: list[Tensor] = []
+        for draft, noise, examples in self._drafts():
+            if not found:
+                found.append(examples.codes)
+            elif draft.depth == 1:
+                break
+            codes = examples.codes.clone()
+            codes[:, draft.places] = (draft.log_q + noise).argmax(-1)
+            found.append(codes)
+        return torch.cat([to_uint8(vq.decode(codes)).permute(0, 3, 1, 2) for codes in found]).cpu()

@@ -1,1 +1,0 @@
-"""Trees: what a drafter grows."""

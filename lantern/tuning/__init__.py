@@ -1,1 +1,0 @@
-"""Tuning: the fastest way of decoding on this machine, from measurements."""

@@ -1,0 +1,5 @@
+"""Relaxations: rules by which a draft may replace a code of the target, one file per published rule.
+
+Imported by `verifiers`, `methods` and `models`.
+Imports `core` only.
+"""

@@ -1,0 +1,126 @@
+"""Bounded relaxation: p moves toward q between neighbouring codes by at most delta, and is then verified exactly."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.core.types import Relaxed
+from lantern.methods.spec import MethodSpec, Setting
+from lantern.verifiers.relaxations.neighbours import Neighbourhood
+
+
+@dataclass(frozen=True)
+class Requests:
+    """`codes` with the largest deficits, the mass that each lacks, and its neighbours."""
+
+    codes: Int[Tensor, "n w"]
+    lacks: Float[Tensor, "n w"]
+    near: Int[Tensor, "n wk"]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Mass that the requesting codes received, mass that every code has left to give, and moved mass times distance."""
+
+    inflow: Float[Tensor, "n w"]
+    surplus: Float[Tensor, "n v"]
+    travelled: Float[Tensor, " n"] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded(Neighbourhood):
+    """r = p + a flow of mass from codes with p > q to codes with q > p, computed before any child is tested.
+
+    Mass moves from y to x only if y is one of the k nearest codes of x. y gives at most p(y) - q(y). x takes at most
+    q(x) - p(x), and r(x) is at most cap times p(x). A flow above delta is scaled down to delta. Hence r is a
+    distribution, pointwise between p and q; TV(r, p) is the flow F <= delta; the acceptance probability of a single
+    draft, sum min(r, q), rises by exactly F; a code with p(x) = 0 is never sampled. k = 0 or delta = 0 is exact.
+
+    The flow is computed by `rounds` of proportional filling: x requests mass from its neighbours in proportion to what
+    they have left, y grants in proportion to the requests. Only the `width` codes with the largest deficit make
+    requests; p and q alone determine them. The work is n width k; `width` = V is the dense form. At temperature 0 r is
+    p; the greedy form there is LANTERN's (arXiv:2410.03355) with the budget min(delta, (cap - 1) p(x)).
+    """
+
+    k: int = 50
+    delta: float | int = 0.2
+    cap: float | int = 4.0
+    rounds: int = 2
+    width: int = 64
+
+    def __post_init__(self) -> None:
+        self.check_neighbours()
+        if not math.isfinite(self.delta) or not 0 <= self.delta <= 1:
+            raise ValueError(f"delta is {self.delta}, wanted a probability from 0 (exact) to 1")
+        if not math.isfinite(self.cap) or not 1 <= self.cap <= 1e6:
+            raise ValueError(f"cap is {self.cap}, wanted a factor from 1 (exact) to 1e6")
+        for name, value in (("rounds", self.rounds), ("width", self.width)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} is {value}, wanted a whole number from 1 on")
+
+    def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """Return min(delta, (cap - 1) p(x)), the budget of the greedy form."""
+        return ((self.cap - 1) * own).clamp(max=self.delta)
+
+    def relax(
+        self, log_p: Float[Tensor, "n v"], log_q: Float[Tensor, "n v"], *, depths: Int[Tensor, " n"], levels: int
+    ) -> Relaxed:
+        """Return r, its total variation F, and the sum of flows times distances. Where nothing moves r is p."""
+        p = log_p.exp()
+        gap = log_q.exp() - p
+        surplus = (-gap).clamp(min=0.0)
+        deficit = torch.minimum(gap, (self.cap - 1) * p).clamp(min=0.0)
+        largest = deficit.topk(min(self.width, p.shape[-1]), sorted=False)
+        requests = Requests(largest.indices, largest.values, self.neighbours(largest.indices).flatten(1))
+        flow = self._fill(surplus, requests)
+        total = flow.inflow.sum(-1)
+        scale = (self.delta / total.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1.0)
+        r = p - (surplus - flow.surplus) * scale[:, None]
+        r = r.scatter_add(1, requests.codes, flow.inflow * scale[:, None]).clamp(min=0.0)
+        # log(exp(x)) is not x to the last bit: codes that did not change keep log p.
+        log_r = torch.where(r == p, log_p, r.log())
+        spent = (total * scale).clamp(max=self.delta)
+        return Relaxed(log_r, spent, None if flow.travelled is None else flow.travelled * scale)
+
+    def _fill(self, surplus: Float[Tensor, "n v"], requests: Requests) -> Flow:
+        """Run the rounds of proportional filling."""
+        shape = (*requests.codes.shape, self.k)
+        away = None if self.distances is None else self.distances[requests.codes, : self.k].to(surplus.dtype)
+        lacks, travelled = requests.lacks, None if away is None else torch.zeros_like(surplus[:, 0])
+        for _ in range(self.rounds):
+            around = surplus.gather(1, requests.near).view(shape).sum(-1)
+            # x requests the same share from each neighbour, so one number per x is enough.
+            share = (lacks / around.clamp(min=torch.finfo(surplus.dtype).tiny)).clamp(max=1.0)
+            spread = share[..., None].expand(shape).flatten(1)
+            demand = torch.zeros_like(surplus).scatter_add(1, requests.near, spread)
+            offers = (surplus / demand.clamp(min=1.0)).gather(1, requests.near).view(shape)
+            granted = torch.minimum(offers.sum(-1) * share, lacks)
+            if away is not None and travelled is not None:
+                travelled = travelled + ((offers * away).sum(-1) * share).sum(-1)
+            lacks = lacks - granted
+            surplus = surplus * (1.0 - demand).clamp(min=0.0)
+        return Flow(requests.lacks - lacks, surplus, travelled)
+
+
+SETTINGS = (
+    Setting("k", 50, "nearest codes that count as alike; 0 is exact", low=0, high=1024),
+    Setting("delta", 0.2, "largest total variation per code; 0 is exact", low=0, high=1, sweep=(0.05, 0.1, 0.2)),
+    Setting("cap", 4.0, "largest factor by which a code's probability grows; 1 is exact", low=1, high=1e6),
+    Setting("rounds", 2, "rounds in which mass is moved", low=1, high=100),
+    Setting("width", 64, "codes that can receive mass", low=1, high=10**6),
+)
+METHODS = (
+    MethodSpec(
+        "bounded",
+        "relaxed: the distribution moves toward the draft between similar codes, by at most delta; verified exactly",
+        "eagle",
+        drafter="lantern.drafters.eagle.drafter:build",
+        tree="grown_8_2",
+        relaxation=Bounded,
+        settings=SETTINGS,
+        add_ons=("eagle1",),
+    ),
+)

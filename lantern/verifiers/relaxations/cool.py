@@ -1,0 +1,92 @@
+"""COOL-SD: acceptance raised by a factor that anneals with draft depth, in the form of its output distribution."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.core.types import RelaxationDefaults, Relaxed
+from lantern.methods.spec import MethodSpec, Setting
+
+
+@dataclass(frozen=True, eq=False)
+class Cool(RelaxationDefaults):
+    """The distribution that follows from accepting x with min(1, omega_i p(x) / q(x)), omega_i = omega exp(-nu i - mu).
+
+    COOL-SD (AAAI 2026); i is the depth. mu makes omega the mean of omega_i over the depths of the draft. The rule's
+    residual is norm(max(p - q f, 0)) with f the acceptance probability, so one draft from q gives
+    r(x) = min(q, omega_i p) where q > p, and elsewhere p minus a common share of max(p - q, 0): a distribution between
+    p and q. Here r replaces p and is verified exactly, by any verifier and with any number of siblings, at the same
+    acceptance probability for one draft. Where omega_i <= 1 the published test rejects more often and its output still
+    follows p: r is p.
+
+    Total variation has the closed form sum max(min(q, omega_i p) - p, 0). The codes that give mass and those that take
+    it are independent of each other. Their root mean square distance, an upper bound of the mean distance, is reported
+    as latent distance; None without `codebook`.
+    """
+
+    omega: float | int = 1.1
+    nu: float | int = 0.7
+    codebook: Float[Tensor, "v d"] | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.omega) or not 0 <= self.omega <= 1e6:
+            raise ValueError(f"omega is {self.omega}, wanted a factor from 0 to 1e6")
+        if not math.isfinite(self.nu) or not 0 <= self.nu <= 10:
+            raise ValueError(f"nu is {self.nu}, wanted a rate from 0 (not annealed) to 10")
+
+    def factors(self, levels: int) -> list[float]:
+        """Return omega_i for each depth of a draft."""
+        raw = [math.exp(-self.nu * depth) for depth in range(levels)]
+        return [self.omega * value * levels / sum(raw) for value in raw]
+
+    def relax(
+        self, log_p: Float[Tensor, "n v"], log_q: Float[Tensor, "n v"], *, depths: Int[Tensor, " n"], levels: int
+    ) -> Relaxed:
+        """Return r, its total variation, and an upper bound of the latent distance."""
+        p, q = log_p.exp(), log_q.exp()
+        factor = torch.ones_like(p[:, :1])
+        for depth, omega in enumerate(self.factors(levels)):
+            factor = torch.where((depths == depth)[:, None], max(omega, 1.0), factor)
+        taken = torch.minimum(q, factor * p).sub(p).clamp(min=0.0)
+        surplus = (p - q).clamp(min=0.0)
+        moved, whole = taken.sum(-1), surplus.sum(-1)
+        share = (moved / whole.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1.0)
+        r = p + taken - surplus * share[:, None]
+        log_r = torch.where(r == p, log_p, r.clamp(min=0.0).log())
+        if self.codebook is None:
+            return Relaxed(log_r, moved)
+        return Relaxed(log_r, moved, moved * self._root_mean_square(taken, surplus))
+
+    def _root_mean_square(self, takers: Float[Tensor, "n v"], givers: Float[Tensor, "n v"]) -> Float[Tensor, " n"]:
+        """Return the root mean square L2 distance of two codes sampled independently from these weights."""
+        assert self.codebook is not None
+        vectors = self.codebook.to(takers.dtype)
+        tiny = torch.finfo(takers.dtype).tiny
+        both = [weights / weights.sum(-1, keepdim=True).clamp(min=tiny) for weights in (takers, givers)]
+        middle = (both[0] - both[1]) @ vectors
+        squares = vectors.square().sum(-1)
+        spread = [probs @ squares - (probs @ vectors).square().sum(-1) for probs in both]
+        return (middle.square().sum(-1) + spread[0] + spread[1]).clamp(min=0.0).sqrt()
+
+
+METHODS = (
+    MethodSpec(
+        "cool",
+        "relaxed: COOL-SD, drafts count omega times, early ones more",
+        "eagle",
+        drafter="lantern.drafters.eagle.drafter:build",
+        tree="grown_8_2",
+        mode="sampled",
+        verifier="rejection",
+        relaxation=Cool,
+        settings=(
+            Setting("omega", 1.1, "mean factor of a draft's probability", low=0, high=1e6, sweep=(1.1, 1.5, 2.0)),
+            Setting("nu", 0.7, "rate at which the factor falls with depth; 0 is constant", low=0, high=10),
+        ),
+        add_ons=("eagle1",),
+        paper="2601.09212",
+    ),
+)

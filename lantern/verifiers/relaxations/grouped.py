@@ -1,0 +1,87 @@
+"""Grouped speculative decoding: a draft is tested as a group of similar codes of similar probability."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lantern.core.types import RelaxationDefaults, Ruling, Trial
+from lantern.methods.spec import MethodSpec, Setting
+from lantern.verifiers.relaxations import neighbours
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped(RelaxationDefaults):
+    """Accept x with probability min(1, sum p / sum q), sums over the group of x; a rejection leaves max(p - q, 0).
+
+    So et al., "Grouped Speculative Decoding for Autoregressive Image Generation" (ICCV 2025). The group of x is x
+    and the group / 2 codes on each side of it in the order of p, without those whose p differs by `p_radius` or more
+    or whose vector is `d_radius` or farther away. group = 0 is exact decoding. The output distribution has a closed
+    form for one draft only; `RejectionVerifier` defines what is reported as total variation.
+    """
+
+    codebook: Float[Tensor, "v d"]
+    group: int = 14
+    p_radius: float | int = 0.15
+    d_radius: float | int = 0.5
+    judges_codes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 0 or self.group % 2:
+            raise ValueError(f"group is {self.group}, wanted an even number of codes, 0 (exact) or more")
+        for name, value in (("p_radius", self.p_radius), ("d_radius", self.d_radius)):
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"{name} is {value}, wanted a number from 0 on")
+
+    @property
+    def modes(self) -> frozenset[str]:
+        """Return all modes of the rejection verifier."""
+        return frozenset({"point", "sampled", "iid"})
+
+    def judge(self, trial: Trial) -> Ruling:
+        """Test x with the mass of its group."""
+        order = trial.p.argsort(dim=1, descending=True, stable=True)
+        place = (order == trial.codes[:, None]).long().argmax(1, keepdim=True)
+        around = torch.arange(-(self.group // 2), self.group // 2 + 1, device=order.device)
+        window = place + around
+        near = order.gather(1, window.clamp(0, order.shape[1] - 1))
+        own_p, p, q = trial.own_p[:, None], trial.p.gather(1, near), trial.q.gather(1, near)
+        away = (self.codebook[near] - self.codebook[trial.codes][:, None]).norm(dim=-1)
+        is_alike = ((p - own_p).abs() < self.p_radius) & (away < self.d_radius)
+        is_in = (window >= 0) & (window < order.shape[1]) & (is_alike | (around == 0))
+        tiny = torch.finfo(q.dtype).tiny  # for codes with q = 0, which are never tested
+        sums = torch.where(is_in, p, 0.0).sum(1) / torch.where(is_in, q, 0.0).sum(1).clamp(min=tiny)
+        # A group of one gives exact decoding's test, bit for bit.
+        mass = torch.where(is_in.sum(1) == 1, own_p[:, 0], sums * trial.own_q)
+        left = (trial.p - trial.q).clamp(min=0.0)
+        return Ruling(mass, left, neighbours.mean_distance(self.codebook, trial.codes, left))
+
+
+METHODS = (
+    MethodSpec(
+        "grouped",
+        "relaxed: GSD, a draft is tested as one of a group of codes that are alike and as probable",
+        "eagle",
+        drafter="lantern.drafters.eagle.drafter:build",
+        tree="grown_8_2",
+        mode="sampled",
+        verifier="rejection",
+        relaxation=Grouped,
+        settings=(
+            Setting(
+                "group",
+                14,
+                "codes of a group beside the draft, an even number; 0 is exact",
+                low=0,
+                high=10**6,
+                sweep=(4, 8, 14),
+            ),
+            Setting("p_radius", 0.15, "largest difference of probabilities within a group", low=0, high=1),
+            Setting("d_radius", 0.5, "largest distance of code vectors within a group", low=0, high=1e6),
+        ),
+        add_ons=("eagle1",),
+    ),
+)

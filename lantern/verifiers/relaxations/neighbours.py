@@ -1,0 +1,200 @@
+"""Proximity of codes: the proximity table, its distances, and the mass that a code claims from its neighbours.
+
+LANTERN, arXiv:2410.03355: codes that are close in the codebook decode to similar patches, so a draft may claim the
+probability of its neighbours.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int, Int32
+from torch import Tensor
+
+from lantern.core.types import Claim, RelaxationDefaults, Ruling, Trial
+from lantern.methods.spec import Setting
+
+MAX_NEIGHBOURS = 1024
+BLOCK = 256  # rows of distances at a time: no V x V matrix
+TABLE_KEY = "neighbours"
+
+
+def proximity_table(codebook: Float[Tensor, "v d"], k: int) -> Int32[Tensor, "v k"]:
+    """Return the k nearest other codes of each code by L2 distance, nearest first, the lowest index among equals.
+
+    The codebook must be in the form that the decoder uses: LlamaGen normalises codes at run time. ValueError unless k
+    is from 1 to min(V - 1, 1024).
+    """
+    codes = len(codebook)
+    if not 1 <= k <= min(codes - 1, MAX_NEIGHBOURS):
+        raise ValueError(f"k is {k}, wanted from 1 to {min(codes - 1, MAX_NEIGHBOURS)} for {codes} codes")
+    table = torch.empty(codes, k, dtype=torch.int32, device=codebook.device)
+    wide = codebook.double()
+    for first in range(0, codes, BLOCK):
+        rows = torch.arange(first, min(first + BLOCK, codes), device=codebook.device)
+        # Without the matrix product equal codes have equal distances, bit for bit.
+        distances = torch.cdist(wide[rows], wide, compute_mode="donot_use_mm_for_euclid_dist")
+        distances[rows - first, rows] = torch.inf
+        table[rows] = distances.sort(dim=1, stable=True).indices[:, :k].int()
+    return table
+
+
+def proximity_distances(codebook: Float[Tensor, "v d"], table: Int32[Tensor, "v k"]) -> Float[Tensor, "v k"]:
+    """Return the fp32 L2 distances from each code to its neighbours; ValueError for a table of another codebook."""
+    if len(codebook) != len(table):
+        raise ValueError(
+            f"the codebook has {len(codebook)} codes, the proximity table {len(table)}: use both from one model"
+        )
+    wide = codebook.double()
+    blocks = []
+    for first in range(0, len(table), BLOCK):
+        near = wide[table[first : first + BLOCK].long()]
+        blocks.append((near - wide[first : first + BLOCK, None]).norm(dim=-1).float())
+    return torch.cat(blocks)
+
+
+def mean_distance(
+    codebook: Float[Tensor, "v d"], codes: Int[Tensor, " b"], distribution: Float[Tensor, "b v"]
+) -> Float[Tensor, " b"]:
+    """Return the mean L2 distance from each code to codes of a distribution; 0 where the distribution is empty."""
+    vectors = codebook.to(distribution.dtype)
+    distances = torch.cdist(vectors[codes], vectors, compute_mode="donot_use_mm_for_euclid_dist")
+    return (distances * distribution).sum(-1) / distribution.sum(-1).clamp(min=torch.finfo(distribution.dtype).tiny)
+
+
+def save_table(table: Int32[Tensor, "v k"], path: str | Path) -> None:
+    """Write a table as safetensors, atomically."""
+    from safetensors.torch import save_file
+
+    from lantern.core.io import atomic_write
+
+    with atomic_write(path) as temporary:
+        save_file({TABLE_KEY: table.cpu().contiguous()}, temporary, metadata={"format": "pt"})
+
+
+def load_table(path: str | Path, vocab_size: int) -> Int32[Tensor, "v k"]:
+    """Read a table; ValueError names the file if it is damaged or does not fit a codebook of this size."""
+    from lantern.core.io import load_tensors
+
+    table = load_tensors(path).get(TABLE_KEY)
+    if table is None or table.dtype != torch.int32 or table.ndim != 2 or len(table) != vocab_size:
+        got = "nothing" if table is None else f"{table.dtype} {list(table.shape)}"
+        raise ValueError(f"{path}: {TABLE_KEY} is {got}, wanted int32 with {vocab_size} rows")
+    own = torch.arange(vocab_size)[:, None]
+    if not table.shape[1] or bool(((table < 0) | (table >= vocab_size) | (table == own)).any()):
+        raise ValueError(f"{path}: {TABLE_KEY} names codes outside the codebook, or a code as its own neighbour")
+    return table
+
+
+def longest_prefix(
+    masses: Float[Tensor, "*n k"], budget: Float[Tensor, "*n"]
+) -> tuple[Bool[Tensor, "*n k"], Float[Tensor, "*n"]]:
+    """Return the longest run of nearest neighbours whose sum stays within the budget, and that sum."""
+    sums = masses.double().cumsum(-1)
+    is_taken = sums <= budget.double()[..., None]
+    # Padding makes the sum of an empty run 0, also for k = 0.
+    padded = torch.nn.functional.pad(torch.where(is_taken, sums, 0.0), (1, 0))
+    return is_taken, padded.amax(-1).to(masses.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbourhood(RelaxationDefaults, ABC):
+    """Claims from the k nearest codes: a code may claim the longest run of them whose mass is within its budget.
+
+    `distances` come from `proximity_distances`; without them no latent distance is reported.
+    """
+
+    table: Int32[Tensor, "v columns"]
+    k: int = 10
+    distances: Float[Tensor, "v columns"] | None = None
+    has_greedy_form: ClassVar[bool] = True
+
+    @abstractmethod
+    def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """Return the largest mass that codes of these probabilities may claim."""
+
+    def neighbours(self, codes: Int[Tensor, "*n"]) -> Int[Tensor, "*n k"]:
+        """Return the k nearest codes of each code."""
+        return self.table[codes, : self.k].long()
+
+    def claim(self, codes: Int[Tensor, "*n"], own: Float[Tensor, "*n"], near: Float[Tensor, "*n k"]) -> Claim:
+        """Return the mass of the neighbours within the budget, and its mean distance."""
+        is_taken, mass = longest_prefix(near, self.budget(own))
+        if self.distances is None:
+            return Claim(is_taken, mass)
+        travelled = (near * is_taken * self.distances[codes, : self.k]).sum(-1)
+        return Claim(is_taken, mass, travelled / mass.clamp(min=torch.finfo(mass.dtype).tiny))
+
+    def check_neighbours(self, spare: int = 0) -> None:
+        """Raise ValueError if k is more than the columns of the table without `spare` ones."""
+        columns = self.table.shape[1] - spare
+        if not isinstance(self.k, int) or isinstance(self.k, bool) or not 0 <= self.k <= columns:
+            raise ValueError(
+                f"k is {self.k}, wanted from 0 to {columns}: the proximity table has {self.table.shape[1]} columns"
+            )
+
+
+RESIDUAL = Setting(
+    "residual",
+    "paper",
+    "distribution after a refusal: the paper's, or that of the authors' code",
+    choices=("paper", "released"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ClaimingRule(Neighbourhood):
+    """Acceptance by p(x) plus the claimed mass: LANTERN and LANTERN++ differ only in the budget.
+
+    `residual` selects the distribution after a rejection: "paper", or "released" for the authors' code.
+    """
+
+    residual: str = "paper"
+    judges_codes: ClassVar[bool] = True
+
+    @property
+    def modes(self) -> frozenset[str]:
+        """Return all modes of the rejection verifier."""
+        return frozenset({"point", "sampled", "iid"})
+
+    def judge(self, trial: Trial) -> Ruling:
+        """Test x with its raised probability."""
+        near = self.neighbours(trial.codes)
+        claim = self.claim(trial.codes, trial.own_p, trial.p.gather(1, near))
+        if self.residual == "paper":
+            left = residual_as_published(trial, near, claim)
+        else:
+            left = residual_as_released(trial, self.table[trial.codes, : self.k + 1].long(), claim)
+        return Ruling(trial.own_p + claim.mass, left, claim.reach)
+
+    def check_residual(self) -> None:
+        """Raise ValueError for an unknown residual and for more neighbours than the table holds."""
+        self.check_neighbours(spare=int(self.residual == "released"))
+        if self.residual not in ("paper", "released"):
+            raise ValueError(f'residual is "{self.residual}", wanted "paper" or "released"')
+
+
+def residual_as_published(trial: Trial, near: Int[Tensor, "b k"], claim: Claim) -> Float[Tensor, "b v"]:
+    """Return max(p~ - q, 0), where p~ is p with the neighbourhood's mass moved onto the code."""
+    kept = trial.p.gather(1, near).masked_fill(claim.is_taken, 0.0)
+    relaxed = trial.p.scatter(1, near, kept)
+    relaxed = relaxed.scatter_add(1, trial.codes[:, None], claim.mass[:, None])
+    return (relaxed - trial.q).clamp(min=0.0)
+
+
+def residual_as_released(trial: Trial, around: Int[Tensor, "b k1"], claim: Claim) -> Float[Tensor, "b v"]:
+    """Return the residual of the released code for LlamaGen, which differs if a neighbour was within the budget.
+
+    All k + 1 nearest codes are affected, not only those within the budget: sampled drafts set q to zero there (and so
+    keep all of p), point drafts set p to zero there. An empty residual becomes uniform.
+    """
+    affected = claim.is_taken.any(1, keepdim=True) & torch.ones_like(around, dtype=torch.bool)
+    if trial.is_point:
+        emptied = trial.p.scatter(1, around, trial.p.gather(1, around).masked_fill(affected, 0.0))
+        left = emptied.scatter(1, trial.codes[:, None], 0.0)
+    else:
+        zeroed = trial.q.scatter(1, around, trial.q.gather(1, around).masked_fill(affected, 0.0))
+        left = (trial.p - zeroed).clamp(min=0.0)
+    return torch.where(left.sum(1, keepdim=True) > 0, left, torch.ones_like(left))

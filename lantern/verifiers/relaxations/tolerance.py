@@ -1,0 +1,63 @@
+"""Tolerant sampling: a draft is accepted if it is among several samples of the target."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lantern.core.types import RelaxationDefaults, Ruling, Trial
+from lantern.methods.spec import MethodSpec, Setting
+from lantern.verifiers.relaxations import neighbours
+
+
+@dataclass(frozen=True, eq=False)
+class Tolerance(RelaxationDefaults):
+    """Accept x if it is among `samples` independent samples of p; if no draft is, the first sample is the code.
+
+    The tolerance of VADUSA (speech decoding), in the form that its name suggests: the paper's own definition was not
+    available. The samples are not made: x is among them with probability 1 - (1 - p(x))^samples, and samples without x
+    are independent samples of p without x. samples = 1 is exact decoding. q is not read, so drafts are tested as point
+    drafts. Given the draft, a test moves (1 - (1 - p(x))^samples) - p(x) onto x, in closed form.
+    """
+
+    samples: int = 2
+    codebook: Float[Tensor, "v d"] | None = None
+    judges_codes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.samples, int) or isinstance(self.samples, bool) or not 1 <= self.samples <= 10**6:
+            raise ValueError(f"samples is {self.samples}, wanted a whole number from 1 (exact) to 10**6")
+
+    @property
+    def modes(self) -> frozenset[str]:
+        """Return the mode of point drafts."""
+        return frozenset({"point"})
+
+    def judge(self, trial: Trial) -> Ruling:
+        """Test x against the samples, without making them."""
+        own = trial.own_p
+        chance = own if self.samples == 1 else -torch.expm1(self.samples * torch.log1p(-own.clamp(max=1.0)))
+        left = trial.p.scatter(1, trial.codes[:, None], 0.0)
+        if self.codebook is None:
+            return Ruling(chance, left)
+        return Ruling(chance, left, neighbours.mean_distance(self.codebook, trial.codes, left))
+
+
+SAMPLES = Setting("samples", 2, "samples of the target per code; 1 is exact", low=1, high=10**6, sweep=(2, 3))
+METHODS = (
+    MethodSpec(
+        "tolerance",
+        "relaxed: VADUSA, a draft is accepted if it is among several samples of the target",
+        "eagle",
+        drafter="lantern.drafters.eagle.drafter:build",
+        tree="grown_8_2",
+        mode="point",
+        verifier="rejection",
+        relaxation=Tolerance,
+        settings=(SAMPLES,),
+        add_ons=("eagle1",),
+        paper="2410.21951",
+    ),
+)

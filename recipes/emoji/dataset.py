@@ -1,0 +1,335 @@
+"""The emoji training set: plain pictures of every concept and style, and composites of them, with captions."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import UInt8
+
+from lantern.training.config import load_training_config
+from lantern.training.data import Filled, Made, Progress, Record, Summary, Writer, share_of, write_prepared
+from lantern.training.sources import check_sizes
+from recipes.emoji.captions import (
+    check_reserved,
+    colour_captions,
+    count_captions,
+    pair_captions,
+    plain_captions,
+    read_reserved,
+    words_of,
+)
+from recipes.emoji.compositing import (
+    LAYOUTS,
+    Colouring,
+    arrange,
+    copies,
+    find_colour,
+    on_white,
+    other_colours,
+    recolour,
+    shifted,
+)
+from recipes.emoji.packages import (
+    PACKAGES,
+    Concept,
+    read_concepts,
+    read_pictures,
+    read_tags,
+)
+
+# Share of combinations (a colour, a number or a neighbour of a thing) that is kept from training.
+COMPOSITES_HELD_OUT = 0.04
+Job = Callable[[], Made | str]  # makes one picture
+
+STYLES = ("3d", "flat", "noto")
+
+
+@dataclass(frozen=True)
+class EmojiConfig:
+    """What to prepare. Relative paths are resolved against the file that the config is loaded from.
+
+    size: side of a picture in pixels. seed: of everything random. concepts: files with lists of concepts. styles: which
+    art. reserved: the evaluation prompts whose words no caption may hold. held_out: share of cells (concept and style)
+    kept from training. mirrors: add a mirror image of each plain picture; shifts: number of shifted ones to add.
+    colours, counts, pairs: number of composites of each kind.
+    """
+
+    source: str = "emoji"
+    size: int = 64
+    seed: int = 0
+    concepts: tuple[str, ...] = ()
+    styles: tuple[str, ...] = STYLES
+    reserved: str = ""
+    held_out: float = 0.05
+    mirrors: bool = False
+    shifts: int = 0
+    colours: int = 0
+    counts: int = 0
+    pairs: int = 0
+
+    def __post_init__(self) -> None:
+        if self.source != "emoji":
+            raise ValueError(f"source is {self.source!r}, wanted emoji: use lantern train data without --recipe")
+        check_sizes(self.size, self.held_out)
+        if min(self.seed, self.shifts, self.colours, self.counts, self.pairs) < 0:
+            raise ValueError("seed, shifts, colours, counts and pairs must not be negative")
+        if set(self.styles) - set(STYLES) or not self.styles:
+            raise ValueError(f"styles are {list(self.styles)}, wanted some of {', '.join(STYLES)}")
+        if not self.concepts:
+            raise ValueError("concepts is empty, wanted at least one list such as concepts-core.txt")
+
+    @classmethod
+    def load(cls, path: Path) -> "EmojiConfig":
+        """Read a JSON config. Raises ValueError, in one line, if the file or a field is wrong."""
+        config, home = load_training_config(cls, path), path.resolve().parent
+        return replace(
+            config,
+            concepts=tuple(str(home / name) for name in config.concepts),
+            reserved=str(home / config.reserved) if config.reserved else "",
+        )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One concept in one style: its RGBA picture, its colour if it has a single one, its tags, its split."""
+
+    concept: Concept
+    style: str
+    picture: UInt8[np.ndarray, "h w 4"]
+    colouring: Colouring | None
+    tags: tuple[str, ...]
+    split: str
+
+    @property
+    def key(self) -> str:
+        """Seed of all random choices for this cell."""
+        return f"{self.concept.hexcode}/{self.style}"
+
+    @property
+    def colours(self) -> list[str]:
+        """The colours that the picture can be given, in the cell's own order."""
+        colouring, name = self.colouring, self.concept.name
+        if colouring is None or not colouring.is_vivid or name == "orange":
+            return []
+        if self.concept.flags & {"scene", "text"}:
+            return []
+        order = {colour: share_of(f"{self.key}/{colour}") for colour in other_colours(colouring)}
+        # Black hides what a thing looks like inside, so it comes late in the order.
+        return sorted(order, key=lambda c: order[c] + 0.15 * (c == "black"))
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether copies of it make sense: a countable name and a picture of an object."""
+        return not self.concept.flags & {"scene", "plural", "mass"}
+
+    @property
+    def may_mirror(self) -> bool:
+        """Whether the mirror image is valid too."""
+        return "text" not in self.concept.flags
+
+
+def prepare(config: EmojiConfig, *, out: Path, packages: Path, progress: Progress | None = None) -> Summary:
+    """Prepare the emoji training set into `out`, which is replaced as a whole once everything is written.
+
+    packages: folder of npm archives; missing ones are fetched into it. progress: called with (done, total).
+    Raises ValueError, in one line, for a wrong archive, or for a word that is both in a concept's name and in the
+    evaluation prompts.
+    """
+
+    def fill(writer: Writer) -> Filled:
+        return write_emoji(config, writer, packages=packages, progress=progress or (lambda done, total: None))
+
+    return write_prepared(out, fill, source="emoji", origin="emoji", seed=config.seed, size=config.size)
+
+
+def write_emoji(config: EmojiConfig, writer: Writer, *, packages: Path, progress: Progress) -> Filled:
+    """Write all pictures: originals first, then mirrors, shifts, colours, counts and pairs."""
+    concepts = [c for path in config.concepts for c in read_concepts(Path(path))]
+    check_unique(concepts)
+    reserved = read_reserved(Path(config.reserved)) if config.reserved else frozenset()
+    check_reserved((n for c in concepts for n in (c.name, *c.synonyms)), reserved)
+    cells, missing = read_cells(config, concepts, reserved, packages=packages)
+    train = [cell for cell in cells if cell.split == "train"]
+    total = len(cells) * (1 + config.mirrors + config.shifts)
+    total += config.colours + config.counts + config.pairs
+    jobs: Iterator[Job] = chain(
+        (partial(make_plain, cell) for cell in cells),
+        (partial(make_mirror, cell) for cell in train if config.mirrors and cell.may_mirror),
+        (partial(make_shift, cell, n, config.seed) for cell in train for n in range(config.shifts)),
+        make_colours(train, config.colours),
+        make_counts(train, config.counts),
+        make_pairs(train, config.pairs, seed=config.seed),
+    )
+    for _ in writer.add_all(jobs):
+        check_reserved((text for text, _ in writer.records[-1].captions), reserved)
+        progress(len(writer.records), total)
+    names = (*config.styles, "labels", "keywords")
+    used = [
+        {"name": p.name, "version": p.version, "sha256": p.sha256, "licence": p.licence}
+        for p in (PACKAGES[name] for name in names)
+    ]
+    return Filled(missing, used)
+
+
+def check_unique(concepts: list[Concept]) -> None:
+    """Raise ValueError when two lists hold the same thing."""
+    seen: set[str] = set()
+    for concept in concepts:
+        if seen & {concept.name, concept.hexcode}:
+            raise ValueError(f"{concept.hexcode} {concept.name!r} is in two lists: remove it from one")
+        seen |= {concept.name, concept.hexcode}
+
+
+def read_cells(
+    config: EmojiConfig, concepts: list[Concept], reserved: frozenset[str], *, packages: Path
+) -> tuple[list[Cell], list[str]]:
+    """Return all cells, by concept and then style, and the names of those that no package has."""
+    words = read_tags(packages)
+    pictures = {
+        (index, style): picture
+        for style in config.styles
+        for index, picture in read_pictures(style, concepts, packages, size=config.size)
+    }
+    cells, missing = [], []
+    for index, concept in enumerate(concepts):
+        styles = [style for style in config.styles if (index, style) in pictures]
+        missing += [f"{concept.name} ({s})" for s in config.styles if s not in styles]
+        held = held_out_style(concept, styles, config.held_out)
+        for style in styles:
+            picture = pictures[index, style]
+            tags = usable_tags(concept, style, words.get(concept.hexcode, []), reserved)
+            split = "heldout" if style == held else "train"
+            cells.append(Cell(concept, style, picture, find_colour(picture), tags, split))
+    return cells, missing
+
+
+def held_out_style(concept: Concept, styles: list[str], share: float) -> str | None:
+    """Return the style in which the concept is held out, if any: at most one, and two must remain."""
+    if len(styles) < 3:
+        return None
+    held = [style for style in styles if share_of(f"{concept.hexcode}/{style}") < share]
+    return min(held, key=lambda style: share_of(f"{concept.hexcode}/{style}"), default=None)
+
+
+def usable_tags(concept: Concept, style: str, tags: list[str], reserved: frozenset[str]) -> tuple[str, ...]:
+    """Return up to three of the first eight short tags that add a word and hold no reserved one, by style."""
+    taken = set(words_of(" ".join((concept.name, *concept.synonyms))))
+    new = [t for t in tags if not taken & set(words_of(t)) and not reserved & set(words_of(t))]
+    short = [tag for tag in new if len(tag.split()) <= 2][:8]
+    return tuple(sorted(short, key=lambda tag: share_of(f"{concept.hexcode}/{style}/{tag}"))[:3])
+
+
+def make_plain(cell: Cell) -> Made:
+    """Return the picture of the package, on white."""
+    colour = cell.colouring.name if cell.colouring else None
+    captions = plain_captions(cell.concept, cell.style, cell.tags, colour=colour)
+    record = Record(
+        image=0,
+        captions=captions,
+        kind="plain",
+        concepts=(cell.concept.name,),
+        style=cell.style,
+        split=cell.split,
+        may_mirror=cell.may_mirror,
+    )
+    return on_white(cell.picture), record
+
+
+def make_mirror(cell: Cell) -> Made:
+    """Return the mirror image of a plain picture."""
+    picture, record = make_plain(cell)
+    return picture[:, ::-1].copy(), replace(record, variant="mirror")
+
+
+def make_shift(cell: Cell, number: int, seed: int) -> Made:
+    """Return the picture a little smaller and at another place."""
+    rng = np.random.default_rng([seed, int(share_of(cell.key) * 2**32), number])
+    return shifted(cell.picture, rng), replace(make_plain(cell)[1], variant="shift")
+
+
+def make_colours(cells: list[Cell], number: int) -> Iterator[Job]:
+    """Yield recoloured pictures: every cell that can be recoloured gets its first colour before any gets its second."""
+    ranked = [(rank, share_of(cell.key), cell, colour) for cell in cells for rank, colour in enumerate(cell.colours)]
+    for _, _, cell, colour in sorted(ranked, key=lambda entry: entry[:2])[:number]:
+        yield partial(make_colour, cell, colour)
+
+
+def make_colour(cell: Cell, colour: str) -> Made:
+    """Return the picture in another colour."""
+    assert cell.colouring is not None
+    captions = colour_captions(cell.concept, cell.style, colour)
+    picture = on_white(recolour(cell.picture, cell.colouring, colour))
+    return picture, composite(cell, captions, number=1, colour=colour)
+
+
+def make_counts(cells: list[Cell], number: int) -> Iterator[Job]:
+    """Yield two, three or four of one thing; one in four recoloured if possible."""
+    able = sorted((c for c in cells if c.can_repeat), key=lambda c: share_of(f"count/{c.key}"))
+    for step in range(number):
+        cell = able[step % len(able)]
+        repeat = step // len(able)
+        draw = share_of(f"number/{cell.key}")
+        many = 2 + (int(3 * draw) + repeat) % 3
+        colours = cell.colours if share_of(f"tint/{cell.key}/{repeat}") < 0.25 else []
+        colour = colours[repeat % len(colours)] if colours else None
+        yield partial(make_count, cell, many, colour)
+
+
+def make_count(cell: Cell, number: int, colour: str | None) -> Made:
+    """Return `number` copies of the picture, recoloured unless `colour` is None."""
+    picture = cell.picture
+    if colour is not None and cell.colouring is not None:
+        picture = recolour(picture, cell.colouring, colour)
+    captions = count_captions(cell.concept, cell.style, number, colour=colour)
+    return copies(picture, number), composite(cell, captions, number=number, colour=colour)
+
+
+def make_pairs(cells: list[Cell], number: int, *, seed: int) -> Iterator[Job]:
+    """Yield two different things of one style side by side; every thing is used once before any is used twice."""
+    rng = np.random.default_rng(seed)
+    styles = sorted({cell.style for cell in cells})
+    waiting: dict[str, list[Cell]] = {style: [] for style in styles}
+    for step in range(number):
+        style = styles[step % len(styles)]
+        if len(waiting[style]) < 2:
+            able = [c for c in cells if c.style == style and not c.concept.flags & {"scene"}]
+            waiting[style] = [able[i] for i in rng.permutation(len(able))]
+        left, right = waiting[style].pop(), waiting[style].pop()
+        yield partial(make_pair, left, right)
+
+
+def make_pair(left: Cell, right: Cell) -> Made:
+    """Return two things side by side; one pair in twenty-five is held out."""
+    names = (left.concept.name, right.concept.name)
+    is_held = share_of("/".join(("pair", *names))) < COMPOSITES_HELD_OUT
+    record = Record(
+        image=0,
+        captions=pair_captions(left.concept, right.concept, left.style),
+        kind="pair",
+        concepts=names,
+        style=left.style,
+        split="heldout" if is_held else "train",
+        may_mirror=left.may_mirror and right.may_mirror,
+        number=2,
+    )
+    return arrange([left.picture, right.picture], list(LAYOUTS[2])), record
+
+
+def composite(cell: Cell, captions: tuple[tuple[str, float], ...], *, number: int, colour: str | None) -> Record:
+    """Return the record of a composite of one cell; one in twenty-five is held out."""
+    kind = "count" if number > 1 else "colour"
+    key = f"{kind}/{cell.key}/{number}/{colour}"
+    return Record(
+        image=0,
+        captions=captions,
+        kind=kind,
+        concepts=(cell.concept.name,),
+        style=cell.style,
+        split="heldout" if share_of(key) < COMPOSITES_HELD_OUT else "train",
+        may_mirror=cell.may_mirror,
+        colour=colour or "",
+        number=number,
+    )

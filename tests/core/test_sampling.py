@@ -1,0 +1,103 @@
+"""Logits to distributions."""
+
+import math
+
+import pytest
+import torch
+
+from lantern.core.sampling import Sampling, pick
+
+LOGITS = torch.tensor([2.0, 1.0, 0.0, 1.0, -1.0])
+
+
+def distribution(sampling: Sampling, logits: torch.Tensor = LOGITS) -> torch.Tensor:
+    rows = logits[None, None, None].expand(1, sampling.rows, 1, -1)
+    return sampling.log_probs(rows, torch.zeros(1, 1, dtype=torch.long))[0, 0].exp()
+
+
+def test_guidance_combines_the_rows() -> None:
+    rows = torch.randn(2, 2, 3, 5)
+    guided = Sampling(guidance=4).guide(rows, torch.zeros(2, 3, dtype=torch.long))
+    assert torch.allclose(guided, rows[:, 1] + 4 * (rows[:, 0] - rows[:, 1]))
+
+
+@pytest.mark.parametrize(
+    "distribution", [Sampling(guidance=4, temperature=0.7), Sampling(top_k=2), Sampling(top_p=0.6)]
+)
+def test_scores_equal_log_probs_up_to_a_constant_per_code(distribution: Sampling) -> None:
+    rows, where = torch.randn(2, 2, 3, 5, generator=torch.Generator().manual_seed(1)), torch.zeros(2, 3).long()
+    scores, log_p = distribution.scores(rows, where), distribution.log_probs(rows, where)
+    assert torch.allclose(scores.log_softmax(-1), log_p)
+    noise = torch.randn(50, 2, 3, 5, generator=torch.Generator().manual_seed(2))
+    assert torch.equal((scores + noise).argmax(-1), (log_p + noise).argmax(-1))
+
+
+@pytest.mark.parametrize("guidance", [0.0, 0.5, 1.0])
+def test_without_guidance_there_is_one_row(guidance: float) -> None:
+    assert Sampling(guidance=guidance).rows == 1
+
+
+def test_guidance_ends_after_its_interval() -> None:
+    sampling, rows = Sampling(guidance=3, guidance_interval=1), torch.randn(1, 2, 5, 4)
+    guided = sampling.guide(rows, torch.arange(5)[None])
+    everywhere = Sampling(guidance=3).guide(rows, torch.arange(5)[None])
+    assert torch.equal(guided[:, :3], everywhere[:, :3])
+    assert torch.equal(guided[:, 3:], rows[:, 0, 3:])
+    assert sampling.scales(torch.arange(5)).tolist() == [3, 3, 3, 1, 1]
+
+
+def test_guided_features_have_guided_logits() -> None:
+    sampling, head = Sampling(guidance=7.5, guidance_interval=1), torch.nn.Linear(8, 11, bias=False)
+    features, where = torch.randn(2, 2, 4, 8), torch.arange(4).expand(2, -1)
+    assert torch.allclose(head(sampling.guide(features, where)), sampling.guide(head(features), where), atol=1e-5)
+
+
+def test_temperature_divides_logits() -> None:
+    assert torch.allclose(distribution(Sampling(guidance=1, temperature=0.5)), (LOGITS * 2).softmax(-1))
+
+
+def test_temperature_zero_takes_the_lowest_of_equal_codes() -> None:
+    assert distribution(Sampling(guidance=1, temperature=0), torch.tensor([0.0, 3.0, 3.0])).tolist() == [0, 1, 0]
+
+
+def test_top_k_keeps_ties_at_the_kth() -> None:
+    kept = distribution(Sampling(guidance=1, top_k=2))
+    assert (kept > 0).tolist() == [True, True, False, True, False]
+    assert kept.sum() == pytest.approx(1)
+    assert torch.equal(distribution(Sampling(guidance=1, top_k=99)), distribution(Sampling(guidance=1)))
+
+
+def test_top_p_keeps_the_first_code_that_exceeds_it() -> None:
+    logits = torch.tensor([0.1, 0.5, 0.15, 0.25]).log()
+    assert (distribution(Sampling(guidance=1, top_p=0.4), logits) > 0).tolist() == [False, True, False, False]
+    assert (distribution(Sampling(guidance=1, top_p=0.6), logits) > 0).tolist() == [False, True, False, True]
+    assert (distribution(Sampling(guidance=1, top_p=1e-9), logits) > 0).sum() == 1
+
+
+def test_top_p_comes_after_top_k() -> None:
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    assert (distribution(Sampling(guidance=1, top_k=2, top_p=0.55), logits) > 0).tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0, 1e30, "3"])
+@pytest.mark.parametrize("name", ["guidance", "temperature", "top_p"])
+def test_numbers_out_of_range_are_refused(name: str, bad: object) -> None:
+    with pytest.raises(Exception, match=name):
+        Sampling(**{name: bad})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"), [("temperature", 1e-9), ("top_p", 0.0), ("top_k", -1), ("guidance_interval", -2)]
+)
+def test_error_names_the_option_out_of_range(name: str, bad: float) -> None:
+    with pytest.raises(ValueError, match=f"^{name} is"):
+        Sampling(**{name: bad})  # type: ignore[arg-type]
+
+
+def test_pick_matches_distribution_and_skips_zero_mass() -> None:
+    distribution = torch.tensor([0.0, 2.0, 0.0, 5.0, 1.0, 0.0])
+    uniforms = (torch.arange(8000).double() + 0.5) / 8000
+    codes = pick(distribution.expand(8000, -1), uniforms)
+    assert torch.bincount(codes, minlength=6).tolist() == [0, 2000, 0, 5000, 1000, 0]
+    ends = torch.tensor([2.0**-33, 1 - 2.0**-33], dtype=torch.float64)
+    assert pick(distribution.expand(2, -1), ends).tolist() == [1, 4]

@@ -1,0 +1,102 @@
+"""Records hold what was drafted and accepted, for every drafter."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import Generation
+from lantern.drafters.policies.policy import TRAITS
+from lantern.drafters.policies.records import Recorder, Records, load_records
+from lantern.methods.decoder import METHODS, build_decoder
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+
+TARGET = tiny_target()
+CONDITION = tiny_condition((4, 1, 6))
+KEYS = [(9, 0), (9, 1), (4, 7)]
+
+
+def recorded(name: str, **options: object) -> tuple[Records, Generation]:
+    parts = build_decoder(
+        METHODS[name].with_options(**options),
+        TARGET,
+        sampling=Sampling(guidance=3),
+        drafter_module=tiny_eagle(TARGET),
+    )
+    recorder = Recorder(method=name, target="digest")
+    recorder.watch(parts.drafter)
+    made = parts.generate(CONDITION, keys=KEYS, callback=recorder)
+    return recorder.records(), made
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle2", "optimal", "gumbel-jacobi"])
+def test_records_add_up_to_the_statistics_of_the_generation(name: str) -> None:
+    records, made = recorded(name)
+    assert len(records) == int((made.passes - 1).sum())
+    for depth in range(1, made.accepted.shape[1] + 1):
+        of_depth = records.depths == depth
+        parents = {(s, int(records.parents[s, n])) for s, n in (records.is_tested & of_depth).nonzero().tolist()}
+        assert int((records.is_taken & of_depth).sum()) == int(made.accepted[:, depth - 1].sum())
+        assert len(parents) == int(made.reached[:, depth - 1].sum())
+    assert sorted(set(records.picture.tolist())) == [0, 1, 2]
+
+
+def test_recorded_traits_do_not_change_codes() -> None:
+    records, made = recorded("eagle2")
+    plain = build_decoder("plain", TARGET, sampling=Sampling(guidance=3)).generate(CONDITION, keys=KEYS)
+    assert torch.equal(made.codes, plain.codes)
+    assert records.traits is not None and records.traits.shape == (len(records), 16, len(TRAITS))
+    assert records.beams is not None and records.beams.shape == (len(records), 5, 8)
+    is_node = records.parents >= 0
+    assert torch.equal(records.traits[..., TRAITS.index("depth")][is_node], records.depths[is_node].float())
+    assert torch.equal(records.traits[..., TRAITS.index("rank")][is_node], records.ranks[is_node].float())
+    assert recorded("eagle1")[0].traits is None
+
+
+def test_saved_records_load_unchanged(tmp_path: Path) -> None:
+    records, _ = recorded("optimal")
+    records.save(tmp_path / "a.safetensors")
+    read = Records.load(tmp_path / "a.safetensors")
+    for name in ("parents", "depths", "ranks", "is_tested", "is_taken", "start", "length", "picture"):
+        assert torch.equal(getattr(read, name), getattr(records, name))
+    assert records.traits is not None and read.traits is not None
+    assert torch.equal(read.traits, records.traits.half().float())
+    assert read.about["method"] == "optimal" and read.about["target"] == "digest"
+
+
+def test_joined_files_have_consecutive_picture_numbers(tmp_path: Path) -> None:
+    wide, narrow = recorded("eagle2")[0], recorded("eagle2", nodes=7, width=4, depth=3)[0]
+    for name, records in (("a", wide), ("b", narrow)):
+        records.save(tmp_path / f"{name}.safetensors")
+    both = load_records([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
+    assert len(both) == len(wide) + len(narrow) and sorted(set(both.picture.tolist())) == list(range(6))
+    assert both.parents.shape[1] == 16 and (both.parents[len(wide) :, 8:] == -1).all()
+    assert int(both.is_taken.sum()) == int(wide.is_taken.sum() + narrow.is_taken.sum())
+    assert both.beams is not None and both.beams.shape[1:] == (5, 8)
+
+
+def test_other_files_raise(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors").write_bytes(b"no")
+    with pytest.raises(ValueError, match="is not a file of records"):
+        Records.load(tmp_path / "x.safetensors")
+    from safetensors.torch import save_file
+
+    save_file({"parents": torch.zeros(1)}, tmp_path / "y.safetensors")
+    with pytest.raises(ValueError, match="has no records of version 1"):
+        Records.load(tmp_path / "y.safetensors")
+
+
+def test_records_of_two_targets_raise(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    records, _ = recorded("eagle2")
+    records.save(tmp_path / "a.safetensors")
+    replace(records, about={"target": "another"}).save(tmp_path / "b.safetensors")
+    with pytest.raises(ValueError, match="of 2 different targets"):
+        load_records([tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
+
+
+def test_empty_records_raise() -> None:
+    with pytest.raises(ValueError, match="nothing was drafted"):
+        Recorder().records()

@@ -1,0 +1,103 @@
+"""Static trees."""
+
+import pytest
+import torch
+
+from lantern.drafters.trees import static
+from lantern.drafters.trees.static import StaticTree, chain, from_widths, named
+
+
+@pytest.mark.parametrize(
+    ("name", "per_depth"),
+    [
+        ("mc_sim_7b_63", [1, 4, 8, 8, 3, 2]),
+        ("naive_extend_57", [1, 5, 13, 16, 14, 9]),
+        ("narrow_10", [1, 3, 3, 2, 1, 1]),
+    ],
+)
+def test_named_trees_have_the_published_sizes(name: str, per_depth: list[int]) -> None:
+    shape = named(name).shape()
+    assert torch.bincount(shape.depths).tolist() == per_depth
+    assert shape.num_nodes == named(name).max_nodes == sum(per_depth)
+
+
+def test_shape_of_a_small_tree() -> None:
+    shape = StaticTree(((0,), (1,), (0, 0), (1, 0), (1, 1))).shape()
+    assert shape.parents.tolist() == [0, 0, 0, 1, 2, 2]
+    assert shape.ranks.tolist() == [0, 0, 1, 0, 0, 1]
+    assert shape.depths.tolist() == [0, 1, 1, 2, 2, 2]
+    assert shape.widths == (2, 2)
+    assert shape.ancestors.long().tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 0, 1, 0, 0, 0],
+        [1, 1, 0, 1, 0, 0],
+        [1, 0, 1, 0, 1, 0],
+        [1, 0, 1, 0, 0, 1],
+    ]
+
+
+@pytest.mark.parametrize("name", [*static.TREES, "chain_4"])
+def test_levels_place_every_node_under_its_parent(name: str) -> None:
+    tree = named(name)
+    choices: list[tuple[int, ...]] = [()]
+    frontier: list[tuple[int, ...]] = [()]
+    staged: list[tuple[int, ...]] = []
+    for depth, level in enumerate(tree.levels()):
+        peers = [choice for choice in choices if len(choice) == depth]
+        above, frontier = frontier, [peers[i] for i in level.pairs]
+        if depth > 0:
+            assert [above[i] for i in level.parents] == [choice[:-1] for choice in frontier]
+            assert level.first == len(staged)
+            staged += frontier
+        grown = [(*frontier[i // level.width], i % level.width) for i in level.picks.tolist()]
+        choices += grown
+    assert tuple(choices[1:]) == tree.choices
+    assert len(staged) == tree.num_inner
+    inner = torch.tensor([choices.index(choice) for choice in staged], dtype=torch.long)
+    for level in tree.levels()[1:]:
+        own = inner[level.first : level.first + len(level.pairs)]
+        assert torch.equal(level.ancestors, tree.shape().ancestors[own][:, inner])
+    rows = tree.log_q_rows().tolist()
+    assert [choices[i] for i, row in enumerate(rows) if row] == staged
+
+
+def test_grown_trees_take_the_nodes_of_highest_value() -> None:
+    rates = (0.5, 0.3, 0.1)
+    assert static.grown(4, 2, rates).choices == ((0,), (1,), (0, 0), (0, 1))
+    assert static.grown(3, 1, rates).choices == ((0,), (1,), (2,))
+    assert static.grown(9, 1, rates).max_nodes == 4
+    assert named("grown_8_2").depth == 2 and named("grown_15_3").max_nodes == 16
+
+
+def test_order_of_choices_does_not_matter() -> None:
+    assert StaticTree(((0, 0), (1,), (0,))) == StaticTree(((0,), (1,), (0, 0)))
+
+
+def test_chain_and_widths() -> None:
+    assert chain(3).choices == ((0,), (0, 0), (0, 0, 0))
+    assert from_widths((2, 3)).choices == ((0,), (1,), (0, 0), (0, 1), (1, 0))
+
+
+@pytest.mark.parametrize("choices", [(), ((0,), (0,)), ((1,),), ((0, 0),), ((),)])
+def test_malformed_trees_raise(choices: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(ValueError, match="tree"):
+        StaticTree(choices)
+
+
+def test_unknown_names_suggest_the_nearest() -> None:
+    with pytest.raises(ValueError, match='did you mean "mc_sim_7b_63"'):
+        named("mc_sim_7b_36")
+
+
+@pytest.mark.parametrize("name", [*static.TREES, "chain_3", "grown_32_6", "grown_16_1"])
+def test_a_tree_is_named_by_its_spelling(name: str) -> None:
+    assert named(named(name).spelling) == named(name)
+
+
+def test_invalid_spellings_raise() -> None:
+    assert named("0 1 0.0").spelling == "0 1 0.0"
+    with pytest.raises(ValueError, match="no parent"):
+        named("1.0 0")
+    with pytest.raises(ValueError, match="is unknown"):
+        named("0 " * 3000)

@@ -1,0 +1,203 @@
+"""Building, checking and loading the C++ library, and the memory of packed weights."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.engines.cpu import build as building
+from lantern.engines.cpu.linear import linear
+from lantern.engines.cpu.packed import Arena
+from tests.engines.cpu.bytewise import rows, weights
+from tests.engines.cpu.test_target import PATH, TREE, Passes, by_single_passes, target_in, twin_of
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
+
+PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not PAGES.is_file() or "[never]" in PAGES.read_text(), reason="huge pages are not to be had on this machine"
+)
+def test_weights_are_in_huge_pages() -> None:
+    memory = Arena(16 << 20).memory.fill_(1)
+    regions = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]
+    spans = [tuple(int(end, 16) for end in region.split(" ", 1)[0].split("-")) for region in regions]
+    (found,) = (region for region, (low, high) in zip(regions, spans, strict=True) if low <= memory.data_ptr() < high)
+    assert int(re.findall(r"^AnonHugePages: +(\d+) kB$", found, re.MULTILINE)[0]) > 0
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of libraries of a user who has built none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(building.tempfile, "gettempdir", lambda: str(tmp_path))
+    building.library.cache_clear()
+    yield tmp_path / "cache" / "lantern" / "cpu"
+    building.library.cache_clear()
+
+
+@pytest.fixture
+def cached(fresh: Path, original: Path) -> Path:
+    """A library of this version in the cache, copied from where the tests have built it."""
+    fresh.mkdir(mode=0o700, parents=True)
+    for part in (original, building.record_of(original)):
+        shutil.copy2(part, fresh / part.name)
+    return fresh / original.name
+
+
+@pytest.fixture(scope="module")
+def original() -> Path:
+    building.library.cache_clear()
+    building.library()
+    return next(path for folder in building.folders() if (path := folder / building.library_name()).is_file())
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+
+
+def test_a_cached_library_is_loaded_without_a_compiler(cached: Path, no_compiler: None) -> None:
+    assert building.missing() is None
+    assert building.library().lantern_abi() == building.ABI
+
+
+@pytest.mark.slow
+def test_processors_without_wide_vectors_score_the_same(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "x86_64" not in os.uname().machine:
+        pytest.skip("builds for other x86-64 processors")
+    targets, codes = [target_in(torch.float32), target_in(torch.bfloat16)], [3, 1, 4, 15, 9, 2, 6]
+    here = [Passes(twin_of(target)).score(codes, TREE).logits for target in targets]
+    x, integers = rows(23, 192), [weights(96, 192)[1]] if find_spec("torchao") else []
+    products = [linear(x, packed, None, 96) for packed in integers]
+    other = {"-march=native": "-march=x86-64-v2", "-O3": "-O1"}  # full optimization takes minutes there
+    flags = tuple(other.get(flag, flag) for flag in building.FLAGS)
+    monkeypatch.setattr(building, "FLAGS", flags)
+    building.library.cache_clear()
+    for target, expected, tolerance in zip(targets, here, (1e-4, 0.1), strict=True):
+        fused = twin_of(target)
+        found = Passes(fused).score(codes, TREE).logits
+        assert torch.allclose(found, expected, atol=tolerance)
+        alone = by_single_passes(fused, [codes[node] for node in PATH])
+        assert all(torch.equal(found[:, node], alone[step]) for step, node in enumerate(PATH))
+    for packed, product in zip(integers, products, strict=True):
+        assert torch.equal(linear(x, packed, None, 96), product)  # integers add up to the same everywhere
+    assert len(list(cached.parent.glob("*.so"))) == 2  # one for this processor, one for the others
+
+
+def spoil_bytes(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+def spoil_record(path: Path) -> None:
+    building.record_of(path).write_text("{", encoding="utf-8")
+
+
+def spoil_abi(path: Path) -> None:
+    record = json.loads(building.record_of(path).read_text(encoding="utf-8"))
+    building.record_of(path).write_text(json.dumps(record | {"abi": building.ABI - 1}), encoding="utf-8")
+
+
+def drop_record(path: Path) -> None:
+    building.record_of(path).unlink()
+
+
+def open_to_others(path: Path) -> None:
+    path.chmod(0o666)
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_suffix(".other"))
+    path.symlink_to(path.with_suffix(".other"))
+
+
+FAULTS = {
+    spoil_bytes: "checksum is wrong",
+    spoil_record: "record is damaged",
+    spoil_abi: "ABI number is not",
+    drop_record: "cannot be read",
+    open_to_others: "writable by others",
+    link: "is a link",
+}
+
+
+@pytest.mark.parametrize("spoil", FAULTS, ids=lambda spoil: spoil.__name__)
+def test_an_untrusted_library_is_never_loaded(
+    spoil: Any, cached: Path, no_compiler: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil(cached)
+    assert FAULTS[spoil] in str(building.missing())
+    with pytest.raises(ValueError, match="which was not found: install it"):
+        building.library()
+    assert FAULTS[spoil] in caplog.text
+
+
+def test_a_library_of_another_user_is_never_loaded(
+    cached: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    monkeypatch.setattr(building, "folders", lambda: [cached.parent])
+    assert "belongs to another user" in str(building.missing())
+
+
+def test_a_damaged_library_is_built_again_once(
+    cached: Path, original: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoil_bytes(cached)
+    builds = list[str]()
+
+    def build(compiler: str, name: str) -> Path:
+        builds.append(name)
+        shutil.copy2(original, cached)
+        return cached
+
+    monkeypatch.setattr(building, "_build", build)
+    building.library()
+    assert builds == [cached.name] and "building it again" in caplog.text
+
+
+def test_a_build_that_stays_damaged_is_an_error(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil_bytes(cached)
+    monkeypatch.setattr(building, "_build", lambda compiler, name: cached)
+    with pytest.raises(ValueError, match="checksum is wrong right after it was built: use --engine eager"):
+        building.library()
+
+
+def test_a_build_writes_the_library_and_its_record(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_run", lambda command: Path(command[command.index("-o") + 1]).write_bytes(b"made"))
+    path = building._build("g++", "cpu-made.so")
+    assert path.parent == fresh and path.read_bytes() == b"made"
+    building.check_trust(path)
+    assert {part.name for part in fresh.iterdir()} == {"cpu-made.so", "cpu-made.json"}
+
+
+def test_a_cache_that_is_not_private_is_replaced_by_a_private_folder(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh.mkdir(parents=True)
+    fresh.chmod(0o777)
+    monkeypatch.setattr(building, "_run", lambda command: Path(command[command.index("-o") + 1]).write_bytes(b"made"))
+    path = building._build("g++", "cpu-made.so")
+    assert path.parent == building.folders()[1] and path.parent.stat().st_mode & 0o777 == 0o700
+    building.check_trust(path)
+
+
+def test_without_a_compiler_one_line_is_reported(fresh: Path, no_compiler: None) -> None:
+    with pytest.raises(ValueError, match="which was not found: install it"):
+        building.library()
+
+
+def test_the_first_error_of_a_compiler_that_fails_is_reported(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "FLAGS", (*building.FLAGS, "-no-such-flag"))
+    with pytest.raises(ValueError, match="could not build the cpu engine .*no-such-flag.*use --engine eager"):
+        building.library()
+    assert not list(fresh.iterdir())

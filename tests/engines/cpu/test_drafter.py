@@ -1,0 +1,141 @@
+"""Fused drafters: the same drafts as eager ones."""
+
+import copy
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import Step, Target
+from lantern.drafters.base import target_logits
+from lantern.drafters.eagle.eagle1 import Eagle, EagleLayer
+from lantern.engines.cpu.drafter import PackedDrafterLayer, packed_drafter
+from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.cpu.linear import linear
+from lantern.engines.cpu.packed import Arena
+from lantern.engines.engine import EagerEngine
+from lantern.methods.decoder import METHODS, build_decoder
+from lantern.models.llamagen.transformer import Transformer
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny_parts import tiny_parts
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
+
+CONDITION = tiny_condition((4, 1, 6))
+KEYS = [(9, 0), (9, 1), (4, 7)]
+SHAPE: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
+
+
+def drafts_of(method: str, target: Transformer, *, is_fused: bool, **how: Any) -> list[Step]:
+    twin = copy.deepcopy(target)
+    parts = build_decoder(
+        METHODS[method], twin, sampling=Sampling(guidance=3.0), engine=CpuEngine() if is_fused else EagerEngine(), **how
+    )
+    return parts.generate(CONDITION, keys=KEYS, keep_steps=True).steps
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise AssertionError("an eager layer ran")
+
+
+@pytest.mark.parametrize("rows", [1, 5, 13])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_packed_linear_equals_torch(rows: int, has_bias: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, weight = torch.randn(3, rows, 96, generator=generator), torch.randn(64, 96, generator=generator)
+    bias = torch.randn(64, generator=generator) if has_bias else None
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-5)):
+        given, panels = x.to(dtype), Arena(4 * weight.numel()).panels(weight.to(dtype))
+        expected = nn.functional.linear(
+            given.double(), weight.to(dtype).double(), None if bias is None else bias.double()
+        )
+        found = linear(given, panels, bias, 64)
+        assert found.dtype == torch.float32
+        assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+@pytest.mark.parametrize("form", ["guided", "rows"])
+@pytest.mark.parametrize("method", ["eagle1", "eagle2"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_fused_drafters_propose_the_trees_of_eager_ones(
+    form: str, method: str, layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_target(**SHAPE)
+    module = tiny_eagle(target, form=form, layers=layers)
+    eager = drafts_of(method, target, is_fused=False, drafter_module=module)
+    monkeypatch.setattr(EagleLayer, "forward", refuse)
+    fused = drafts_of(method, target, is_fused=True, drafter_module=module)
+    assert len(eager) == len(fused) > 5
+    for a, b in zip(eager[1:], fused[1:], strict=True):
+        assert a.tree is not None and b.tree is not None
+        assert torch.equal(a.tree.tokens, b.tree.tokens) and torch.equal(a.counts, b.counts)
+
+
+@pytest.mark.parametrize("method", ["parallelspec", "vispec", "eagle3", "poss"])
+def test_other_drafters_propose_the_same_trees(method: str) -> None:
+    target = tiny_target(**SHAPE)
+    eager, fused = (drafts_of(method, target, is_fused=f, add_ons=tiny_parts(target)) for f in (False, True))
+    assert len(eager) == len(fused) > 5
+    for a, b in zip(eager[1:], fused[1:], strict=True):
+        assert a.tree is not None and b.tree is not None and torch.equal(a.tree.tokens, b.tree.tokens)
+
+
+def test_fused_bf16_drafters_are_as_accurate_as_eager_ones() -> None:
+    target = tiny_target(**SHAPE | {"dim": 128}).bfloat16()
+    module, fused = tiny_eagle(target).bfloat16(), CpuEngine().prepare(target)
+    generator = torch.Generator().manual_seed(4)
+    features = torch.randn(2, 7, 128, generator=generator).bfloat16()
+    tokens = torch.randint(0, 32, (2, 7), generator=generator)
+
+    def distributions(module: Eagle, target: Target, dtype: torch.dtype) -> torch.Tensor:
+        with torch.no_grad():
+            return target_logits(target, module.fc(module.pair(features.to(dtype), tokens)))
+
+    expected = distributions(copy.deepcopy(module).float(), copy.deepcopy(target).float(), torch.float32)
+    eager, found = (
+        distributions(module, target, torch.bfloat16),
+        distributions(packed_drafter(module), fused, torch.bfloat16),
+    )
+    assert (found - expected).abs().mean() <= 1.2 * (eager - expected).abs().mean()
+
+
+def test_drafter_is_packed_once_and_not_changed() -> None:
+    module = tiny_eagle(tiny_target(**SHAPE))
+    twin = packed_drafter(module)
+    assert packed_drafter(module) is twin and twin is not module
+    assert type(module.layers[0]) is EagleLayer and type(twin.layers[0]) is PackedDrafterLayer
+    assert twin.embed_tokens is module.embed_tokens
+    assert module.cache_dtype == twin.cache_dtype == torch.float32
+    half = tiny_eagle(tiny_target(**SHAPE)).bfloat16()
+    assert half.cache_dtype == torch.bfloat16 and packed_drafter(half).cache_dtype == torch.float32
+
+
+def test_widths_that_do_not_fit_stay_eager() -> None:
+    module = tiny_eagle(tiny_target(dim=40, n_head=2, vocab_size=32))
+    assert packed_drafter(module) is module
+    other = nn.Linear(32, 32)
+    assert packed_drafter(other) is other
+
+
+def test_passes_without_a_cache_are_eager() -> None:
+    module = tiny_eagle(tiny_target(**SHAPE))
+    features, tokens = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(0)), torch.arange(5)[None]
+    with torch.no_grad():
+        expected = module.training_forward(features, tokens)
+        assert torch.allclose(packed_drafter(module).training_forward(features, tokens), expected, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("default")  # of what the compiler itself imports
+def test_fused_drafters_can_be_compiled() -> None:
+    target = tiny_target(**SHAPE)
+    how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "drafter_module": tiny_eagle(target)}
+    expected, found = (
+        build_decoder("eagle1", target, **how, engine=engine).generate(CONDITION, keys=KEYS, keep_steps=True)
+        for engine in (CpuEngine(), CpuEngine(compiles_steps=True))
+    )
+    assert torch.equal(expected.codes, found.codes) and torch.equal(expected.passes, found.passes)
+    for a, b in zip(expected.steps[1:], found.steps[1:], strict=True):
+        assert a.tree is not None and b.tree is not None and torch.equal(a.tree.tokens, b.tree.tokens)

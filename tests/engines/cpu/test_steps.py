@@ -1,0 +1,184 @@
+"""Fused steps in C++: codes and statistics equal those of the loops."""
+
+import copy
+import shutil
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.core.noise import Purpose, random_uniforms
+from lantern.core.sampling import Sampling
+from lantern.core.types import Generation, Step
+from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.cpu.sampling import uniforms
+from lantern.engines.cpu.steps import FusedStepper
+from lantern.methods.decoder import METHODS, Decoder, build_decoder
+from lantern.models.llamagen.transformer import Transformer
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
+
+CONDITION = tiny_condition((4, 1, 6))
+KEYS = [(9, 0), (9, 1), (4, 7)]
+SHAPE: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
+DISTRIBUTIONS = [
+    Sampling(guidance=3.0),
+    Sampling(guidance=1.0, temperature=0.7),
+    Sampling(guidance=7.5, guidance_interval=20, temperature=1.3),
+    Sampling(guidance=3.0, top_k=5),
+    Sampling(guidance=3.0, temperature=0.0),
+]
+WINDOWS: list[dict[str, Any]] = [
+    {"window": 2},
+    {"window": 5, "init": "random"},
+    {"window": 16},
+    {"window": 80, "init": "random"},  # wider than the picture
+]
+
+
+def parts_of(target: Transformer, sampling: Sampling, options: dict[str, Any] | None) -> Decoder:
+    method = METHODS["plain"] if options is None else METHODS["gumbel-jacobi"].with_options(**options)
+    return build_decoder(method, copy.deepcopy(target), sampling=sampling, engine=CpuEngine())
+
+
+def by_the_loop(parts: Decoder, monkeypatch: pytest.MonkeyPatch, **watching: Any) -> Generation:
+    with monkeypatch.context() as patch:
+        patch.setattr(CpuEngine, "fused_decoder", lambda *_: None)
+        patch.setattr(parts.target, "sampler", lambda *_: None)  # the loop's own, by torch
+        patch.setattr(parts.target, "make_uniforms", None)
+        return parts.generate(CONDITION, keys=KEYS, **watching)
+
+
+@pytest.mark.parametrize("options", [None, *WINDOWS], ids=str)
+@pytest.mark.parametrize("sampling", DISTRIBUTIONS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_steps_give_codes_and_statistics_of_the_loop(
+    options: dict[str, Any] | None, sampling: Sampling, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = parts_of(tiny_target(**SHAPE).to(dtype), sampling, options)
+    expected = by_the_loop(parts, monkeypatch)
+    monkeypatch.setattr(parts.target, "forward", None)  # no pass except those of fused steps
+    found = parts.generate(CONDITION, keys=KEYS)
+    for name in ("codes", "passes", "accepted", "reached", "relaxed", "total_variation", "is_finite"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert (found.total_variation_max is None) == (expected.total_variation_max is None)
+
+
+@pytest.mark.parametrize("options", [None, {"window": 5}, {"window": 16, "init": "random"}], ids=str)
+def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = parts_of(tiny_target(**SHAPE), DISTRIBUTIONS[0], options)
+    seen: list[list[tuple[Step, Any]]] = [[], []]
+
+    def watch(into: list[tuple[Step, Any]], step: Step) -> None:
+        assert step.scores is not None
+        into.append((step, step.scores.logits.clone()))
+
+    expected = by_the_loop(parts, monkeypatch, callback=lambda step: watch(seen[0], step), keep_steps=True)
+    found = parts.generate(CONDITION, keys=KEYS, callback=lambda step: watch(seen[1], step), keep_steps=True)
+    assert torch.equal(found.codes, expected.codes) and len(found.steps) == len(expected.steps)
+    for (a, logits), (b, same), c in zip(*seen, found.steps, strict=True):
+        assert a.index == b.index == c.index and torch.equal(a.start, b.start) and torch.equal(a.counts, b.counts)
+        for image, count in enumerate(a.counts.tolist()):
+            if count == 0:
+                continue  # a finished picture idles
+            rows = slice(2 * image, 2 * image + 2)
+            assert torch.equal(logits[rows], same[rows])
+            assert a.codes[image, :count].tolist() == b.codes[image, :count].tolist() == c.codes[image, :count].tolist()
+            if a.verdict is not None and b.verdict is not None and a.tree is not None and b.tree is not None:
+                assert torch.equal(a.tree.tokens[image], b.tree.tokens[image])
+                assert torch.equal(a.verdict.length[image], b.verdict.length[image])
+                assert torch.equal(a.verdict.path[image], b.verdict.path[image])
+                assert torch.equal(a.verdict.next_token[image], b.verdict.next_token[image])
+        assert (a.verdict is None) == (b.verdict is None)
+
+
+def test_wrong_drafts_change_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = parts_of(tiny_target(**SHAPE), DISTRIBUTIONS[0], {"window": 5})
+    expected = by_the_loop(parts, monkeypatch)
+    inner = FusedStepper.advance
+
+    def wrong(self: FusedStepper, patience: float) -> bool:
+        self.window[:, 1:] = 0  # drafts that no earlier step sampled
+        return inner(self, 0.0)
+
+    monkeypatch.setattr(FusedStepper, "advance", wrong)
+    found = parts.generate(CONDITION, keys=KEYS)
+    assert torch.equal(found.codes, expected.codes) and not torch.equal(found.passes, expected.passes)
+
+
+@pytest.mark.parametrize("options", [None, {"window": 5}], ids=str)
+def test_lowest_index_wins_ties(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target(**SHAPE)
+    target.output.weight.data[16:] = target.output.weight.data[:16]
+    parts = parts_of(target, Sampling(guidance=3.0, temperature=0.0), options)
+    found = parts.generate(CONDITION, keys=KEYS).codes
+    assert torch.equal(found, by_the_loop(parts, monkeypatch).codes) and found.max() < 16
+
+
+@pytest.mark.parametrize("options", [None, {"window": 5}], ids=str)
+def test_nan_logits_are_reported_per_picture(options: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target(**SHAPE | {"vocab_size": 256})
+    codes = [
+        set(row[:-1].tolist())
+        for row in parts_of(target, DISTRIBUTIONS[0], options).generate(CONDITION, keys=KEYS).codes
+    ]
+    only = next(iter(codes[2] - codes[0] - codes[1]))
+    target.tok_embeddings.weight.data[only] = torch.nan
+    parts = parts_of(target, DISTRIBUTIONS[0], options)
+    found = parts.generate(CONDITION, keys=KEYS).is_finite
+    assert found is not None and found.tolist() == [True, True, False]
+    expected = by_the_loop(parts, monkeypatch).is_finite
+    assert expected is not None and torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("purpose", list(Purpose))
+def test_uniforms_equal_torch(purpose: Purpose) -> None:
+    seeds, images = torch.tensor([0, 7, 2**63 - 1]), torch.tensor([3, 2**40 + 5, 0])
+    for positions, count in ((torch.arange(5), 32), (torch.tensor([255, 3]), 13)):
+        found = uniforms(seeds, images, purpose, positions, count)
+        assert torch.equal(found, random_uniforms(seeds, images, purpose, positions, count))
+
+
+@pytest.mark.parametrize("method", ["plain", "eagle1"])
+def test_all_decoders_use_the_fast_uniforms(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, requested = tiny_target(**SHAPE), list[int]()
+    parts = build_decoder(
+        method, target, sampling=DISTRIBUTIONS[0], drafter_module=tiny_eagle(target), engine=CpuEngine()
+    )
+
+    def watched(seeds: torch.Tensor, *given: Any) -> torch.Tensor:
+        requested.append(len(seeds))
+        return uniforms(seeds, *given)
+
+    monkeypatch.setattr(parts.target, "make_uniforms", watched)
+    parts.generate(CONDITION, keys=KEYS)
+    assert sum(requested) == len(KEYS)
+
+
+def test_picture_of_one_code_needs_no_step() -> None:
+    for options in (None, {"window": 5}):
+        parts = parts_of(tiny_target(**SHAPE | {"block_size": 1}), DISTRIBUTIONS[0], options)
+        made = parts.generate(CONDITION, keys=KEYS, callback=lambda step: None)
+        assert made.codes.shape == (3, 1) and made.passes.tolist() == [1, 1, 1]
+
+
+def test_steps_are_timed_by_phase() -> None:
+    made = parts_of(tiny_target(**SHAPE), DISTRIBUTIONS[0], {"window": 5}).generate(CONDITION, keys=KEYS, is_timed=True)
+    assert set(made.seconds) == {"prefill", "score", "walk"} and min(made.seconds.values()) > 0
+
+
+def test_unsupported_parts_are_decoded_by_the_loop() -> None:
+    target, engine = tiny_target(**SHAPE), CpuEngine()
+    module = tiny_eagle(target)
+
+    def fits(name: str, sampling: Sampling = DISTRIBUTIONS[0], **options: Any) -> bool:
+        method = METHODS[name].with_options(**options) if options else METHODS[name]
+        parts = build_decoder(method, target, sampling=sampling, drafter_module=module, engine=engine)
+        return parts.uses_fused_steps
+
+    assert fits("plain") and fits("gumbel-jacobi")
+    assert not fits("plain", Sampling(top_p=0.9)) and not fits("gumbel-jacobi", Sampling(top_p=0.9))
+    assert not fits("eagle1") and not fits("sjd") and not fits("gumbel-jacobi", init="drafter")
+    eager = build_decoder("plain", tiny_target(**SHAPE), sampling=DISTRIBUTIONS[0])
+    assert not eager.uses_fused_steps

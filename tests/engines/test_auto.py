@@ -1,0 +1,93 @@
+"""The engine `auto`: what it chooses, and why."""
+
+import pytest
+import torch
+
+from lantern.core.sampling import Sampling
+from lantern.engines.cpu import build as library
+from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.engine import ENGINES, AutoEngine, EagerEngine, Engine, engine, engine_from_dict, engine_from_flags
+from lantern.methods.decoder import METHODS, build_decoder
+from lantern.models.folder import Model
+from lantern.models.llamagen.transformer import Transformer
+from tests.tiny import tiny_eagle, tiny_target
+
+
+def target_in(dtype: torch.dtype = torch.float32, vocab_size: int = 32) -> Transformer:
+    return tiny_target(block_size=64, dim=64, n_head=2, vocab_size=vocab_size).to(dtype)
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "missing", lambda: None)
+
+
+@pytest.fixture
+def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "missing", lambda: "the C++ library is not built")
+    monkeypatch.setattr(library, "find_compiler", lambda: "g++")
+
+
+def test_the_cpu_engine_is_chosen_if_its_library_is_built(built: None) -> None:
+    found = AutoEngine(weights="int8", reproducible=True).resolve(target_in())
+    assert found == CpuEngine(weights="int8", reproducible=True) and "is built" in found.reason
+
+
+def test_eager_is_chosen_if_a_build_would_be_needed(unbuilt: None) -> None:
+    found = AutoEngine().resolve(target_in())
+    assert found == EagerEngine() and "lantern doctor --build" in found.reason
+    assert CpuEngine().available(target_in()) is None  # chosen by name, it is built
+
+
+@pytest.mark.parametrize(
+    ("target", "weights", "reason"),
+    [
+        (target_in(torch.float16), "full", "fp32 or bf16"),
+        (target_in(vocab_size=24), "full", "vocab_size is 24"),
+        (target_in(), "int4", "int4 was given"),
+    ],
+)
+def test_eager_is_chosen_for_what_the_cpu_engine_does_not_support(
+    target: Transformer, weights: str, reason: str, built: None
+) -> None:
+    found = AutoEngine(weights=weights).resolve(target)  # type: ignore[arg-type]
+    assert found == EagerEngine(weights=weights) and reason in found.reason  # type: ignore[arg-type]
+
+
+def test_a_model_resolves_its_engine(unbuilt: None) -> None:
+    assert Model("toy", target_in(), engine=AutoEngine()).engine == EagerEngine()
+
+
+def test_a_drafter_that_the_chosen_engine_refuses_is_run_by_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = target_in()
+    chosen = GraphEngine(reason="chosen")
+    monkeypatch.setattr(GraphEngine, "available", lambda *_, **__: None)
+    monkeypatch.setattr(AutoEngine, "resolve", lambda *_: chosen)
+    how = {"sampling": Sampling(), "drafter_module": tiny_eagle(target)}
+    made = build_decoder(METHODS["ddd"], target, engine=AutoEngine(), **how)  # type: ignore[arg-type]
+    assert made.engine == EagerEngine() and "change size from step to step" in made.engine.reason
+    with pytest.raises(ValueError, match="change size from step to step"):
+        build_decoder(METHODS["ddd"], target, engine=GraphEngine(), **how)  # type: ignore[arg-type]
+
+
+def test_engine_survives_a_round_trip_through_a_dict() -> None:
+    for name in ENGINES:
+        made = engine(name, weights="int8", reason="because")
+        assert engine_from_dict(made.as_dict()) == made
+    assert engine_from_dict({"fused": True, "int8": True}) == CpuEngine(weights="int8")
+
+
+def test_unknown_names_and_weights_are_refused() -> None:
+    with pytest.raises(ValueError, match="engine is 'gpu', expected one of auto, eager"):
+        engine("gpu")
+    with pytest.raises(ValueError, match="weights is 'int2', expected one of full"):
+        engine("eager", weights="int2")
+    with pytest.raises(ValueError, match="choose one engine"):
+        engine_from_flags(fused=True, graphs=True)
+
+
+def test_layer_by_layer_keeps_weights_and_reproducibility() -> None:
+    made: Engine = CpuEngine(weights="int8", reproducible=True)
+    assert made.layer_by_layer() == EagerEngine(weights="int8")
+    assert EagerEngine(reproducible=True).layer_by_layer() == EagerEngine(reproducible=True)

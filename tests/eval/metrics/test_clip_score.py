@@ -1,0 +1,163 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lantern.eval.metrics.clip_score import (
+    LANTERN_PREFIX,
+    Clip,
+    clip_scores,
+    cut_prompts,
+    load_clip,
+    load_open_clip,
+    load_preference,
+    tokens,
+    vit_h_14,
+)
+from lantern.eval.metrics.weights import Found, find_weights
+from tests.eval.tiny_metrics import save_tiny_clip, tiny_clip_config
+
+PROMPTS = ["a red apple", "two dogs, side by side", "x"]
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Clip:
+    return load_clip(find_weights("clip", {"clip": save_tiny_clip(tmp_path_factory.mktemp("clip"))}))
+
+
+def pixels(height: int = 40, width: int = 40, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def test_clip_score_matches_transformers(clip: Clip) -> None:
+    inputs = torch.stack([clip.prepare(pixels(seed=seed)) for seed in range(3)])
+    with torch.inference_mode():
+        expected = clip.network(input_ids=tokens(PROMPTS), pixel_values=inputs)
+    cosines = (expected.image_embeds * expected.text_embeds).sum(-1)
+    found = clip_scores(clip.embed(inputs), clip.embed_prompts(PROMPTS))
+    assert torch.allclose(found, 100 * cosines, rtol=0, atol=1e-4)
+    assert found.abs().max() > 1e-2
+
+
+def test_clip_score_matches_torchmetrics(clip: Clip) -> None:
+    from torchmetrics.functional.multimodal import clip_score
+
+    class Tensors:
+        """Return tensors for torchmetrics 1.9; transformers 5 returns objects."""
+
+        config = clip.network.config
+
+        def to(self, device: torch.device) -> "Tensors":
+            return self
+
+        def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            return clip.network.get_image_features(pixel_values=pixel_values).pooler_output
+
+        def get_text_features(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return clip.network.get_text_features(input_ids=input_ids).pooler_output
+
+    def processor(text: list[str] | None = None, images: list[torch.Tensor] | None = None, **_: object) -> dict:
+        if images is not None:
+            return {"pixel_values": torch.stack([clip.prepare(one.permute(1, 2, 0).numpy()) for one in images])}
+        found = tokens(text or [])
+        return {"input_ids": found, "attention_mask": torch.ones_like(found)}
+
+    pictures = [torch.from_numpy(pixels(seed=seed)).permute(2, 0, 1) for seed in range(3)]
+    with torch.inference_mode():
+        expected = clip_score(pictures, PROMPTS, lambda: (Tensors(), processor))  # type: ignore[arg-type]
+    inputs = torch.stack([clip.prepare(pixels(seed=seed)) for seed in range(3)])
+    found = clip_scores(clip.embed(inputs), clip.embed_prompts(PROMPTS)).mean()
+    assert max(float(found), 0.0) == pytest.approx(float(expected), abs=1e-4)
+
+
+@pytest.mark.parametrize("size", [(40, 40), (32, 32), (57, 33), (20, 90)])
+def test_picture_preprocessing_matches_open_clip(clip: Clip, size: tuple[int, int]) -> None:
+    from open_clip import image_transform
+
+    transform: Any = image_transform(32, is_train=False)
+    expected = transform(Image.fromarray(pixels(*size)))
+    assert torch.allclose(clip.prepare(pixels(*size)), expected, rtol=0, atol=1e-5)
+
+
+def test_scores_do_not_depend_on_the_batch_of_prompts(clip: Clip) -> None:
+    whole, single = clip.embed_prompts(PROMPTS), clip.embed_prompts(PROMPTS, batch=1)
+    assert torch.allclose(whole, single, rtol=0, atol=1e-6)
+
+
+def test_prefix_changes_the_score(clip: Clip) -> None:
+    plain = clip.embed_prompts(PROMPTS)
+    prefixed = clip.embed_prompts([LANTERN_PREFIX + prompt for prompt in PROMPTS])
+    assert LANTERN_PREFIX == "A photo depicts "
+    assert not torch.allclose(plain, prefixed, atol=1e-3)
+
+
+def test_long_prompts_are_counted_and_truncated(clip: Clip) -> None:
+    long = "word " * 100
+    assert cut_prompts([long, "short", "word " * 75]) == 1
+    assert torch.equal(clip.embed_prompts([long]), clip.embed_prompts([long + "more"]))
+
+
+def test_another_kind_of_folder_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not a transformers CLIP folder"):
+        load_clip(Found(tmp_path, "0"))
+
+
+def tiny_open_clip() -> torch.nn.Module:
+    from open_clip.model import CLIP
+
+    torch.manual_seed(0)
+    vision = {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 16}
+    text = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}
+    return CLIP(embed_dim=16, vision_cfg=vision, text_cfg=text).eval()  # type: ignore[arg-type]
+
+
+def test_open_clip_file_gives_open_clip_features(tmp_path: Path) -> None:
+    theirs = tiny_open_clip()
+    torch.save({"state_dict": theirs.state_dict()}, tmp_path / "hps.pt")
+    ours = load_open_clip(find_weights("hps", {"hps": tmp_path / "hps.pt"}), tiny_clip_config(act="gelu"))
+    pictures = torch.randn(3, 3, 32, 32)
+    prompts = ["a red apple", "an owl"]
+    with torch.inference_mode():
+        images = theirs.encode_image(pictures, normalize=True)  # type: ignore[operator]
+        texts = theirs.encode_text(tokens(prompts), normalize=True)  # type: ignore[operator]
+    assert torch.allclose(ours.embed(pictures), images, rtol=0, atol=1e-5)
+    assert torch.allclose(ours.embed_prompts(prompts), texts, rtol=0, atol=1e-5)
+
+
+def test_all_tensors_of_vit_h_14_are_mapped() -> None:
+    from open_clip.factory import get_model_config
+    from open_clip.model import CLIP
+    from transformers import CLIPModel
+
+    from lantern.eval.metrics.clip_score import renamed
+
+    config = get_model_config("ViT-H-14")
+    assert config is not None
+    with torch.device("meta"):
+        theirs, ours = CLIP(**config), CLIPModel(vit_h_14())
+    mapped = {name: tensor.shape for name, tensor in renamed(theirs.state_dict()).items()}
+    assert mapped == {name: tensor.shape for name, tensor in ours.state_dict().items()}
+
+
+def test_transformers_folder_loads(tmp_path: Path) -> None:
+    found = find_weights("pickscore", {"pickscore": save_tiny_clip(tmp_path)})
+    network = load_preference(found)
+    assert network.embed(torch.zeros(1, 3, 32, 32)).shape == (1, 16)
+
+
+def test_file_without_a_tensor_is_rejected(tmp_path: Path) -> None:
+    state = tiny_open_clip().state_dict()
+    del state["visual.proj"]
+    torch.save(state, tmp_path / "hps.pt")
+    with pytest.raises(ValueError, match=r"lacks visual_projection.weight"):
+        load_open_clip(Found(tmp_path / "hps.pt", "0"), tiny_clip_config(act="gelu"))
+
+
+def test_file_of_another_shape_is_rejected(tmp_path: Path) -> None:
+    torch.save(tiny_open_clip().state_dict(), tmp_path / "hps.pt")
+    with pytest.raises(ValueError, match="another shape"):
+        load_preference(Found(tmp_path / "hps.pt", "0"))

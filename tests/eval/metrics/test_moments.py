@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern.eval.metrics.moments import Moments
+
+
+def features(count: int, width: int = 12, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, width, generator=generator) * 3
+
+
+@pytest.mark.parametrize("cuts", [[100], [1, 99], [33, 33, 34], [7] * 14 + [2], [1] * 100])
+def test_any_split_gives_the_same_bits(cuts: list[int]) -> None:
+    x = features(100)
+    whole = Moments.of(x)
+    merged = Moments(12)
+    for part in x.split(cuts):
+        merged.merge(Moments.of(part))
+    assert merged.count == 100
+    assert torch.equal(merged.mean, whole.mean)
+    assert torch.equal(merged.covariance, whole.covariance)
+
+
+def test_any_order_gives_the_same_bits() -> None:
+    x = features(301)
+    whole, shuffled = Moments.of(x), Moments(12)
+    for part in x[torch.randperm(301, generator=torch.Generator().manual_seed(5))].split(17):
+        shuffled.add(part)
+    assert torch.equal(shuffled.mean, whole.mean)
+    assert torch.equal(shuffled.covariance, whole.covariance)
+
+
+def test_mean_and_covariance_match_the_features() -> None:
+    x = features(200)
+    moments = Moments.of(x)
+    # the grid of 2**-28 is the only rounding
+    assert torch.allclose(moments.mean, x.double().mean(0), rtol=0, atol=2**-28)
+    assert torch.allclose(moments.covariance, x.double().T.cov(), rtol=0, atol=1e-6)
+
+
+def test_features_on_the_grid_are_summed_exactly() -> None:
+    x = torch.tensor([[1.5, -2.25], [0.125, 31.0], [7.0, 2**-20]])
+    moments = Moments.of(x)
+    exact = x.double()
+    assert torch.equal(moments.mean, exact.sum(0) / 3)
+    high, mixed, low = moments._products
+    assert torch.equal(high + mixed + mixed.T + low, exact.T @ exact)
+
+
+def test_saved_moments_are_loaded_to_the_bit(tmp_path: Path) -> None:
+    moments = Moments.of(features(50))
+    moments.made_with, moments.sets = "a network", ("abc",)
+    moments.save(tmp_path / "m.safetensors")
+    loaded = Moments.load(tmp_path / "m.safetensors")
+    assert (loaded.count, loaded.made_with, loaded.sets) == (50, "a network", ("abc",))
+    assert torch.equal(loaded.covariance, moments.covariance)
+
+
+def test_a_set_is_not_merged_twice() -> None:
+    one, same = Moments.of(features(5)), Moments.of(features(5))
+    one.sets = same.sets = ("abc",)
+    with pytest.raises(ValueError, match="merge each set once"):
+        one.merge(same)
+
+
+def test_moments_of_two_networks_are_not_merged() -> None:
+    with pytest.raises(ValueError, match="made with 'b', expected 'a'"):
+        Moments(3, made_with="a").merge(Moments(3, made_with="b"))
+    with pytest.raises(ValueError, match="width and limit"):
+        Moments(3).merge(Moments(4))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 32.0, -40.0])
+def test_values_beyond_the_limit_are_rejected(bad: float) -> None:
+    x = features(3)
+    x[1, 2] = bad
+    with pytest.raises(ValueError, match="expected below 32"):
+        Moments(12).add(x)
+
+
+def test_too_few_features_have_no_covariance() -> None:
+    with pytest.raises(ValueError, match="no mean"):
+        _ = Moments(3).mean
+    with pytest.raises(ValueError, match="at least 2"):
+        _ = Moments.of(features(1)).covariance
+
+
+def test_damaged_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "torn.safetensors"
+    Moments.of(features(5)).save(path)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"torn.safetensors is not a file of moments"):
+        Moments.load(path)

@@ -1,0 +1,104 @@
+import hashlib
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lantern.eval.metrics import pictures as module
+from lantern.eval.metrics.pictures import AHEAD, Stream, find_pictures, raw
+from tests.eval.tiny_metrics import save_pictures
+
+
+def test_batches_keep_the_order_with_any_number_of_threads(tmp_path: Path) -> None:
+    paths = save_pictures(tmp_path, 11, prompts=True)
+    for workers in (1, 4):
+        batches = list(Stream(paths, {"raw": raw}, batch=4, workers=workers))
+        assert [len(one.names) for one in batches] == [4, 4, 3]
+        assert [one.first for one in batches] == [0, 4, 8]
+        assert [name for one in batches for name in one.names] == [path.name for path in paths]
+        assert [prompt for one in batches for prompt in one.prompts] == [f"prompt {i}" for i in range(11)]
+        pixels = torch.cat([one.inputs["raw"] for one in batches])
+        expected = torch.stack([torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1) for path in paths])
+        assert torch.equal(pixels, expected)
+
+
+def test_each_file_is_opened_once_for_all_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = save_pictures(tmp_path, 5)
+    opened: list[str] = []
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: opened.append(self.name) or read(self))
+    list(Stream(paths, {"one": raw, "two": raw}, batch=2))
+    assert sorted(opened) == [path.name for path in paths]
+
+
+def test_only_a_few_batches_are_in_memory(tmp_path: Path) -> None:
+    paths = save_pictures(tmp_path, 40)
+    lock, prepared = threading.Lock(), 0
+
+    def prepare(pixels: np.ndarray) -> torch.Tensor:
+        nonlocal prepared
+        with lock:
+            prepared += 1
+        return raw(pixels)
+
+    for number, _ in enumerate(Stream(paths, {"raw": prepare}, batch=2), start=1):
+        assert prepared <= 2 * (number + AHEAD)
+    assert prepared == 40
+
+
+def test_digest_is_of_the_contents_in_order(tmp_path: Path) -> None:
+    paths = save_pictures(tmp_path, 3)
+    stream = Stream(paths, {}, batch=2)
+    list(stream)
+    parts = b"".join(hashlib.sha256(path.read_bytes()).digest() for path in paths)
+    assert stream.sha256 == hashlib.sha256(parts).hexdigest()
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n" + b"\0" * 40])
+def test_file_that_is_not_a_picture_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bad.png"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"bad.png is not a complete picture"):
+        list(Stream([path], {"raw": raw}))
+
+
+def test_damaged_picture_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "torn.png"
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(ValueError, match=r"torn.png is not a complete picture"):
+        list(Stream([path], {"raw": raw}))
+
+
+def test_pictures_of_two_sizes_are_rejected_without_a_resize(tmp_path: Path) -> None:
+    paths = [*save_pictures(tmp_path / "a", 1, side=32), *save_pictures(tmp_path / "b", 1, side=16)]
+    with pytest.raises(ValueError, match="expected pictures of the same size"):
+        list(Stream(paths, {"raw": raw}))
+
+
+def test_pictures_are_found_in_subfolders_by_name(tmp_path: Path) -> None:
+    for name in ("b", "a/x", "a"):
+        save_pictures(tmp_path / name, 2)
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / ".hidden.png").write_bytes(b"x")
+    found = [str(path.relative_to(tmp_path)) for path in find_pictures(tmp_path)]
+    assert found == sorted(found) and len(found) == 6
+
+
+def test_each_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        save_pictures(tmp_path / name, 3)
+    listed: list[str] = []
+    scan = module.os.scandir
+    monkeypatch.setattr(module.os, "scandir", lambda path: listed.append(str(path)) or scan(path))
+    assert len(find_pictures(tmp_path)) == 9
+    assert len(listed) == len(set(listed)) == 4
+
+
+def test_folder_without_pictures_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no pictures"):
+        find_pictures(tmp_path)

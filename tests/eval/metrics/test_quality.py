@@ -1,0 +1,230 @@
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern.cli import eval as command
+from lantern.cli.main import main
+from lantern.eval.metrics.judges import Judges
+from lantern.eval.metrics.quality import FEW, Figure, Options, fid_of_shards, in_order, measure
+from lantern.eval.metrics.registry import METRICS
+from lantern.eval.metrics.weights import SOURCES
+from tests.eval.tiny_metrics import FEATURES, save_pictures, save_tiny_clip, save_tiny_inception
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> dict[str, Path]:
+    return {"inception": save_tiny_inception(tmp_path / "tiny.pt")}
+
+
+def test_command_lists_all_metrics_and_weights() -> None:
+    assert tuple(METRICS) == command.METRICS
+    assert tuple(SOURCES) == command.WEIGHTS
+
+
+def test_distance_of_a_set_to_itself_is_zero(tmp_path: Path, weights: dict[str, Path]) -> None:
+    paths = save_pictures(tmp_path / "a", 12)
+    found = measure(paths, tmp_path / "a", ["fid", "fid-legacy", "fid-torchmetrics", "kid"], weights=weights)
+    for name in ("fid", "fid-legacy", "fid-torchmetrics"):
+        assert abs(found[name].value) < 1e-3
+    assert found["kid"].value < 0.1
+
+
+def test_every_figure_records_how_it_was_computed(tmp_path: Path, weights: dict[str, Path]) -> None:
+    paths = save_pictures(tmp_path / "a", 8)
+    save_pictures(tmp_path / "b", 9, seed=1)
+    metrics = ["kid", "fid", "precision", "recall", "density", "coverage"]
+    found = measure(paths, tmp_path / "b", metrics, weights=weights, seed=3)
+    assert list(found) == metrics
+    for figure in found.values():
+        assert figure.interval is not None and figure.interval[0] <= figure.value <= figure.interval[1]
+        assert "bootstrap" in figure.interval_means
+        assert "lantern " in figure.library and "clean-fid " in figure.library
+        assert "clean" in figure.resize
+        assert figure.weights == "tiny.pt" and len(figure.weights_sha256) == 64
+        assert (figure.images, figure.reference_images, figure.reference) == (8, 9, "b")
+        assert len(figure.images_sha256) == len(figure.reference_sha256) == 64
+        assert figure.seed == 3
+
+
+def test_each_network_is_loaded_once(tmp_path: Path, weights: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern.eval.metrics import inception
+
+    loaded: list[object] = []
+    load = inception.load_inception
+    monkeypatch.setattr(inception, "load_inception", lambda *a, **k: loaded.append(a) or load(*a, **k))
+    paths = save_pictures(tmp_path / "a", 8)
+    measure(paths, paths, ["kid", "fid", "fid-legacy", "precision"], weights=weights)
+    assert len(loaded) == 1
+
+
+def test_few_images_add_kid_and_a_warning_to_fid(tmp_path: Path, weights: dict[str, Path]) -> None:
+    paths = save_pictures(tmp_path / "a", 7)
+    found = measure(paths, tmp_path / "a", ["fid"], weights=weights)
+    assert list(found) == ["kid", "fid"]
+    assert "fewer than 2048" in found["fid"].warning
+    assert not found["kid"].warning
+
+
+def test_many_images_need_no_kid() -> None:
+    assert in_order(["is", "fid"], images=FEW) == ["fid", "is"]
+    assert in_order(["fid"], images=FEW - 1) == ["kid", "fid"]
+
+
+def test_each_picture_is_read_once_for_all_metrics(
+    tmp_path: Path, weights: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = save_pictures(tmp_path / "a", 8), save_pictures(tmp_path / "b", 8, seed=1)
+    opened: list[Path] = []
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: opened.append(self) or read(self))
+    metrics = ["kid", "fid", "fid-legacy", "fid-torchmetrics", "precision", "psnr"]
+    measure(ours, theirs, metrics, weights=weights)
+    assert sorted(opened) == sorted([*ours, *theirs])
+
+
+def test_figures_do_not_depend_on_batches_or_threads(tmp_path: Path, weights: dict[str, Path]) -> None:
+    paths = save_pictures(tmp_path / "a", 9)
+    save_pictures(tmp_path / "b", 7, seed=1)
+    found = [
+        measure(paths, tmp_path / "b", ["kid", "fid"], weights=weights, options=Options(batch=batch, workers=workers))
+        for batch, workers in ((1, 1), (4, 3))
+    ]
+    assert found[0]["fid"].value == pytest.approx(found[1]["fid"].value, rel=1e-4)
+    assert found[0]["fid"].images_sha256 == found[1]["fid"].images_sha256
+
+
+def test_clip_figures_name_protocol_prompts_and_cut_prompts(tmp_path: Path) -> None:
+    paths = save_pictures(tmp_path / "a", 4, prompts=True)
+    weights = {"clip": save_tiny_clip(tmp_path / "clip")}
+    carried = measure(paths, None, ["clip", "clip-lantern"], weights=weights)
+    given = measure(paths, None, ["clip"], prompts=[f"prompt {i}" for i in range(4)], weights=weights)
+    assert carried["clip"].value == given["clip"].value >= 0
+    assert "torchmetrics" in carried["clip"].protocol
+    assert "A photo depicts" in carried["clip-lantern"].protocol
+    assert carried["clip"].prompts.startswith("from the picture files (sha256 ")
+    long = measure(paths, None, ["clip"], prompts=["word " * 99] * 4, weights=weights)
+    assert long["clip"].warning == "4 prompts are truncated to 77 tokens"
+
+
+def test_psnr_leaves_out_equal_pictures_with_a_warning(tmp_path: Path) -> None:
+    ours, theirs = save_pictures(tmp_path / "a", 3), save_pictures(tmp_path / "b", 3, seed=1)
+    theirs[1].write_bytes(ours[1].read_bytes())
+    found = measure(ours, theirs, ["psnr"])["psnr"]
+    assert found.warning.startswith("1 pictures are equal")
+    assert 0 < found.value < 40
+
+
+def test_retrieval_finds_equal_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pixels:
+        weights = None
+
+        prepare = staticmethod(lambda pixels: torch.from_numpy(pixels).permute(2, 0, 1))
+        embed = staticmethod(lambda inputs: torch.nn.functional.normalize(inputs.float().flatten(1) - 128, dim=-1))
+
+    monkeypatch.setattr(Judges, "load", lambda self, name: Pixels())
+    paths = save_pictures(tmp_path / "a", 5)
+    concepts = ["cat", "dog", "owl", "fox", "bee"]
+    options = Options(concepts=concepts, reference_concepts=concepts)
+    assert measure(paths, paths, ["retrieval"], options=options)["retrieval"].value == 1
+    turned = dataclasses.replace(options, concepts=concepts[1:] + concepts[:1])
+    found = measure(paths, paths, ["retrieval"], options=turned)["retrieval"]
+    assert found.value == 0
+    assert "CLIP" not in found.protocol and "EfficientNet" in found.protocol
+
+
+def test_shards_merge_to_the_fid_of_one_run(tmp_path: Path, weights: dict[str, Path]) -> None:
+    paths = save_pictures(tmp_path / "a", 40)
+    save_pictures(tmp_path / "b", 30, seed=1)
+    kept = []
+    for name, part in (("whole", paths), ("one", paths[:13]), ("two", paths[13:])):
+        folder = tmp_path / name
+        measure(part, tmp_path / "b", ["fid"], weights=weights, options=Options(moments=folder, batch=13))
+        kept.append(folder / "pictures-inception-clean.safetensors")
+    reference = tmp_path / "whole" / "reference-inception-clean.safetensors"
+    whole, merged = fid_of_shards(kept[:1], reference), fid_of_shards(kept[1:], reference)
+    assert merged.images == whole.images == 40
+    assert merged.name == "fid" and "clean" in merged.resize and len(merged.weights_sha256) == 64
+    assert merged.value == pytest.approx(whole.value, rel=1e-6)
+    with pytest.raises(ValueError, match="merge each set once"):
+        fid_of_shards([kept[1], kept[1]], reference)
+
+
+def test_reference_statistics_support_only_fid(tmp_path: Path, weights: dict[str, Path]) -> None:
+    import numpy as np
+
+    paths = save_pictures(tmp_path / "a", 5)
+    path = tmp_path / "reference.npz"
+    np.savez(path, mu=np.zeros(FEATURES), sigma=np.eye(FEATURES))
+    found = measure(paths, path, ["fid"], weights=weights)["fid"]
+    assert found.reference == "reference.npz" and "reference fixed" in found.interval_means
+    assert found.interval is not None and found.interval[0] <= found.value <= found.interval[1]
+    assert "does not name its network and resize" in found.warning
+    with pytest.raises(ValueError, match="support only FID"):
+        measure(paths, path, ["kid"], weights=weights)
+
+
+def run(*words: object) -> int:
+    return main(["eval", *map(str, words)])
+
+
+def test_command_writes_what_it_prints(
+    tmp_path: Path, weights: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_pictures(tmp_path / "a", 6)
+    save_pictures(tmp_path / "b", 6, seed=1)
+    out, named = tmp_path / "out.json", f"inception={weights['inception']}"
+    assert run(tmp_path / "a", "--reference", tmp_path / "b", "--weights", named, "--json", "--out", out) == 0
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert result == json.loads(out.read_text())
+    assert list(result["figures"]) == ["kid", "fid"]
+    assert set(result["figures"]["fid"]) == {field.name for field in dataclasses.fields(Figure)}
+    assert result["surroundings"]["torch"] == torch.__version__
+    lines = captured.err.splitlines()
+    assert lines[0].startswith("kid ") and lines[1].startswith("fid ") and "warning" in lines[2]
+
+
+def test_missing_weights_give_one_line_with_file_and_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_pictures(tmp_path / "a", 2)
+    assert run(tmp_path / "a", "--reference", tmp_path / "a", "--cache", tmp_path / "cache") == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "default_1.pt" in lines[0] and str(tmp_path / "cache") in lines[0] and "7ff4a85c" in lines[0]
+
+
+BAD = {
+    "unknown metric": (["A", "--reference", "A", "--metrics", "fidd"], "did you mean fid?"),
+    "no reference": (["A"], "give them with --reference"),
+    "no such folder": (["none"], "does not exist"),
+    "empty folder": (["EMPTY", "--reference", "A"], "has no pictures"),
+    "no prompts": (["A", "--metrics", "clip"], "000.png has no prompt in its file"),
+    "another number of prompts": (["A", "--metrics", "clip", "--prompts", "PROMPTS"], "1 prompts for 3 pictures"),
+    "no concepts": (["A", "--reference", "A", "--metrics", "retrieval"], "--reference-concepts"),
+    "pairs of two names": (["A", "--reference", "OTHER", "--metrics", "psnr"], "expected equal numbers"),
+    "unknown network": (["A", "--weights", "inceptio=x"], "did you mean inception?"),
+    "weights without path": (["A", "--weights", "clip"], "wanted NAME=PATH"),
+    "a torn picture": (["TORN", "--reference", "A", "--metrics", "psnr"], "is not a complete picture"),
+    "moments beside pictures": (["MOMENTS", "A", "--reference", "A"], "is given together with moments"),
+}
+
+
+@pytest.mark.parametrize("case", list(BAD))
+def test_bad_input_gives_one_line(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, expected = BAD[case]
+    save_pictures(tmp_path / "A", 3)
+    save_pictures(tmp_path / "OTHER", 2)
+    for path in save_pictures(tmp_path / "TORN", 3):
+        path.write_bytes(path.read_bytes()[:60])
+    (tmp_path / "EMPTY").mkdir()
+    (tmp_path / "PROMPTS").write_text("one\n")
+    (tmp_path / "MOMENTS.safetensors").write_bytes(b"")
+    known = {path.stem: path for path in tmp_path.iterdir()}
+    clip = [f"clip={save_tiny_clip(tmp_path / 'clip')}"] if "clip" in words and "--metrics" in words else []
+    named = ["--weights", *clip] if clip else []
+    capsys.readouterr()
+    assert run(*(known.get(word, word) for word in words), *named) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and expected in lines[0], lines

@@ -1,0 +1,168 @@
+"""Generation for evaluation: any sharding and any resume give the same files."""
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lantern.eval.protocols import generation
+from lantern.eval.protocols.generation import Shard, Worker, batches_of, finished, images_bar, picture_path, produce
+from lantern.eval.protocols.manifest import read_entries
+from lantern.generation.generator import Generator
+from tests.eval.workers import FINGERPRINT, contents, expected, lines, paint
+
+# places
+
+
+def test_paths_follow_from_numbers_in_folders_of_a_thousand() -> None:
+    assert picture_path(Path("out"), 12345) == Path("out/pictures/012/012345.png")
+    assert len({picture_path(Path(), number).parent for number in range(30_000)}) == 30
+
+
+def test_making_lists_no_folder_of_pictures(
+    decoder: Generator, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    for name in ("listdir", "scandir"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda path=".", real=real: (listed.append(str(path)), real(path))[1])
+    paint(decoder, tmp_path / "out", 3)
+    finished(whole)
+    assert not [path for path in listed if "pictures" in path]
+
+
+# shards
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "1/0", "1", "a/b", "-1/4", "1/4/2"])
+def test_invalid_shards_are_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="expected i/n"):
+        Shard.parse(text)
+
+
+def test_launchers_set_the_shard() -> None:
+    assert Shard.of_environment({"RANK": "2", "WORLD_SIZE": "8"}) == Shard(3, 8)
+    assert Shard.of_environment({}) is None
+
+
+def test_a_picture_is_of_the_same_batch_in_every_sharding() -> None:
+    batches = batches_of(expected(11), 3)
+    assert [len(batch) for batch in batches] == [3, 3, 3, 2]
+    assert [request.number for batch in batches for request in batch] == list(range(11))
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_four_shards_match_one_run(decoder: Generator, tmp_path: Path, batch: int) -> None:
+    paint(decoder, tmp_path / "one", 11, batch=batch)
+    made = [paint(decoder, tmp_path / "four", 11, shard=Shard(i, 4), batch=batch) for i in (4, 2, 1, 3)]
+    assert sum(made) == 11 and min(made) >= 2
+    assert contents(tmp_path / "four") == contents(tmp_path / "one")
+    assert lines(tmp_path / "four") == list(range(11))
+
+
+def test_another_number_of_shards_resumes(decoder: Generator, whole: Path, tmp_path: Path) -> None:
+    paint(decoder, tmp_path / "out", 12, shard=Shard(2, 3))
+    assert sum(paint(decoder, tmp_path / "out", 12, shard=Shard(i, 2)) for i in (1, 2)) == 8
+    assert contents(tmp_path / "out") == contents(whole) and lines(tmp_path / "out") == list(range(12))
+
+
+def test_a_second_process_on_the_same_shard_is_reported(decoder: Generator, tmp_path: Path) -> None:
+    with (
+        Worker(decoder, tmp_path, FINGERPRINT, name="1-of-1"),
+        pytest.raises(BlockingIOError, match=r"another process is writing it.*manifest-1-of-1\.jsonl"),
+    ):
+        Worker(decoder, tmp_path, FINGERPRINT, name="1-of-1")
+
+
+# again
+
+
+def test_a_second_run_makes_nothing(decoder: Generator, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(whole)
+    monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("a picture was begun"))
+    assert paint(decoder, whole, 12) == 0
+    assert contents(whole) == before
+
+
+def test_deleted_or_truncated_pictures_are_made_again(decoder: Generator, tmp_path: Path) -> None:
+    paint(decoder, tmp_path, 4)
+    before = contents(tmp_path)
+    picture_path(tmp_path, 1).unlink()
+    os.truncate(picture_path(tmp_path, 3), 20)
+    assert set(finished(tmp_path)) == {0, 2}
+    assert paint(decoder, tmp_path, 4) == 2
+    assert contents(tmp_path) == before
+
+
+def test_incomplete_batches_are_decoded_whole(
+    decoder: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paint(decoder, tmp_path, 6, batch=3)
+    before = contents(tmp_path)
+    picture_path(tmp_path, 4).unlink()
+    begun: list[list[int]] = []
+    real = generation.make_batches
+
+    def noting(decoder: Generator, requested: list, **how: object) -> Iterator:
+        begun.append([request.number for request in requested])
+        return real(decoder, requested, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(generation, "make_batches", noting)
+    assert paint(decoder, tmp_path, 6, batch=3) == 1
+    assert begun == [[3, 4, 5]] and contents(tmp_path) == before
+
+
+def test_pictures_recorded_meanwhile_are_skipped(
+    decoder: Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Worker(decoder, tmp_path, FINGERPRINT, name="early") as early:
+        with Worker(decoder, tmp_path, FINGERPRINT, name="late") as late:
+            assert produce(late, expected(3), is_quiet=True) == 3
+        monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("a picture was begun"))
+        assert produce(early, expected(3), is_quiet=True) == 0
+
+
+def test_pictures_of_another_fingerprint_are_rejected(decoder: Generator, whole: Path) -> None:
+    other = FINGERPRINT | {"versions": {"torch": "1.0"}}
+    with pytest.raises(ValueError, match=r"pictures with versions\.torch .*now it is 1\.0"):
+        Worker(decoder, whole, other, name="1-of-1")
+
+
+def test_picture_metadata_has_no_time(whole: Path) -> None:
+    from PIL import Image
+
+    with Image.open(picture_path(whole, 1)) as picture:
+        output = dict(picture.info)
+    assert output["prompt"] == "a blue cat" and output["image"] == "1" and output["method"] == "gumbel-jacobi"
+    assert not [name for name in map(str, output) if any(word in name.lower() for word in ("time", "date", "second"))]
+    assert read_entries(whole)[1].tokens_sha256 == output["tokens_sha256"]
+
+
+# the bar
+
+
+class Terminal(io.StringIO):
+    """What a bar is shown on."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_bar_shows_rate_and_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with images_bar(40, 10) as bar:
+        bar.start_t -= 60  # as if it had started a minute ago
+        bar.update(15)
+        text = str(bar)
+    assert "25/40 [01:00<01:00, " in text and "0.25 images/s" in text
+
+
+def test_no_progress_bar_without_a_terminal(
+    decoder: Generator, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Worker(decoder, tmp_path, FINGERPRINT, name="1-of-1") as worker:
+        produce(worker, expected(1))
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,131 @@
+"""Manifests: entries are kept, incomplete lines are dropped, other fingerprints are rejected."""
+
+from pathlib import Path
+
+import pytest
+
+from lantern.eval.protocols.manifest import Entry, Manifest, read_entries
+from lantern.generation.picture import Statistics
+
+HERE = {"weights": {"model": "a"}, "config": {"batch": 1}, "versions": {"torch": "2"}}
+FIGURES = {
+    "method": "plain",
+    "is_exact": True,
+    "codes": 16,
+    "passes": 16,
+    "accepted": [],
+    "reached": [],
+    "relaxed": 0.0,
+    "total_variation": 0.0,
+    "total_variation_max": 0.0,
+    "latent_distance": None,
+    "seconds": {"decode": 0.5},
+}
+
+
+def entry(number: int, size: int = 10) -> Entry:
+    return Entry(number, size, "s" * 64, "t" * 64, FIGURES)
+
+
+def recorded(folder: Path, *numbers: int, name: str = "1-of-1") -> Path:
+    with Manifest(folder, name, HERE) as manifest:
+        for number in numbers:
+            manifest.append(entry(number))
+    return manifest.path
+
+
+def test_recorded_entries_are_read_back(tmp_path: Path) -> None:
+    recorded(tmp_path, 0, 2)
+    assert read_entries(tmp_path, HERE) == {0: entry(0), 2: entry(2)}
+    figures = read_entries(tmp_path)[0].figures()
+    assert isinstance(figures, Statistics) and figures.step_compression == 1.0 and figures.accepted == ()
+
+
+def test_an_empty_or_missing_folder_has_nothing(tmp_path: Path) -> None:
+    assert read_entries(tmp_path / "none", HERE) == {}
+
+
+def test_reopening_appends(tmp_path: Path) -> None:
+    recorded(tmp_path, 0)
+    path = recorded(tmp_path, 1)
+    assert len(path.read_text().splitlines()) == 3 and set(read_entries(tmp_path)) == {0, 1}
+
+
+@pytest.mark.parametrize("left", range(1, 200, 23))
+def test_an_incomplete_last_line_is_dropped(tmp_path: Path, left: int) -> None:
+    path = recorded(tmp_path, 0, 1)
+    whole = path.read_bytes()
+    end = whole[:-1].rfind(b"\n") + 1
+    path.write_bytes(whole[: end + left])
+    assert set(read_entries(tmp_path, HERE)) == {0}
+    recorded(tmp_path, 1)
+    assert path.read_bytes() == whole
+
+
+def test_an_incomplete_header_is_rewritten(tmp_path: Path) -> None:
+    path = recorded(tmp_path, 0)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:20])
+    assert read_entries(tmp_path, HERE) == {}
+    recorded(tmp_path, 0)
+    assert path.read_bytes() == whole
+
+
+def test_shards_are_read_together(tmp_path: Path) -> None:
+    recorded(tmp_path, 0, 2, name="1-of-2")
+    recorded(tmp_path, 1, 3, name="2-of-2")
+    assert sorted(read_entries(tmp_path, HERE)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("part", ["weights", "config", "versions"])
+def test_another_fingerprint_is_rejected_naming_the_difference(tmp_path: Path, part: str) -> None:
+    recorded(tmp_path, 0, name="1-of-2")
+    (name,) = HERE[part]
+    with pytest.raises(ValueError, match=rf"pictures with {part}\.{name} .*, now it is other: use another --out"):
+        Manifest(tmp_path, "2-of-2", HERE | {part: {name: "other"}})
+    assert not (tmp_path / "manifest-2-of-2.jsonl").exists()
+
+
+def test_a_fingerprint_with_more_fields_differs(tmp_path: Path) -> None:
+    recorded(tmp_path, 0)
+    with pytest.raises(ValueError, match=r"weights\.policy none, now it is p"):
+        read_entries(tmp_path, HERE | {"weights": {"model": "a", "policy": "p"}})
+
+
+def test_tuples_and_lists_are_the_same_to_a_fingerprint(tmp_path: Path) -> None:
+    with Manifest(tmp_path, "1-of-1", HERE | {"sizes": (1, 2)}):
+        pass
+    assert read_entries(tmp_path, HERE | {"sizes": [1, 2]}) == {}
+
+
+@pytest.mark.parametrize("line", [b"nonsense\n", b"[]\n", b'{"id": 3}\n'])
+def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
+    path = recorded(tmp_path, 0)
+    path.write_bytes(path.read_bytes() + line)
+    with pytest.raises(ValueError, match=r"manifest-1-of-1\.jsonl, line 3 is .*delete that line"):
+        read_entries(tmp_path)
+
+
+def test_a_file_that_is_not_a_manifest_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "manifest-own.jsonl").write_text('{"mine": 1}\n')
+    with pytest.raises(ValueError, match="is not a manifest"):
+        read_entries(tmp_path, HERE)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "A", "a" * 65])
+def test_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="manifest name"):
+        Manifest(tmp_path, name, HERE)
+
+
+def test_a_failed_write_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = recorded(tmp_path, 0)
+    before = path.read_bytes()
+    with Manifest(tmp_path, "1-of-1", HERE) as manifest:
+        monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OSError, match=r"No space left on device.*manifest-1-of-1\.jsonl"):
+            manifest.append(entry(1))
+        monkeypatch.undo()
+        assert path.read_bytes() == before
+        manifest.append(entry(1))
+    assert set(read_entries(tmp_path)) == {0, 1}

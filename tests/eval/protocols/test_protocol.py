@@ -1,0 +1,257 @@
+"""Protocols: shipped ones have the published settings, and errors name file and key."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lantern.core.io import embedded_model
+from lantern.eval.metrics.pictures import resizing
+from lantern.eval.metrics.registry import METRICS
+from lantern.eval.protocols.protocol import (
+    PromptSet,
+    Protocol,
+    find_prompts,
+    known_protocols,
+    load_protocol,
+    parse_protocol,
+    prompt_folders,
+    size_name,
+)
+from lantern.models.folder import Model, load_model
+from lantern.models.llamagen.config import SIZES
+from tests.tiny import tiny_target
+from tests.tiny_folder import save_tiny_model
+
+NAMES = ["coco2014-30k", "coco2017-5k-longest", "emoji", "imagenet-50k", "partiprompts"]
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    """A protocol as its file has it."""
+    own: dict[str, Any] = {
+        "name": "mine",
+        "summary": "two prompts",
+        "source": "here",
+        "prompts": {"file": "two.txt", "sha256": "0" * 64, "count": 2, "origin": "nowhere"},
+        "sizes": [8],
+        "evaluated_size": 8,
+        "resize": "none",
+        "metrics": [],
+        "guidance": 3.0,
+    }
+    return {name: value for name, value in (own | changes).items() if value != "left out"}
+
+
+def protocol(**changes: Any) -> Protocol:
+    return parse_protocol(values(**changes), source="mine.json")
+
+
+# what is shipped
+
+
+def test_these_protocols_are_shipped() -> None:
+    assert known_protocols() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_protocol_is_complete(name: str) -> None:
+    found = load_protocol(name)
+    assert found.name == name and found.metrics and set(found.metrics) <= set(METRICS)
+    assert parse_protocol(found.as_dict(), source=name) == found
+    assert resizing(found.resize, found.evaluated_size) is None or found.resize != "none"
+
+
+@pytest.mark.parametrize(
+    ("name", "pictures", "distribution"),
+    [
+        ("coco2014-30k", 30_000, (7.5, 1.0, 1000, 1.0)),
+        ("coco2017-5k-longest", 5_000, (7.5, 1.0, 1000, 1.0)),
+        ("partiprompts", 1_632, (7.5, 1.0, 1000, 1.0)),
+        ("imagenet-50k", 50_000, (None, 1.0, 0, 1.0)),
+        ("emoji", 2_390, (2.0, 0.7, 0, 1.0)),
+    ],
+)
+def test_a_protocol_fixes_number_and_sampling(name: str, pictures: int, distribution: tuple) -> None:
+    found = load_protocol(name)
+    assert (found.pictures, (found.guidance, found.temperature, found.top_k, found.top_p)) == (pictures, distribution)
+
+
+def test_imagenet_has_guidance_by_llamagen_size() -> None:
+    found = load_protocol("imagenet-50k")
+    assert found.guidance_by_model == {"B": 2.0, "L": 2.0, "XL": 1.75, "XXL": 1.75, "3B": 1.65}
+    requested = found.requests()
+    assert len(requested) == 50_000 and {request.label for request in requested[:1000]} == set(range(1000))
+    assert len({request.number for request in requested}) == 50_000
+
+
+def test_emoji_uses_the_embedded_models_sampling() -> None:
+    found = load_protocol("emoji")
+    own = json.loads((embedded_model() / "model_index.json").read_text())["generation"]
+    assert (found.guidance, found.temperature) == (own["guidance"], own["temperature"])
+    assert found.prompts is not None
+    prompts = find_prompts(found.prompts)
+    requested = found.requests(prompts)
+    assert len(prompts) == 478 and len(requested) == 2390
+    assert [request.prompt for request in requested[478:956]] == prompts and requested[478].number == 478
+
+
+# files
+
+
+def test_a_protocol_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(values()))
+    assert load_protocol(str(path)) == protocol()
+
+
+def test_a_misspelt_name_gives_the_nearest() -> None:
+    with pytest.raises(ValueError, match='did you mean "coco2014-30k"'):
+        load_protocol("coco2014-3k")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "../x"}, "name"),
+        ({"classes": 10}, "prompts or classes"),
+        ({"prompts": "left out"}, "prompts or classes"),
+        ({"guidance": "left out"}, "guidance or guidance_by_model"),
+        ({"guidance_by_model": {"B": 2.0}}, "guidance or guidance_by_model"),
+        ({"guidance": "left out", "guidance_by_model": {"Q": 2.0}}, "'Q', expected one of B, L"),
+        (
+            {"guidance": "left out", "guidance_by_model": {"B": "2"}},
+            """guidance_by_model is "{'B': '2'}", wanted an object with values of float""",
+        ),
+        ({"guidance": -1.0}, "guidance"),
+        ({"temperature": 1000.0}, "temperature"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"sizes": []}, "sizes"),
+        ({"pictures_each": 0}, "pictures_each"),
+        ({"resize": "nearest"}, "resize"),
+        ({"seeed": 1}, "seed"),
+        ({"summary": "left out"}, "summary"),
+        ({"prompts": ["a"]}, """prompts is "['a']", wanted an object"""),
+        ({"prompts": {"file": "a/b", "sha256": "0" * 64, "count": 1, "origin": ""}}, "without a folder"),
+        ({"prompts": {"file": "b", "sha256": "xyz", "count": 1, "origin": ""}}, "64 hexadecimal digits"),
+        ({"reference": {"name": "r"}}, "key 'reference.images' is missing"),
+    ],
+)
+def test_a_fault_is_named_with_its_file(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="mine.json") as raised:
+        protocol(**changes)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+# prompts
+
+
+def prompt_set(folder: Path, name: str, text: str, count: int, **how: Any) -> PromptSet:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_bytes(text.encode())
+    return PromptSet(name, hashlib.sha256(text.encode()).hexdigest(), count, "elsewhere", **how)
+
+
+def test_prompts_are_read_in_every_form(tmp_path: Path) -> None:
+    table = prompt_set(tmp_path, "a.csv", 'Prompt\nThree dresses, with two\n"Head shot" of a zebra\n', 2, form="table")
+    assert find_prompts(table, tmp_path) == ["Three dresses, with two", '"Head shot" of a zebra']
+    columns = prompt_set(tmp_path, "b.tsv", "Category\tPrompt\nAbstract\tbond\n", 1, form="table")
+    assert find_prompts(columns, tmp_path) == ["bond"]
+    listed = prompt_set(tmp_path, "c.json", '["Ma motorcycle", "a dog"]', 2, form="json")
+    assert find_prompts(listed, tmp_path) == ["Ma motorcycle", "a dog"]
+    assert find_prompts(prompt_set(tmp_path, "d.txt", "a cat\n\na dog\n", 2), tmp_path) == ["a cat", "a dog"]
+
+
+def test_prompts_with_another_sha256_are_rejected(tmp_path: Path) -> None:
+    expected = prompt_set(tmp_path, "d.txt", "a cat\n", 1)
+    (tmp_path / "d.txt").write_text("a dog\n")
+    with pytest.raises(
+        ValueError, match=rf"d\.txt has sha256 .*, expected {expected.sha256[:12]}.*get it from elsewhere"
+    ):
+        find_prompts(expected, tmp_path)
+
+
+def test_a_wrong_count_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has 1 prompts, expected 2"):
+        find_prompts(prompt_set(tmp_path, "d.txt", "a cat\n", 2), tmp_path)
+
+
+def test_missing_prompts_are_reported_with_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANTERN_CACHE", str(tmp_path))
+    expected = PromptSet("none.txt", "0" * 64, 1, "github.com/them")
+    with pytest.raises(
+        ValueError, match=r"none\.txt .*github\.com/them\) is missing: put it into .*, or give"
+    ) as raised:
+        find_prompts(expected)
+    assert str(tmp_path / "prompts") in str(raised.value)
+    assert prompt_folders(tmp_path)[0] == tmp_path
+
+
+# models
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(save_tiny_model(tmp_path_factory.mktemp("model") / "tiny"), device="cpu")
+
+
+def test_a_matching_model_is_accepted(tiny: Model) -> None:
+    protocol().check_model(tiny)
+    assert protocol().sampling(tiny).guidance == 3.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sizes": [256, 512]}, "needs pictures of 256 or 512 pixels, tiny makes 8"),
+        ({"prompts": "left out", "classes": 4}, "is a protocol of classes, but model tiny takes prompts"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_rejected(tiny: Model, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        protocol(**changes).check_model(tiny)
+
+
+def test_a_model_with_fewer_classes_is_rejected() -> None:
+    model = Model("few", tiny_target(model_type="c2i", num_classes=3, cls_token_num=1))
+    with pytest.raises(ValueError, match="has 4 classes, model few has 3"):
+        protocol(prompts="left out", classes=4).check_model(model)
+
+
+def test_guidance_depends_on_the_model_size(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_size = protocol(guidance="left out", guidance_by_model={"B": 2.0, "XL": 1.75})
+    with pytest.raises(ValueError, match="B 2, XL 1.75; tiny is of another size"):
+        by_size.sampling(tiny)
+    config = tiny.target.config
+    monkeypatch.setitem(SIZES, "XL", {"dim": config.dim, "n_layer": config.n_layer, "n_head": config.n_head})
+    assert size_name(tiny) == "XL" and by_size.sampling(tiny).guidance == 1.75
+
+
+# sizes at which pictures are judged
+
+
+def test_crop_lanczos_matches_pillow_on_the_central_square() -> None:
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 80, 3), dtype=np.uint8)
+    resize = resizing("crop-lanczos", 16)
+    assert resize is not None
+    expected = Image.fromarray(pixels).crop((16, 0, 64, 48)).resize((16, 16), Image.Resampling.LANCZOS)
+    assert (resize(pixels) == np.asarray(expected)).all()
+    assert resize(pixels[:16, :16]) is not None and (resize(pixels[:16, :16]) == pixels[:16, :16]).all()
+
+
+def test_bicubic_needs_squares_and_keeps_constant_ones() -> None:
+    resize = resizing("bicubic", 16)
+    assert resize is not None
+    flat = np.full((24, 24, 3), 77, dtype=np.uint8)
+    assert resize(flat).shape == (16, 16, 3) and (resize(flat) == 77).all()
+    with pytest.raises(ValueError, match="24 x 12, expected a square"):
+        resize(flat[:12])
+
+
+def test_an_unknown_resize_is_rejected() -> None:
+    with pytest.raises(ValueError, match="expected one of none, crop-lanczos, bicubic"):
+        resizing("nearest", 8)

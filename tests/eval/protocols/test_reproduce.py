@@ -1,0 +1,275 @@
+"""`lantern reproduce` on a tiny model: a row is made, resumed, sharded, measured and repeated."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lantern.cli.main import main
+from lantern.eval.metrics import quality
+from lantern.eval.metrics.quality import Figure, Options
+from lantern.eval.metrics.reference import is_prepared, unpack
+from lantern.eval.protocols import generation
+from tests.tiny_folder import save_tiny_model
+
+TEXT = "a red apple\na blue cat\ntwo dog\n"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a protocol of three prompts, twice each, and no weights anywhere."""
+    monkeypatch.setenv("LANTERN_CACHE", str(tmp_path / "cache"))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    prompts = {"file": "three.txt", "sha256": hashlib.sha256(TEXT.encode()).hexdigest(), "count": 3, "origin": "us"}
+    values = {
+        "name": "three",
+        "summary": "three prompts",
+        "source": "here",
+        "prompts": prompts,
+        "pictures_each": 2,
+        "sizes": [8],
+        "evaluated_size": 8,
+        "resize": "none",
+        "metrics": ["kid", "fid"],
+        "guidance": 3.0,
+        "top_k": 12,
+    }
+    (tmp_path / "three.json").write_text(json.dumps(values))
+    (tmp_path / "three.txt").write_text(TEXT)
+    return tmp_path
+
+
+def reproduce(place: Path, model: Path, *words: str, out: str = "out", method: str = "gumbel-jacobi:window=4") -> int:
+    given = ["--model", str(model), "--out", str(place / out), "--prompts", str(place), "--device", "cpu"]
+    protocol = [] if words and words[0].endswith(".json") else [str(place / "three.json")]
+    chosen = ["--method", method] if method else []
+    return main(["reproduce", *words[:1], *given, *chosen, *words[1:]] if not protocol else
+                ["reproduce", *protocol, *given, *chosen, *words])  # fmt: skip
+
+
+def row(place: Path, out: str = "out") -> dict[str, Any]:
+    return json.loads((place / out / "row.json").read_text())
+
+
+def pictures(place: Path, out: str = "out") -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (place / out / "pictures").rglob("*.png")}
+
+
+def test_a_row_records_how_it_was_made(place: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce(place, model, "--metrics") == 0
+    found = row(place)
+    assert found["pictures"] == found["pictures_of_protocol"] == 6 == len(pictures(place))
+    assert found["choices"]["method"] == "gumbel-jacobi:window=4" and found["protocol"]["name"] == "three"
+    assert found["fingerprint"]["config"]["sampling"]["guidance"] == 3.0 and found["surroundings"]["torch"]
+    assert found["speed"]["codes"] == 6 * 16 and found["speed"]["step_compression"] >= 1
+    assert found["command"].startswith("lantern reproduce three --method 'gumbel-jacobi:window=4'")
+    assert "6 pictures" in capsys.readouterr().out
+
+
+def test_a_limit_makes_the_first_pictures(place: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reproduce(place, model, "--metrics", "--limit", "2") == 0
+    first = pictures(place)
+    assert sorted(first) == ["000000.png", "000001.png"] and row(place)["pictures"] == 2
+    assert reproduce(place, model, "--metrics") == 0
+    assert pictures(place).items() >= first.items() and row(place)["pictures"] == 6
+    monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("a picture was begun"))
+    assert reproduce(place, model, "--metrics") == 0
+
+
+def test_shards_give_the_row_of_one_run(
+    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce(place, model, "--metrics") == 0
+    assert reproduce(place, model, "--metrics", "--shard", "2/2", out="parts") == 0
+    assert "other shards are incomplete" in capsys.readouterr().err
+    assert not (place / "parts" / "row.json").exists()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert reproduce(place, model, "--metrics", out="parts") == 0
+    assert "all 6 are complete: run the same without --shard" in capsys.readouterr().err
+    monkeypatch.delenv("RANK")
+    assert reproduce(place, model, "--metrics", out="parts") == 0
+    assert pictures(place, "parts") == pictures(place)
+    assert row(place, "parts")["pictures_sha256"] == row(place)["pictures_sha256"]
+
+
+def test_a_row_is_repeated_byte_for_byte(place: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce(place, model, "--metrics", "--limit", "3", "--batch", "2") == 0
+    assert row(place)["choices"]["model"] == "tiny"  # no path of this machine
+    assert reproduce(place, model, str(place / "out" / "row.json"), out="again", method="") == 0
+    assert "all pictures equal the repeated row" in capsys.readouterr().out
+    assert pictures(place, "again") == pictures(place) and len(pictures(place)) == 3
+
+
+def test_a_row_that_differs_is_reported(place: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce(place, model, "--metrics", "--limit", "1") == 0
+    values = row(place) | {"pictures_sha256": "0" * 64}
+    (place / "other.json").write_text(json.dumps(values))
+    assert reproduce(place, model, str(place / "other.json"), out="again", method="") == 1
+    assert "the pictures differ from those" in capsys.readouterr().err
+
+
+def test_pictures_of_another_method_are_not_mixed_in(
+    place: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert reproduce(place, model, "--metrics", "--limit", "1") == 0
+    capsys.readouterr()
+    assert reproduce(place, model, "--metrics", method="plain") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "has pictures with config.method." in line and "use another --out" in line
+
+
+# metrics
+
+
+def figure(name: str) -> Figure:
+    return Figure(name, 0.5, (0.4, 0.6), "draws", "", "lib 1", "none", "w", "s", 6, "i", "r", "s", 3, "", 0, "few")
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Records the requested metrics instead of computing them, which would need weights."""
+    requested: dict[str, Any] = {}
+
+    def measure(paths: list[Path], reference: Any, metrics: list[str], **how: Any) -> dict[str, Figure]:
+        requested.update(how, paths=paths, reference=reference, metrics=metrics)
+        return {name: figure(name) for name in metrics}
+
+    monkeypatch.setattr(quality, "measure", measure)
+    monkeypatch.setattr("lantern.eval.metrics.weights.find_weights", lambda *_: None)
+    yield requested
+
+
+def test_metrics_get_all_pictures_with_their_prompts(
+    place: Path, model: Path, measured: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "real").mkdir()
+    assert reproduce(place, model, "--reference", str(place / "real"), "--weights", "inception=net.pt") == 0
+    assert [path.name for path in measured["paths"]] == [f"{i:06d}.png" for i in range(6)]
+    assert measured["prompts"] == [*TEXT.splitlines()] * 2 and measured["metrics"] == ["kid", "fid"]
+    assert measured["reference"] == place / "real" and measured["weights"] == {"inception": Path("net.pt")}
+    assert isinstance(measured["options"], Options) and measured["options"].resize == "none"
+    assert row(place)["metrics"]["kid"]["interval"] == [0.4, 0.6] and row(place)["not_measured"] == {}
+    assert "kid 0.5000 [0.4000, 0.6000]; few" in capsys.readouterr().out
+
+
+def test_unavailable_metrics_are_reported_before_and_after(
+    place: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "real").mkdir()
+    words = ["--limit", "1", "--reference", str(place / "real"), "--metrics", "kid", "retrieval"]
+    assert reproduce(place, model, *words) == 1
+    before, *_, last = capsys.readouterr().err.splitlines()
+    assert before.startswith("lantern: kid will not be measured: no weights of inception: put default_1.pt")
+    assert last.startswith("lantern: error: not measured: kid (") and "lantern train data" in last
+    assert set(row(place)["not_measured"]) == {"kid", "retrieval"} and len(pictures(place)) == 1
+
+
+def test_without_a_reference_metrics_name_it(place: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce(place, model, "--limit", "1") == 1
+    assert "kid will not be measured: give its reference with --reference" in capsys.readouterr().err
+
+
+def test_an_unknown_metric_is_rejected_first(place: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce(place, model, "--metrics", "kidd") == 2
+    assert "did you mean kid?" in capsys.readouterr().err and not (place / "out" / "pictures").exists()
+
+
+def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
+    import numpy as np
+
+    from lantern.training.data import Record, Writer
+
+    writer = Writer(tmp_path / "data")
+    for number, (kind, split) in enumerate([("plain", "train"), ("count", "train"), ("plain", "heldout")] * 2):
+        picture = np.full((8, 8, 3), number, dtype=np.uint8)
+        writer.add(picture, Record(0, ((f"thing {number}", 1.0),), kind, (f"thing {number}",), "flat", split))
+    writer.close()
+    (tmp_path / "data" / "summary.json").write_text("{}")
+    assert is_prepared(tmp_path / "data") and not is_prepared(tmp_path)
+    found = unpack(tmp_path / "data", tmp_path / "out")
+    assert found.concepts == ["thing 0", "thing 3"]
+    assert [path.relative_to(tmp_path / "out").as_posix() for path in found.pictures] == [
+        "000/000000.png",
+        "000/000003.png",
+    ]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in found.pictures)
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--shard", "3/2"], "shard is 3/2"),
+        (["--shard", "1/2", "--ray"], "leave --shard out"),
+        (["--actors", "2"], "--actors is an option of --ray"),
+        (["--weights", "inception"], "wanted NAME=PATH"),
+        (["--limit", "0"], "limit"),
+        (["--method", "eagle9"], "unknown"),
+    ],
+)
+def test_invalid_input_gives_one_line(
+    place: Path, model: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert reproduce(place, model, *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_launcher_and_an_option_that_differ_are_rejected(
+    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert reproduce(place, model, "--shard", "1/2") == 2
+    assert "the launcher sets 2/2" in capsys.readouterr().err
+
+
+def test_a_full_disk_gives_one_line_and_exit_status_1(
+    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, kept = generation.save_png, []
+
+    def save(image: Any, path: Path, facts: Any) -> None:
+        if len(kept) == 2:
+            raise OSError(28, "No space left on device", str(path))
+        kept.append(path)
+        real(image, path, facts)
+
+    monkeypatch.setattr(generation, "save_png", save)
+    assert reproduce(place, model, "--metrics") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No space left on device" in line
+    monkeypatch.undo()
+    assert len(pictures(place)) == 2
+
+
+def test_an_unwritable_folder_gives_one_line_and_exit_status_1(
+    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert reproduce(place, model, "--metrics") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot be written to" in line
+
+
+def test_without_ray_a_ray_job_names_the_extra(
+    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray.data", None)
+    assert reproduce(place, model, "--metrics", "--ray") == 1
+    assert "pip install 'lantern[ray]'" in capsys.readouterr().err

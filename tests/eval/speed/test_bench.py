@@ -1,0 +1,179 @@
+"""The bench: results, checked promises, and figures."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.eval.speed import bench as speed
+from lantern.eval.speed.bench import BenchOptions
+from lantern.eval.speed.bench_table import WIDTH, render
+from lantern.eval.speed.contenders import Job, Stable, Variant, line_up
+from lantern.eval.speed.race import Entry, Made, identity, results
+from lantern.eval.speed.surroundings import commit, surroundings
+from lantern.models.folder import Model, load_model
+from tests.eval.variants import CPU, EAGER
+from tests.tiny import tiny_eagle, tiny_target
+from tests.tiny_folder import save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
+    return load_model(folder)
+
+
+def scripted_entries(model: Model, plain: list[float], mine: list[float]) -> list[Entry]:
+    lineup = line_up(Stable(model), ["eagle1"], EAGER, model.sampling())
+    codes = torch.zeros(1, 16, dtype=torch.long)
+    return [
+        Entry(one, seconds, [Made(codes, 16, 0.0, 0.0)] * len(seconds))
+        for one, seconds in zip(lineup.contenders, (plain, mine), strict=True)
+    ]
+
+
+# results
+
+
+def test_the_fastest_plain_variant_is_the_baseline(model: Model) -> None:
+    entries = scripted_entries(model, [4.0] * 10, [1.0] * 10)
+    faster = Entry(entries[0].contender, [2.0] * 10, entries[0].made)
+    (result,) = results([*entries, faster], batch=1)
+    assert result["claim"] == 2.0 and result["baseline"] == "eager fp32" and result["method"] == "eagle1"
+
+
+# promises
+
+
+def test_differing_codes_in_fp32_are_a_failure(model: Model) -> None:
+    entries = scripted_entries(model, [1.0] * 3, [1.0] * 3)
+    (same,) = identity(entries)
+    assert (same["images"], same["differing_codes"], same["must_be_identical"]) == (3, 0, True)
+    entries[1].made[1] = Made(torch.ones(1, 16, dtype=torch.long), 16, 0.0, 0.0)
+    (other,) = identity(entries)
+    assert (other["differing_images"], other["differing_codes"]) == (1, 16)
+    assert len(speed.broken_promises([{"batch": 1, "identity": [other]}])) == 1
+    assert speed.broken_promises([{"batch": 1, "identity": [other | {"must_be_identical": False}]}]) == []
+
+
+@pytest.mark.parametrize(("name", "is_promised"), [("eagle1", True), ("eagle1-rejection", False), ("lantern++", False)])
+def test_only_gumbel_match_promises_plain_codes(model: Model, name: str, is_promised: bool) -> None:
+    lineup = line_up(Stable(model), [f"{name}"], EAGER, model.sampling())
+    assert lineup.contenders[1].is_identical == is_promised
+
+
+def test_reproducible_engines_promise_it_in_bf16_too(model: Model) -> None:
+    half = {"plain": [Variant("eager", "bf16")], "others": [Variant("eager", "bf16")]}
+    for is_promised in (False, True):
+        stable = Stable(model, reproducible=is_promised)
+        entries = [
+            Entry(one, [1.0], [Made(torch.zeros(1, 16, dtype=torch.long), 16, 0.0, 0.0)])
+            for one in line_up(stable, ["eagle1"], half, model.sampling()).contenders
+        ]
+        assert [one["must_be_identical"] for one in identity(entries)] == [is_promised]
+
+
+# the whole
+
+
+def test_a_model_without_a_drafter_has_no_methods_of_its_own() -> None:
+    with pytest.raises(ValueError, match="no drafter"):
+        speed.own_methods(Model(name="bare", target=tiny_target()))
+    target = tiny_target()
+    drafter = tiny_eagle(target)
+    drafter.config = dataclasses.replace(drafter.config, target="its own")
+    assert speed.own_methods(Model(name="whole", target=target, drafter=drafter)) == ["auto"]
+
+
+@pytest.fixture(scope="module")
+def figures(folder: Path) -> dict[str, Any]:
+    options = BenchOptions(
+        model=str(folder),
+        methods=("eagle1", "lantern++:k=3"),
+        images=2,
+        batches=(1, 2),
+        kinds=("eager",),
+        has_memory=False,
+        is_quiet=True,
+    )
+    return speed.measure(options)
+
+
+def test_figures_of_a_model_have_the_documented_form(figures: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+    one, two = figures["races"]
+    assert (one["batch"], one["rounds"], two["batch"], two["images"]) == (1, 2, 2, 4)
+    assert {(entry["method"], entry["dtype"]) for entry in one["contenders"]} == {
+        (method, dtype) for method in ("plain", "eagle1", "lantern++:k=3") for dtype in ("fp32", "bf16")
+    }
+    relaxed = [entry for entry in one["contenders"] if not entry["exact"]]
+    assert relaxed and all(entry["total_variation"] > 0 for entry in relaxed)
+    assert all(entry["step_compression"] == 1 for entry in one["contenders"] if entry["method"] == "plain")
+    assert all(result["claim"] is None for race in figures["races"] for result in race["results"])
+    assert figures["failures"] == [] and figures["failed"] == []
+    assert {key for phase in figures["phases"] for key in phase["shares"]} >= {"propose", "score", "walk", "commit"}
+    assert all(0 <= phase["host_share"] < 1 for phase in figures["phases"])
+    plain, *_, drafted = (phase for phase in figures["phases"] if phase["batch"] == 2)
+    (tau,) = [
+        one["step_compression"]
+        for one in figures["races"][-1]["contenders"]
+        if (one["method"], f"{one['variant']} {one['dtype']}") == (drafted["method"], drafted["variant"])
+    ]
+    bound = figures["races"][-1]["bounds"][drafted["method"]]
+    assert bound == pytest.approx(tau * plain["pass_ms"] / drafted["pass_ms"], rel=1e-3)
+
+
+def test_peak_memory_is_reported_relative_to_plain(
+    folder: Path, figures: dict[str, Any], model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "peak_of", lambda requested: {"peak": 3.0 if requested["method"] == "eagle1" else 2.0})
+    reported = speed.memory_figures(BenchOptions(str(folder)), ["eagle1", "lantern++:k=3"], figures["races"][0], model)
+    assert {one["ratio"] for one in reported if one["method"] == "eagle1"} == {1.5}
+    assert {one["ratio"] for one in reported if one["method"] == "plain"} == {1.0}
+    assert {one["dtype"] for one in reported} == {
+        result["variant"].split()[1] for result in figures["races"][0]["results"]
+    }
+
+
+def test_tables_fit_120_columns(figures: dict[str, Any]) -> None:
+    text = render(figures | {"failed": [{"method": "plain", "variant": "int8 bf16", "reason": "x" * 200}]})
+    assert all(len(line) <= WIDTH for line in text.splitlines())
+    assert "no claim: 2 images each, expected at least 10" in text and "not measured: plain int8 bf16" in text
+    assert "no code differs from plain decoding in 2 images" in text
+
+
+def test_all_contenders_make_the_pictures_of_a_round(model: Model) -> None:
+    jobs = speed.jobs_of(model, BenchOptions(images=10), 4)
+    assert [len(job.keys) for job in jobs] == [4, 4, 4]
+    assert [key for job in jobs for key in job.keys] == [(0, number) for number in range(12)]
+    assert isinstance(jobs[0], Job)
+
+
+def test_surroundings_name_no_person_and_no_host(tmp_path: Path) -> None:
+    found = surroundings(CPU)
+    assert {"torch", "torchao", "cpu", "cores", "threads", "commit", "python"} <= set(found)
+    assert os.path.expanduser("~") not in json.dumps(found)
+    assert commit(tmp_path) == found["lantern"]
+
+
+def test_commands_print_no_library_warnings() -> None:
+    pytest.importorskip("torchao")
+    code = """
+from lantern.cli.command import Command, run_command
+def run(args):
+    import diffusers.quantizers.torchao
+    return 0
+raise SystemExit(run_command(Command("quiet", "Imports much.", lambda parser: None, run), []))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

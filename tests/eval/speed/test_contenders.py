@@ -1,0 +1,147 @@
+"""Contenders: methods by their specs, in their variants."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.engine import EagerEngine
+from lantern.eval.speed import contenders
+from lantern.eval.speed.contenders import (
+    Contender,
+    Job,
+    Lineup,
+    Stable,
+    Variant,
+    condition_of,
+    line_up,
+    method_of,
+    warm_up,
+)
+from lantern.eval.speed.phases import stored_bytes
+from lantern.models.folder import Model, load_model
+from tests.eval.variants import CPU, EAGER
+from tests.tiny import tiny_target
+from tests.tiny_folder import save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(save_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+# variants
+
+
+def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(target: object, bits: int) -> object:
+        raise ImportError("no torchao here")
+
+    monkeypatch.setattr("lantern.engines.quantized.quantized", fail)
+    names = contenders.variants(("eager", "int8"), ("fp32",))
+    lineup = line_up(Stable(model), ["eagle1"], names, model.sampling())
+    assert [str(one.variant) for one in lineup.contenders] == ["eager fp32", "eager fp32"]
+    assert lineup.failed == [{"method": "plain", "variant": "int8 fp32", "reason": "ImportError: no torchao here"}]
+
+
+def test_a_variant_that_fails_when_run_is_listed(model: Model) -> None:
+    lineup = line_up(Stable(model), ["eagle1"], EAGER, model.sampling())
+    plain, method = lineup.contenders
+    lineup.contenders[1] = dataclasses.replace(method, variant=Variant("compile", "fp32"))
+
+    def run(contender: Contender) -> None:
+        if not contender.is_plain:
+            raise RuntimeError("no such kernel\nat all")
+
+    warm_up(lineup, run)
+    assert lineup.contenders == [plain]
+    reason = "RuntimeError: no such kernel at all"
+    assert lineup.failed == [{"method": "eagle1", "variant": "compile fp32", "reason": reason}]
+
+
+def test_a_failing_eager_contender_is_an_error(model: Model) -> None:
+    def run(contender: Contender) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        warm_up(line_up(Stable(model), ["eagle1"], EAGER, model.sampling()), run)
+
+
+def test_a_bench_needs_plain_decoding() -> None:
+    with pytest.raises(RuntimeError, match="no variant"):
+        warm_up(Lineup(), lambda contender: None)
+
+
+def test_methods_run_on_int8_weights_only_compiled_or_fused() -> None:
+    names = contenders.variants(contenders.PLAIN_KINDS, ("fp32", "bf16"))
+    assert {one.kind for one in names["plain"]} - {one.kind for one in names["others"]} == {"int8"}
+    assert len(names["plain"]) == len(names["others"]) + 2 == 2 * len(contenders.PLAIN_KINDS)
+
+
+def test_a_dtype_is_a_copy_of_the_model(model: Model) -> None:
+    stable = Stable(model)
+    half = stable.model(Variant("eager", "bf16"))
+    assert half.dtype == torch.bfloat16 and model.dtype == torch.float32
+    assert half.target.rope.dtype == torch.float32
+    assert half.drafter is not None and half.drafter.fc.weight.dtype == torch.bfloat16
+    assert stable.model(Variant("eager", "bf16")) is half
+    assert stable.model(Variant("eager", "fp32")).target is model.target
+
+
+def test_int8_weights_are_a_quarter_of_the_size_and_close() -> None:
+    pytest.importorskip("torchao")
+    target, engine = tiny_target(), Variant("int8", "fp32").engine()
+    small: Any = engine.prepare(target)
+    assert engine.prepare(small) is small
+    name = "layers.0.attention.wo.weight"
+    assert stored_bytes(small.get_parameter(name)) < stored_bytes(target.get_parameter(name)) / 3
+    x = torch.randn(1, 3, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        exact, near = target.head(x), small.head(x)
+    assert 0 < float((exact - near).abs().max()) < 0.05 * float(exact.abs().max())
+
+
+def test_graphs_are_for_gpus_and_for_plain_decoding_too() -> None:
+    assert not any("graph" in kind for kind in contenders.kinds_of(CPU))
+    named = contenders.variants(contenders.kinds_of(torch.device("cuda")), ("bf16",))
+    assert all(Variant(kind, "bf16") in named[name] for name in named for kind in ("graph", "graph+compile"))
+    assert Variant("graph+compile", "fp32").engine() == GraphEngine(compiles_steps=True)
+    assert Variant("int8", "bf16").engine() == EagerEngine(weights="int8")
+
+
+def test_every_picture_includes_its_prefill(model: Model) -> None:
+    contender = line_up(Stable(model), [], EAGER, model.sampling()).contenders[0]
+    before = len(model.prompts)
+    contender.decode(Job(condition_of(model, ["two cats"], [0]), [(0, 0)]))
+    assert len(model.prompts) == before
+
+
+# specs
+
+
+def test_settings_of_a_method_are_read_from_its_spec(model: Model) -> None:
+    method = method_of(model, "lantern++:k=3,lambda_=1.5,tree=chain_2")
+    assert dict(method.settings) == {"k": 3, "lambda_": 1.5, "residual": "paper"} and method.tree == "chain_2"
+    assert method_of(model, "eagle1").tree == contenders.METHODS["eagle1"].tree
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("eagel1", 'did you mean "eagle1"'),
+        ("lantern++:k", "expected NAME=VALUE"),
+        ("lantern++:k=x", 'k is "x", wanted a whole number from 0 to 1024'),
+        ("eagle1:k=3", "has no setting k"),
+    ],
+)
+def test_an_invalid_spec_is_rejected(model: Model, spec: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
+        method_of(model, spec)
+
+
+def test_class_conditional_models_get_classes_in_order() -> None:
+    bare = Model(name="classes", target=tiny_target(model_type="c2i", cls_token_num=1, num_classes=3))
+    labels = condition_of(bare, [], [2, 3, 4]).labels
+    assert labels is not None and labels.tolist() == [2, 0, 1]

@@ -1,0 +1,93 @@
+import json
+
+import pytest
+import torch
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import Drafter, Verifier
+from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.trees.static import named
+from lantern.eval.speed import shapes
+from lantern.eval.speed.bench_table import WIDTH, render
+from lantern.eval.speed.scripted import FixedDrafter, ScriptedVerifier, deepest, script
+from lantern.eval.speed.shapes import ShapeOptions
+from lantern.methods.decoder import METHODS, Decoder
+from lantern.verifiers.gumbel import GumbelVerifier
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+
+CPU = torch.device("cpu")
+TINY = {"dim": 32, "n_layer": 2, "n_head": 2, "multiple_of": 16, "caption_dim": 8, "cls_token_num": 6}
+
+
+@pytest.mark.parametrize("tau", [1.0, 2.0, 2.3, 3.0, 3.5, 4.0])
+def test_a_script_has_its_mean(tau: float) -> None:
+    counts = script(tau, 200)
+    sums = torch.tensor(counts).cumsum(0)
+    ideal = tau * torch.arange(1, len(counts) + 1)
+    assert float((sums - ideal).abs().max()) < 1
+    assert sum(counts) >= 200 > sum(counts[:-1])
+
+
+@pytest.mark.parametrize("tau", [1.0, 2.0, 2.5, 3.0])
+@pytest.mark.parametrize("images", [1, 3])
+def test_a_scripted_verifier_gives_the_requested_tau(tau: float, images: int) -> None:
+    target = tiny_target(block_size=64)
+    tree, sampling = named("grown_8_2"), Sampling(guidance=3.0)
+    counts = script(tau, 63)
+    verifier = ScriptedVerifier(GumbelVerifier(), tuple(counts), tuple(deepest(tree.shape())), 64)
+    drafter = EagleDrafter(tiny_eagle(target), target, tree=tree, mode="gumbel", sampling=sampling)
+    parts = Decoder(METHODS["eagle1"], target, sampling, drafter, verifier)
+    keys = [(0, number) for number in range(images)]
+    made = parts.generate(tiny_condition((4,) * images), keys=keys, keep_steps=True)
+    assert (made.passes - 1).tolist() == [len(counts)] * images
+    assert [int(step.counts[0]) for step in made.steps[1:-1]] == counts[:-1]
+    assert isinstance(verifier, Verifier)
+
+
+def test_the_scripted_path_descends_the_tree() -> None:
+    shape = named("narrow_10").shape()
+    path = deepest(shape)
+    assert [int(shape.depths[node]) for node in path] == [1, 2, 3, 4, 5]
+    assert [int(shape.parents[node]) for node in path] == [0, *path[:-1]]
+
+
+def test_a_script_deeper_than_its_tree_is_rejected() -> None:
+    with pytest.raises(ValueError, match="the script accepts 2 drafted codes in a step, the tree has depth 1"):
+        ScriptedVerifier(GumbelVerifier(), (3,), (1,), 16)
+    with pytest.raises(ValueError, match="at least 1"):
+        script(0.5, 10)
+    with pytest.raises(ValueError, match="choose a deeper --tree"):
+        shapes.ShapeBench(ShapeOptions("B", taus=(4.0,), tree="chain_2", changes=TINY), CPU)
+
+
+def test_a_fixed_drafter_has_the_requested_nodes() -> None:
+    drafter = FixedDrafter(12, 24)
+    assert isinstance(drafter, Drafter) and drafter.max_nodes == 12
+    with pytest.raises(ValueError, match="at least one child"):
+        FixedDrafter(1, 24)
+
+
+@pytest.mark.parametrize("drafter", ["eagle1", "parallelspec"])
+def test_a_size_is_measured_with_scripted_acceptance(drafter: str) -> None:
+    options = ShapeOptions(
+        shape="B",
+        drafter=drafter,
+        taus=(2.0, 2.5),
+        codes=12,
+        tree="grown_8_2",
+        images=2,
+        dtypes=("fp32",),
+        kinds=("eager",),
+        nodes=(1, 2, 8),
+        changes=TINY | {"vocab_size": 64, "block_size": 64},
+        is_quiet=True,
+    )
+    found = shapes.measure(options)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert [one["method"] for one in found["contenders"]] == ["plain", "tau 2", "tau 2.5"]
+    assert [one["method"] for one in found["results"]] == ["tau 2", "tau 2.5"]
+    assert found["drafter"] == drafter and found["phases"][1]["draft_step_ms"] > 0
+    (curve,) = found["verify"]
+    assert found["bounds"]["tau 2"] == pytest.approx(2 * curve["ms"][0] / curve["ms"][-1], rel=1e-3)
+    assert curve["nodes"] == [1, 2, 8, 9] and curve["over_one"][0] == 1 and all(value > 0 for value in curve["ms"])
+    assert all(len(line) <= WIDTH for line in render(found).splitlines())

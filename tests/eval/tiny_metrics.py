@@ -1,0 +1,68 @@
+"""Tiny networks and pictures for tests of metrics: random weights in the file formats of the real ones."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from torch import Tensor, nn
+
+FEATURES = 24
+
+
+class TinyInception(nn.Module):
+    """From (b 3 299 299) to a few features, like Inception's to 2048."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = nn.AdaptiveAvgPool2d(4)
+        self.last = nn.Linear(48, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features below 32."""
+        return torch.tanh(self.last(self.pool(x).flatten(1)) * 4)
+
+
+def save_tiny_inception(path: Path, *, seed: int = 0) -> Path:
+    """A TorchScript file."""
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(TinyInception().eval(), torch.zeros(1, 3, 299, 299))
+        torch.jit.save(traced, str(path))
+    return path
+
+
+def save_pictures(folder: Path, count: int, *, seed: int = 0, side: int = 32, prompts: bool = False) -> list[Path]:
+    """Smooth random pictures 000.png, 001.png, ...; their prompts inside, if so."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random, paths = np.random.default_rng(seed), []
+    for number in range(count):
+        small = random.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+        info = PngInfo()
+        if prompts:
+            info.add_text("prompt", f"prompt {number}")
+        paths.append(folder / f"{number:03d}.png")
+        Image.fromarray(small).resize((side, side)).save(paths[-1], pnginfo=info)
+    return paths
+
+
+def tiny_clip_config(*, act: str = "quick_gelu", heads: int = 2):
+    """A CLIP of two layers with CLIP's own tokens."""
+    from transformers import CLIPConfig
+
+    sizes = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": heads}
+    text = sizes | {"hidden_act": act, "vocab_size": 49408, "projection_dim": 16}
+    vision = sizes | {"hidden_act": act, "image_size": 32, "patch_size": 16, "projection_dim": 16}
+    return CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
+
+
+def save_tiny_clip(folder: Path, *, seed: int = 0) -> Path:
+    """A folder of transformers."""
+    from transformers import CLIPModel
+
+    torch.manual_seed(seed)
+    CLIPModel(tiny_clip_config()).eval().save_pretrained(folder)
+    return folder

@@ -1,0 +1,90 @@
+"""Workers that make tiny pictures, in this process or forked, for tests that kill them.
+
+    python -m tests.eval.workers MODEL
+
+Each line on stdin, {"out": FOLDER, "log": FILE, "pictures": 40, "batch": 1, "shard": "i/n"}, forks a worker. Its
+process id and, at its end, its exit code are printed. A line "NUMBER" in the log is a picture that was started.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from lantern.eval.protocols import generation
+from lantern.eval.protocols.generation import Shard, Worker, produce
+from lantern.generation.generator import Generator
+from lantern.generation.memory import BatchSize
+from lantern.generation.requests import Request
+from lantern.methods.decoder import METHODS
+from lantern.models.folder import load_model
+
+FINGERPRINT = {"weights": {"model": "tiny"}, "config": {"batch": 1}, "versions": {"torch": torch.__version__}}
+PROMPTS = ("a red apple", "a blue cat", "two dog", "a cat and a dog")
+
+
+def expected(pictures: int) -> list[Request]:
+    """Return the requests of pictures 0 to `pictures` - 1."""
+    return [Request(prompt=PROMPTS[i % len(PROMPTS)], seed=7, number=i) for i in range(pictures)]
+
+
+def tiny_decoder(model: str | Path) -> Generator:
+    """Return a decoder of a method without a drafter model."""
+    loaded = load_model(model, device="cpu")
+    return Generator(loaded, METHODS["gumbel-jacobi"].with_options(window=4), loaded.sampling(), size=BatchSize(64))
+
+
+def paint(decoder: Generator, out: Path, pictures: int, *, shard: Shard | None = None, batch: int = 1) -> int:
+    """Make the missing pictures of a shard."""
+    shard = shard or Shard()
+    with Worker(decoder, out, FINGERPRINT, name=shard.name) as worker:
+        return produce(worker, expected(pictures), batch=batch, shard=shard, is_quiet=True)
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """Return every file below the pictures' folder."""
+    places = (path for path in (out / "pictures").rglob("*") if path.is_file())
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in places}
+
+
+def lines(out: Path) -> list[int]:
+    """Return the picture numbers in the manifests, with repetitions."""
+    found = [json.loads(line) for path in out.glob("manifest-*.jsonl") for line in path.read_text().splitlines()]
+    return sorted(line["id"] for line in found if "id" in line)
+
+
+def live(decoder: Generator, *, out: str, log: str, pictures: int, batch: int, shard: str) -> None:
+    """Run one worker; log the number of every picture that is started."""
+    begin = generation.make_batches
+
+    def noting(decoder: Generator, requested: Sequence[Request], **how: object) -> object:
+        with open(log, "a") as file:
+            file.write("".join(f"{request.number}\n" for request in requested))
+        return begin(decoder, requested, **how)  # type: ignore[arg-type]
+
+    generation.make_batches = noting  # type: ignore[assignment]
+    paint(decoder, Path(out), pictures, shard=Shard.parse(shard), batch=batch)
+
+
+def main(model: str) -> None:
+    """Fork a worker for each line until stdin ends."""
+    torch.set_num_threads(1)
+    decoder = tiny_decoder(model)
+    with TemporaryDirectory() as folder:
+        paint(decoder, Path(folder), 2)  # initialise what is made at first use
+    print("warm", flush=True)
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            live(decoder, **json.loads(line))
+            os._exit(0)
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,187 @@
+"""Model folders and checkpoints are untrusted: each damage is one line that names the file."""
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lantern.cli import convert
+from lantern.core.checksums import SUMS_NAME, read_checksums, verify_files
+from lantern.core.io import CONFIG_NAME, WEIGHTS_NAME, atomic_write, load_component, save_checksums, save_component
+from lantern.models.folder import load_model
+from lantern.models.llamagen.checkpoint import read_checkpoint
+from lantern.models.llamagen.config import TransformerConfig
+from lantern.models.llamagen.text import check_limits
+from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from tests.tiny import tiny_target
+
+
+@pytest.fixture
+def component(tmp_path: Path) -> Path:
+    target = tiny_target()
+    save_component(target.state_dict(), target.config, tmp_path / "transformer")
+    return tmp_path / "transformer"
+
+
+def load(folder: Path) -> torch.nn.Module:
+    return load_component(Transformer, TransformerConfig, folder)
+
+
+def refused(folder: Path, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        load(folder)
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_flipped_bit_is_refused(component: Path) -> None:
+    path = component / WEIGHTS_NAME
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1  # the lowest bit of a number: finite, of the right shape
+    path.write_bytes(content)
+    refused(component, "is damaged: its SHA-256 is not the one in SHA256SUMS")
+    (component / SUMS_NAME).unlink()
+    assert load(component) is not None
+
+
+def test_a_flipped_bit_loads_without_verification(component: Path) -> None:
+    path = component / WEIGHTS_NAME
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    assert load_component(Transformer, TransformerConfig, component, verify=False) is not None
+
+
+def test_a_damaged_list_of_checksums_is_refused(component: Path) -> None:
+    (component / SUMS_NAME).write_text("not a digest\n")
+    refused(component, "is no SHA-256 with a file name")
+
+
+def test_checksums_are_in_the_format_of_sha256sum(component: Path) -> None:
+    digest, name = (component / SUMS_NAME).read_text().split()
+    assert name == WEIGHTS_NAME and read_checksums(component) == {WEIGHTS_NAME: digest}
+    (component / "other.safetensors").write_bytes(b"x")
+    save_checksums(component)
+    assert sorted(read_checksums(component)) == [WEIGHTS_NAME, "other.safetensors"]
+    (component / "other.safetensors").write_bytes(b"y")
+    with pytest.raises(ValueError, match=r"other\.safetensors is damaged"):
+        verify_files(component, read_checksums(component))
+
+
+def test_the_embedded_model_lists_all_of_its_weights() -> None:
+    folder = load_model("lantern-emoji", parts=()).folder
+    assert folder is not None
+    for path in folder.rglob("*.safetensors"):
+        assert path.name in read_checksums(path.parent), path
+
+
+def test_saved_files_have_the_mode_of_the_umask(component: Path) -> None:
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in component.iterdir()}
+    (component / "plain").touch()
+    assert set(modes.values()) == {stat.S_IMODE((component / "plain").stat().st_mode)}
+
+
+def test_a_failed_write_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), atomic_write(tmp_path / "a" / "b" / "file.json"):
+        raise RuntimeError
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_layer": 10**6}, "n_layer is 1000000, wanted from 1 to 256"),
+        ({"dim": 1 << 14, "n_head": 4}, "has shape|is missing"),
+        ({"multiple_of": 1 << 16}, "has shape"),
+        ({"rope_base": 0}, "rope_base is 0, wanted above 1"),
+        ({"norm_eps": -1}, "norm_eps is -1, wanted above 0"),
+        ({"cls_token_num": 0}, "cls_token_num is 0, wanted from 1"),
+        ({"vocab_size": 7}, "has shape"),
+    ],
+    ids=str,
+)
+def test_a_config_that_does_not_fit_its_weights_is_refused(
+    component: Path, change: dict[str, Any], message: str
+) -> None:
+    config = json.loads((component / CONFIG_NAME).read_text())
+    (component / CONFIG_NAME).write_text(json.dumps(config | change))
+    refused(component, message)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.uint8], ids=str)
+def test_weights_of_a_foreign_dtype_are_refused(component: Path, kind: torch.dtype) -> None:
+    state = load_file(component / WEIGHTS_NAME)
+    state["norm.weight"] = torch.ones(state["norm.weight"].shape).to(kind)
+    save_file(state, component / WEIGHTS_NAME)
+    refused(component, r"norm\.weight.* is \w+, wanted")
+
+
+def test_codes_out_of_range_are_refused_by_the_decoder() -> None:
+    vq = VQVAE(VQConfig(codebook_size=16, encoder_ch_mult=(1,), decoder_ch_mult=(1,), z_channels=32, ch=32))
+    for code in (-1, 16):
+        with pytest.raises(ValueError, match=r"codes are from .* wanted 0 to 15"):
+            vq.decode(torch.full((1, 4), code))
+
+
+@pytest.mark.parametrize(("field", "value"), [("num_layers", 10**6), ("d_model", -1), ("vocab_size", "x")])
+def test_sizes_of_a_text_encoder_are_bounded(tmp_path: Path, field: str, value: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({field: value}))
+    with pytest.raises(ValueError, match=rf"config\.json: {field} is {value}, wanted from 1 to"):
+        check_limits(tmp_path / "config.json")
+
+
+def wrapped_twice(state: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {"model": {"state_dict": state}}
+
+
+def sharded(state: dict[str, torch.Tensor]) -> dict[str, Any]:
+    def prefixed(name: str) -> str:
+        head, _, rest = name.partition(".")
+        return f"_fsdp_wrapped_module.{head}._fsdp_wrapped_module.{rest}" if rest else f"_fsdp_wrapped_module.{name}"
+
+    return {prefixed(name): tensor for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize("wrap", [wrapped_twice, sharded])
+def test_wrappings_of_trainers_are_removed(tmp_path: Path, wrap: Callable[..., dict[str, Any]]) -> None:
+    target = tiny_target()
+    torch.save(wrap(target.state_dict()), tmp_path / "x.pt")
+    config = {"n_head": target.config.n_head}
+    found = read_checkpoint(tmp_path / "x.pt", config=config, block_size=target.config.block_size)
+    assert sorted(found.state) == sorted(target.state_dict())
+
+
+def test_a_failed_conversion_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tiny_target()
+    state = target.state_dict()
+    state["output.weight"] = state["output.weight"].int()
+    torch.save({"model": state}, tmp_path / "x.pt")
+    (tmp_path / "config.json").write_text(json.dumps({"n_head": target.config.n_head}))
+    arguments = [str(tmp_path / "x.pt"), str(tmp_path / "out"), "--grid", str(target.config.grid)]
+    assert convert.main([*arguments, "--config", str(tmp_path / "config.json")]) == 2
+    error = capsys.readouterr().err
+    assert "output.weight" in error and error.count("\n") == 1 and "x.pt" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_conversion_is_tried_before_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tiny_target()
+    torch.save({"model": target.state_dict()}, tmp_path / "x.pt")
+    (tmp_path / "config.json").write_text(json.dumps({"n_head": target.config.n_head}))
+    arguments = [str(tmp_path / "x.pt"), str(tmp_path / "out"), "--grid", str(target.config.grid)]
+    arguments += ["--config", str(tmp_path / "config.json")]
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("shapes do not match")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Transformer, "forward", broken)
+        assert convert.main(arguments) == 2
+    assert "does not run" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert convert.main(arguments) == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [SUMS_NAME, CONFIG_NAME, WEIGHTS_NAME]

@@ -1,0 +1,22 @@
+"""One `lantern-generate` call runs few files of the project."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.tiny_folder import save_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST = 56
+
+
+def test_one_picture_runs_few_files(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "toy")
+    command = [sys.executable, "-m", "studies.trace_files", "--model", str(model), "--prompt", "a red apple", "--quiet"]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    found = re.search(r"(\d+) files run", done.stdout)
+    assert found is not None and int(found[1]) <= MOST, done.stdout
+    assert "lantern/generation/comparison.py" not in done.stdout and "lantern/training" not in done.stdout

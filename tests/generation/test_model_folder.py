@@ -1,0 +1,153 @@
+"""Loading a model folder without diffusers."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern.core.io import load_state, save_component
+from lantern.engines.cpu.engine import WINDOWS, CpuEngine
+from lantern.generation.generator import choose_method, generate
+from lantern.generation.requests import requests
+from lantern.methods.decoder import METHODS
+from lantern.models.folder import load_model, pick_device, write_index
+from lantern.verifiers.relaxations.neighbours import proximity_table, save_table
+from tests.tiny_folder import forget_what_for, save_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
+
+
+def test_the_core_needs_no_diffusers(folder: Path) -> None:
+    code = f"""
+import sys
+sys.modules["diffusers"] = None
+from lantern.generation.generator import generate
+from lantern.models.folder import load_model
+from lantern.generation.requests import requests
+[picture] = generate(load_model({str(folder)!r}), requests(prompts=["a red apple"]), method="lantern++",
+    settings={{"k": 4}})
+print(picture.statistics.passes)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 1 <= int(done.stdout) <= 16
+
+
+def test_only_requested_parts_are_loaded(folder: Path) -> None:
+    model = load_model(folder, parts=())
+    assert (model.vq, model.text, model.drafter, model.neighbours) == (None, None, None, None)
+    assert load_model(folder, parts=("vq",)).vq is not None
+
+
+def test_a_cpu_computes_in_fp32_by_default(folder: Path) -> None:
+    assert load_model(folder, device="cpu").dtype == torch.float32
+    half = load_model(folder, device="cpu", dtype="bf16")
+    assert half.dtype == torch.bfloat16 and half.target.rope.dtype == torch.float32
+    assert half.vq is not None and next(half.vq.parameters()).dtype == torch.float32
+    [picture] = generate(half, requests(prompts=["a red apple"]), method="eagle1")
+    assert picture.pixels is not None
+
+
+def test_auto_drafts_with_a_drafter_that_was_trained_for_the_model(folder: Path, tmp_path: Path) -> None:
+    assert choose_method(load_model(folder), "auto").name == "eagle1"
+    assert choose_method(load_model(folder, parts=()), "auto").name == "plain"
+    reported: list[str] = []
+    foreign = forget_what_for(Path(shutil.copytree(folder, tmp_path / "foreign")))
+    assert choose_method(load_model(foreign), "auto", report=reported.append).name == "plain"
+    assert "does not name the weights" in reported[-1]
+
+
+@pytest.mark.parametrize("has_units", [False, True])
+def test_a_window_that_nobody_chose_suits_the_engine(
+    folder: Path, has_units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lantern.engines.cpu.build.has_amx", lambda: has_units)
+    suits = WINDOWS[has_units]
+    eager = replace(load_model(folder), generation={"method": "gumbel-jacobi"})
+    fused = replace(eager, engine=CpuEngine())
+    usual = METHODS["gumbel-jacobi"].settings["window"]
+    assert choose_method(eager).settings["window"] == usual
+    assert usual not in WINDOWS
+    assert choose_method(fused).settings["window"] == suits
+    assert choose_method(fused, settings={"window": 5}).settings["window"] == 5
+    assert choose_method(fused, "gumbel-jacobi").settings["window"] == suits
+    assert choose_method(fused, METHODS["gumbel-jacobi"]).settings["window"] == usual
+    assert choose_method(replace(fused, generation={"method": "eagle1"})) == METHODS["eagle1"]
+
+
+def test_the_shipped_table_equals_a_computed_one(folder: Path, tmp_path: Path) -> None:
+
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    model = load_model(folder)
+    assert model.vq is not None
+    save_table(proximity_table(model.vq.quantize.codes(), 12), copy / "vqvae" / "neighbours.safetensors")
+    sampled = [
+        next(iter(generate(load_model(path), requests(prompts=["blue cat"]), method="lantern", settings={"k": 8})))
+        for path in (folder, copy)
+    ]
+    assert sampled[0].tokens_sha256 == sampled[1].tokens_sha256
+    assert load_model(copy).fingerprint != model.fingerprint == load_model(folder).fingerprint
+
+
+def test_int8_components_load(folder: Path, tmp_path: Path) -> None:
+    # the drafter was trained for the weights as they were before
+    copy = forget_what_for(Path(shutil.copytree(folder, tmp_path / "copy")))
+    config = json.loads((copy / "transformer" / "config.json").read_text())
+    save_component(load_state(copy / "transformer"), config, copy / "transformer", int8=["output.weight"])
+    one, other = load_model(copy).target.output.weight, load_model(folder).target.output.weight
+    assert torch.allclose(one, other, atol=0.02) and not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("generation", "printed"),
+    [
+        ({"guidanse": 3}, "did you mean 'guidance'"),
+        ({"guidance": -1}, "guidance is -1"),
+        ({"method": "eagle"}, "did you mean"),
+        ([1], "wanted an object"),
+    ],
+)
+def test_bad_defaults_are_refused_with_the_file_s_name(tmp_path: Path, generation: object, printed: str) -> None:
+    folder = save_tiny_model(tmp_path / "m")
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"generation": generation}))
+    with pytest.raises(ValueError, match=printed) as refused:
+        load_model(folder)
+    assert "model_index.json" in str(refused.value)
+
+
+def test_a_written_index_names_the_classes_of_diffusers_and_transformers(folder: Path) -> None:
+    index = json.loads((folder / "model_index.json").read_text())
+    assert index["transformer"] == ["lantern.generation.pipeline", "LanternTransformer"]
+    assert index["text_encoder"] == ["transformers", "T5EncoderModel"]
+    assert index["generation"] == {"guidance": 3.0, "top_k": 12}
+    with pytest.raises(ValueError, match="unknown key 'steps'"):
+        write_index(folder, generation={"steps": 50})
+
+
+def test_components_of_another_model_are_refused(tmp_path: Path) -> None:
+
+    folder = save_tiny_model(tmp_path / "m")
+    other = save_tiny_model(tmp_path / "other", vocab_size=25, dim=64)
+    shutil.rmtree(folder / "transformer")
+    shutil.copytree(other / "transformer", folder / "transformer")
+    with pytest.raises(ValueError, match="the VQ has 24 codes, the transformer 25"):
+        load_model(folder, parts=("vq",))
+    with pytest.raises(ValueError, match="trained for another one"):
+        load_model(folder, parts=("drafter",))
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:512", "cpu:1", "", "CPU"])
+def test_a_missing_device_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="device"):
+        pick_device(name)

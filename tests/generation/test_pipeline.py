@@ -1,0 +1,277 @@
+"""LanternPipeline as a diffusers pipeline, and its agreement with the command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from lantern import LanternPipeline
+from lantern.cli.generate import main
+from lantern.decoding import prefill
+from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.engine import EagerEngine
+from lantern.generation.pipeline import LanternDrafter, LanternOutput, LanternTransformer, LanternVQ
+from lantern.verifiers.relaxations.neighbours import proximity_table
+from tests.tiny_folder import save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
+
+
+@pytest.fixture
+def pipe(folder: Path) -> LanternPipeline:
+    pipe = LanternPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def call(pipe: LanternPipeline, prompt: Any = "a red apple", **options: Any) -> LanternOutput:
+    merged: dict[str, Any] = {"generator": 5} | options
+    found = pipe(prompt, **merged)
+    assert isinstance(found, LanternOutput)
+    return found
+
+
+def test_it_is_a_diffusers_pipeline(pipe: LanternPipeline) -> None:
+    from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+
+    assert isinstance(pipe, DiffusionPipeline)
+    assert set(pipe.components) == {"transformer", "vqvae", "text_encoder", "tokenizer", "drafter"}
+    kinds = (type(pipe.transformer), type(pipe.vqvae), type(pipe.drafter))
+    assert kinds == (LanternTransformer, LanternVQ, LanternDrafter)
+
+
+def test_a_prompt_gives_picture_codes_and_statistics(pipe: LanternPipeline) -> None:
+    found = call(pipe)
+    assert found.images[0].size == (8, 8) and found.tokens.shape == (1, 4, 4)
+    [figures] = found.stats
+    assert figures["seed"] == 5 and figures["codes"] == 16 and figures["passes"] <= 16 and figures["exact"]
+
+
+@pytest.mark.parametrize("method", ["plain", "auto", "lantern++"])
+def test_pipeline_and_command_make_the_same_picture(
+    pipe: LanternPipeline, folder: Path, method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe.method = method
+    settings = {"k": 4} if method == "lantern++" else {}
+    tokens = call(pipe, settings=settings).tokens[0].tolist()
+    extra = ["--k", "4"] if settings else []
+    arguments = ["--model", str(folder), "--seed", "5", "--method", method, "--tokens", str(tmp_path / "t.json")]
+    assert main([*arguments, "--prompt", "a red apple", *extra]) == 0
+    assert json.loads((tmp_path / "t.json").read_text()) == tokens
+
+
+def test_a_relaxed_picture_reports_its_total_variation(pipe: LanternPipeline) -> None:
+    relaxed = {"method": "bounded-window", "settings": {"k": 4, "delta": 0.3, "cap": 100.0}}
+    stats = call(pipe, ["a red apple"] * 8, generator=list(range(8)), **relaxed).stats
+    for figures in stats:
+        assert not figures["exact"] and 0 < figures["total_variation"] <= figures["total_variation_max"] <= 0.3
+        assert 0 <= figures["relaxed_share"] <= 1 and figures["latent_distance"] > 0
+    assert sum(figures["relaxed_share"] for figures in stats) > 0
+
+
+def test_warming_up_caches_the_prompt_for_later_calls(pipe: LanternPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, passes = prefill.read_prompts, list[int]()
+
+    def counted(target: Any, condition: Any, **how: Any) -> Any:
+        passes.append(condition.batch)
+        return read(target, condition, **how)
+
+    monkeypatch.setattr(prefill, "read_prompts", counted)
+    pipe.warmup("a red apple")
+    assert passes == [1]
+    call(pipe, "a red apple", generator=6)
+    call(pipe, ["a red apple", "a red apple"], generator=[1, 2])
+    assert passes == [1]
+    call(pipe, ["a cat", "a red apple"], generator=[1, 2])
+    assert passes == [1, 1]
+
+
+def test_the_engine_is_that_of_the_next_call(pipe: LanternPipeline) -> None:
+    pipe.engine = GraphEngine()
+    with pytest.raises(ValueError, match="CUDA graphs need a CUDA device, the model is on cpu"):
+        pipe.warmup()
+    pipe.engine = EagerEngine()
+    pipe.warmup()
+
+
+def test_a_saved_pipeline_reloads_to_the_same_picture(pipe: LanternPipeline, tmp_path: Path) -> None:
+    codes = pipe.vqvae.quantize.codes()
+    pipe.vqvae.neighbours = proximity_table(codes, 10)
+    pipe.save_pretrained(tmp_path / "saved")
+    again = LanternPipeline.from_pretrained(tmp_path / "saved")
+    again.set_progress_bar_config(disable=True)
+    for method in ("plain", "lantern++"):
+        before, after = call(pipe, method=method), call(again, method=method)
+        assert torch.equal(before.tokens, after.tokens)
+        assert before.images[0].tobytes() == after.images[0].tobytes()
+    assert torch.equal(again.vqvae.neighbours, pipe.vqvae.neighbours) and again.config["generation"]["top_k"] == 12
+    assert str(tmp_path) not in (tmp_path / "saved" / "model_index.json").read_text()
+
+
+def test_the_command_reads_a_saved_pipeline(pipe: LanternPipeline, tmp_path: Path) -> None:
+    pipe.save_pretrained(tmp_path / "saved")
+    arguments = ["--model", str(tmp_path / "saved"), "--seed", "5", "--prompt", "a red apple"]
+    assert main([*arguments, "--out", str(tmp_path / "x.png"), "--tokens", str(tmp_path / "t.json")]) == 0
+    assert json.loads((tmp_path / "t.json").read_text()) == call(pipe).tokens[0].tolist()
+
+
+def test_components_can_be_passed_in(pipe: LanternPipeline) -> None:
+    other = LanternPipeline(**pipe.components, generation=dict(pipe.config["generation"]))
+    other.set_progress_bar_config(disable=True)
+    assert torch.equal(call(other).tokens, call(pipe).tokens)
+
+
+def test_a_folder_without_an_index_is_described_by_its_components(folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    bare = shutil.copytree(folder, tmp_path / "bare")
+    (bare / "model_index.json").unlink()
+    pipe = LanternPipeline.from_pretrained(bare)
+    pipe.set_progress_bar_config(disable=True)
+    assert call(pipe, guidance_scale=3.0, top_k=12).tokens.shape == (1, 4, 4)
+
+
+def test_output_types_hold_the_same_picture(pipe: LanternPipeline) -> None:
+    pil = numpy.asarray(call(pipe).images[0])
+    points = call(pipe, output_type="pt").images
+    array = call(pipe, output_type="np").images
+    assert points.shape == (1, 3, 8, 8) and array.shape == (1, 8, 8, 3) and array.dtype == numpy.float32
+    assert numpy.array_equal((array[0] * 255).round().astype(numpy.uint8), pil)
+    assert torch.equal(points.permute(0, 2, 3, 1), torch.from_numpy(array))
+    latent = call(pipe, output_type="latent")
+    assert torch.equal(latent.images, latent.tokens)
+
+
+def test_a_tuple_is_returned_on_request(pipe: LanternPipeline) -> None:
+    images, tokens, stats = pipe("a red apple", generator=5, return_dict=False)
+    assert len(images) == len(tokens) == len(stats) == 1
+
+
+def test_only_the_seed_of_a_generator_matters(pipe: LanternPipeline) -> None:
+    generator = torch.Generator().manual_seed(5)
+    torch.rand(3, generator=generator)
+    assert torch.equal(call(pipe, generator=generator).tokens, call(pipe, generator=5).tokens)
+
+
+def test_a_list_of_generators_gives_one_seed_per_picture(pipe: LanternPipeline) -> None:
+    seeds = [torch.Generator().manual_seed(7), 8]
+    together = call(pipe, ["a red apple", "blue cat"], generator=seeds).tokens
+    alone = [call(pipe, "a red apple", generator=7).tokens[0], call(pipe, "blue cat", generator=8).tokens[0]]
+    assert torch.equal(together, torch.stack(alone))
+
+
+def test_pictures_of_a_prompt_differ_and_do_not_depend_on_the_batch(pipe: LanternPipeline) -> None:
+    many = call(pipe, ["a red apple", "blue cat"], num_images_per_prompt=2).tokens
+    assert len({tuple(codes.flatten().tolist()) for codes in many}) == 4
+    assert torch.equal(many, call(pipe, ["a red apple", "blue cat"], num_images_per_prompt=2, batch_size=1).tokens)
+    assert torch.equal(many[:2], call(pipe, num_images_per_prompt=2).tokens)
+
+
+def test_without_a_generator_pictures_differ_and_report_their_seed(pipe: LanternPipeline) -> None:
+    first, second = call(pipe, generator=None), call(pipe, generator=None)
+    assert not torch.equal(first.tokens, second.tokens)
+    assert torch.equal(call(pipe, generator=first.stats[0]["seed"]).tokens, first.tokens)
+
+
+@pytest.mark.parametrize("method", ["plain", "eagle1"])
+def test_the_callback_sees_the_grid_fill(pipe: LanternPipeline, method: str) -> None:
+    seen = []
+
+    def watch(given: LanternPipeline, step: int, timestep: int, tensors: dict[str, Any]) -> dict[str, Any]:
+        assert given is pipe
+        seen.append((step, timestep, int((tensors["codes"] >= 0).sum())))
+        return tensors
+
+    found = call(pipe, method=method, callback_on_step_end=watch)
+    assert [step for step, _, _ in seen] == list(range(found.stats[0]["passes"]))
+    assert seen[-1][1:] == (16, 16) and all(timestep == known for _, timestep, known in seen)
+
+
+def test_an_interrupted_call_returns_partial_pictures(pipe: LanternPipeline) -> None:
+    def stop(given: LanternPipeline, step: int, timestep: int, tensors: dict[str, Any]) -> dict[str, Any]:
+        given._interrupt = step == 3
+        return tensors
+
+    whole = call(pipe, method="plain").tokens.flatten()
+    part = call(pipe, method="plain", callback_on_step_end=stop)
+    assert torch.equal(part.tokens.flatten()[:4], whole[:4]) and not part.tokens.flatten()[4:].any()
+    assert part.stats[0]["passes"] == 4
+    assert torch.equal(call(pipe, method="plain").tokens.flatten(), whole)
+
+
+def test_the_progress_bar_counts_codes(pipe: LanternPipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe.set_progress_bar_config(disable=False)
+    call(pipe)
+    assert "16/16" in capsys.readouterr().err
+
+
+def test_half_precision_keeps_the_rotary_table(pipe: LanternPipeline) -> None:
+    before = pipe.transformer.rope.clone()
+    assert pipe.to(torch.bfloat16).dtype == torch.bfloat16
+    assert pipe.transformer.rope.dtype == torch.float32 and torch.equal(pipe.transformer.rope, before)
+    assert pipe.transformer.output.weight.dtype == torch.bfloat16
+    assert call(pipe, output_type="latent").tokens.shape == (1, 4, 4)
+
+
+def test_loading_gives_no_warnings(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    LanternPipeline.from_pretrained(folder).to("cpu", torch.float32)
+    assert caplog.records == []
+
+
+def test_a_dtype_can_be_given_at_loading(folder: Path) -> None:
+    pipe = LanternPipeline.from_pretrained(folder, dtype=torch.bfloat16)
+    dtypes = {pipe.transformer.dtype, pipe.drafter.dtype, pipe.text_encoder.dtype}
+    assert dtypes == {torch.bfloat16} and pipe.vqvae.dtype == torch.float32
+
+
+def test_a_class_model_takes_labels(tmp_path: Path) -> None:
+    pipe = LanternPipeline.from_pretrained(save_tiny_model(tmp_path / "c", model_type="c2i", cls_token_num=1))
+    pipe.set_progress_bar_config(disable=True)
+    assert pipe.text_encoder is None and call(pipe, None, class_labels=[3, 4]).tokens.shape == (2, 4, 4)
+    with pytest.raises(ValueError, match="takes class labels"):
+        call(pipe, "a red apple")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"output_type": "jpg"}, "wanted one of pil, pt, np, latent"),
+        ({"guidance_scale": float("nan")}, "guidance is nan"),
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"num_images_per_prompt": 0}, "at least 1"),
+        ({"generator": "seven"}, "wanted a torch.Generator"),
+        ({"generator": [1, 2]}, "2 generators for 1 pictures"),
+        ({"generator": -1}, "seed is -1"),
+        ({"class_labels": 1}, "give one of them"),
+        ({"method": "lantren"}, 'did you mean "lantern"?'),
+        ({"method": "lantern++", "settings": {"delta": 0.1}}, "no setting delta"),
+        ({"callback_on_step_end_tensor_inputs": ["latents"]}, "'latents', wanted some of codes"),
+    ],
+)
+def test_invalid_input_is_refused_in_one_line(pipe: LanternPipeline, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text.replace("?", r"\?")) as refused:
+        call(pipe, **options)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_method_is_refused_when_it_is_set(pipe: LanternPipeline) -> None:
+    with pytest.raises(ValueError, match="did you mean"):
+        pipe.method = "lantern+"
+    assert pipe.method == "auto"
+
+
+def test_the_default_method_is_the_models(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "m", generation={"method": "plain"})
+    assert LanternPipeline.from_pretrained(folder).method == "plain"
+
+
+def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean"):
+        LanternPipeline.from_pretrained("lantern-emojy")

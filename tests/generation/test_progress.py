@@ -1,0 +1,76 @@
+"""The progress of a running generation."""
+
+import io
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.core.types import Step
+from lantern.generation.progress import Canvas, Progress, describe_progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr("lantern.generation.progress.INTERVAL", 0.0)
+    return Progress(4, 16)
+
+
+def step(index: int, start: list[int], counts: list[int]) -> Step:
+    places = torch.tensor(start), torch.tensor(counts)
+    return Step(index, *places, torch.zeros(len(start), max(max(counts), 1), dtype=torch.long))
+
+
+def run(progress: Any, images: int, *, passes: int = 4) -> None:
+    for index in range(passes):
+        progress(step(index, [4 * index] * images, [4] * images))
+
+
+def test_a_batch_is_reported_by_finished_and_slowest_pictures() -> None:
+    assert describe_progress([16, 9, 16, 3], 16, 5) == "2/4 done, slowest 3/16"
+    assert describe_progress([10], 16, 4) == "2.50 codes per pass"
+
+
+def test_the_bar_counts_pictures_of_all_batches(progress: Progress) -> None:
+    run(progress, 3)
+    run(progress, 1, passes=2)
+    assert "56/64" in progress.text and "4.00 codes per pass" in progress.text
+
+
+def test_codes_of_an_unfinished_batch_are_subtracted(progress: Progress) -> None:
+    run(progress, 4, passes=3)
+    assert "48/64" in progress.text and "0/4 done, slowest 12/16" in progress.text
+    progress(step(0, [0, 0], [4, 2]))
+    assert " 6/64" in progress.text and "0/2 done, slowest 2/16" in progress.text
+
+
+def test_the_device_is_not_read_at_every_pass(progress: Progress, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lantern.generation.progress.INTERVAL", 0.1)
+    requested = []
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: requested.append(1) or tolist(self))
+    monkeypatch.setattr("time.monotonic", lambda: 5.0)
+    run(progress, 2)
+    assert len(requested) == 1
+
+
+def test_nothing_is_shown_if_stderr_is_not_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with Progress(1, 16) as progress:
+        run(progress, 1)
+    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
+
+
+def test_a_canvas_is_reset_by_a_new_batch() -> None:
+    canvas = Canvas(16)
+    run(type("See", (), {"__call__": lambda _, seen: canvas.add(seen)})(), 4, passes=2)
+    assert canvas.known.tolist() == [8] * 4
+    canvas.add(step(0, [0, 0], [3, 1]))
+    assert canvas.known.tolist() == [3, 1] and canvas.generation().passes.tolist() == [1, 1]

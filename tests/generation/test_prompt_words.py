@@ -1,0 +1,74 @@
+"""Prompts of which the text encoder knows no word; emoji characters."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lantern import LanternPipeline
+from lantern.cli.generate import main
+from lantern.generation.requests import read_prompts, requests, unknown_prompts
+from lantern.models.folder import load_model
+from lantern.models.llamagen.text import named_emoji
+from tests.tiny_folder import save_tiny_model, tiny_text_encoder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model") / "toy")
+
+
+def test_emoji_become_their_names_where_the_tokenizer_lacks_them() -> None:
+    assert named_emoji("two \U0001f34e\ufe0f", lambda c: True).split() == ["two", "red", "apple"]
+    assert named_emoji("\U0001f44d\U0001f3fd", lambda c: True).strip() == "thumbs up sign"
+    assert named_emoji("\U0001f34e", lambda c: False) == "\U0001f34e"
+    encoder = tiny_text_encoder()
+    named, plain = (encoder.encode([text], slots=6).embeddings for text in ("a \U0001f34e", "a red apple"))
+    assert torch.equal(named, plain)
+
+
+def test_prompts_without_a_known_word_are_listed_once() -> None:
+    model = load_model("lantern-emoji", parts=("text",))
+    prompts = ["a red apple", "\u0633\u064a\u0628", "xyzzy qwrtp", "\U0001f34e", "xyzzy qwrtp"]
+    lines = unknown_prompts(model, requests(prompts=prompts))
+    assert len(lines) == 2 and "xyzzy" in lines[1] and all("knows no word" in line for line in lines)
+
+
+def test_command_and_pipeline_warn_in_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    command = ["--model", str(folder), "--prompt", "zzz qqq", "--tokens", str(tmp_path / "codes.json")]
+    assert main(command) == 0
+    assert sum("knows no word" in line for line in capsys.readouterr().err.splitlines()) == 1
+    with caplog.at_level(logging.WARNING, logger="lantern"):
+        LanternPipeline.from_pretrained(folder)("zzz qqq", output_type="latent")
+    assert sum("knows no word" in record.message for record in caplog.records) == 1
+
+
+def test_comments_in_prompt_files_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("# a comment\na red apple\n\n# another\n")
+    assert read_prompts(str(tmp_path / "prompts.txt")) == ["a red apple"]
+
+
+def test_arguments_that_the_model_cannot_follow_are_refused_by_name(folder: Path) -> None:
+    pipe: Any = LanternPipeline.from_pretrained(folder)
+    assert pipe("a red apple", height=pipe.size, width=pipe.size, output_type="latent").tokens.shape == (1, 4, 4)
+    for name, value in (("height", 512), ("width", 7), ("negative_prompt", "blurry"), ("prompt_embeds", torch.ones(1))):
+        with pytest.raises(ValueError, match=name):
+            pipe("a red apple", **{name: value})
+
+
+def test_codes_become_pictures_again(folder: Path) -> None:
+    pipe: Any = LanternPipeline.from_pretrained(folder)
+    made = pipe("a red apple", generator=torch.Generator().manual_seed(1), output_type="latent")
+    whole = pipe("a red apple", generator=torch.Generator().manual_seed(1), output_type="pt")
+    assert torch.equal(pipe.decode_latents(made.images, "pt"), whole.images)
+    embeddings, mask = pipe.encode_prompt(["a cat", "two dog"])
+    assert embeddings.shape[:2] == mask.shape and mask.shape[0] == 2
+
+
+def test_names_of_torch_dtypes_are_taken(folder: Path, tmp_path: Path) -> None:
+    command = ["--model", str(folder), "--prompt", "a cat", "--tokens", str(tmp_path / "codes.json")]
+    assert main([*command, "--dtype", "float32"]) == 0

@@ -1,0 +1,189 @@
+"""Profiles: where they are stored, when they are valid, and how "auto" uses them."""
+
+import dataclasses
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lantern.core.sampling import Sampling
+from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.engine import EagerEngine, engine_from_flags
+from lantern.generation.generator import choose_method
+from lantern.generation.tuning.profile import NAME, VERSION, cache_folder, describe_machine, too_far, write_profile
+from lantern.methods.decoder import METHODS
+from lantern.models.folder import Model, load_model
+from tests.tiny_folder import save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
+
+
+@pytest.fixture
+def model(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return load_model(shutil.copytree(folder, tmp_path / "toy"), parts=("drafter",))
+
+
+def profile(made_for: Model, /, **changes: Any) -> dict[str, Any]:
+    choice = {"method": "eagle1", "settings": {"tree": "0 1 0.0"}}
+    sampling = {"guidance": 3.0, "temperature": 1.0, "top_k": 12, "top_p": 1.0, "guidance_interval": -1}
+    found = {
+        "version": VERSION,
+        "machine": describe_machine(made_for),
+        "model": {"name": made_for.name, "fingerprint": made_for.fingerprint},
+        "sampling": sampling,
+        "choice": choice,
+    }
+    return found | changes
+
+
+def reported(model: Model, **options: Any) -> tuple[str, list[str]]:
+    lines: list[str] = []
+    method = choose_method(model, "auto", report=lines.append, **options)
+    return f"{method.name} {method.tree}", lines
+
+
+def test_auto_is_the_method_of_the_profile(model: Model) -> None:
+    path = write_profile(profile(model), model)
+    assert model.folder is not None and path == model.folder / NAME
+    assert reported(model) == ("eagle1 0 1 0.0", [])
+    assert choose_method(model, "auto", {"tree": "chain_2"}).tree == "chain_2"
+    write_profile(profile(model, choice={"method": "plain", "settings": {}}), model)
+    assert choose_method(model, "auto").name == "plain"
+
+
+def test_other_methods_do_not_read_the_profile(model: Model) -> None:
+    write_profile(profile(model), model)
+    assert choose_method(model, "eagle1") == METHODS["eagle1"]
+
+
+def test_without_a_profile_auto_is_the_exact_drafted_method(model: Model) -> None:
+    assert reported(model) == (f"eagle1 {METHODS['eagle1'].tree}", [])
+
+
+def test_a_profile_does_not_change_the_fingerprint(model: Model) -> None:
+    before = model.fingerprint
+    write_profile(profile(model), model)
+    assert model.folder is not None
+    assert load_model(model.folder, parts=()).fingerprint == before
+
+
+def test_keys_are_sorted_and_no_partial_file_stays(model: Model) -> None:
+    path = write_profile(profile(model), model)
+    found = json.loads(path.read_text())
+    assert list(found) == sorted(found) and list(found["machine"]) == sorted(found["machine"])
+    assert [one.name for one in path.parent.glob(".*")] == []
+
+
+def test_the_profile_of_a_read_only_folder_is_in_the_cache(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern.generation.tuning import profile as module
+
+    real = module.write_json
+
+    def refusing(path: Path, value: object) -> None:
+        if path.name == NAME:
+            raise PermissionError(13, "Permission denied", str(path))
+        real(path, value)
+
+    monkeypatch.setattr(module, "write_json", refusing)
+    path = write_profile(profile(model), model)
+    assert path == cache_folder() / f"{model.fingerprint}.json"
+    assert reported(model) == ("eagle1 0 1 0.0", [])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "output"),
+    [
+        ("name", "another processor", "measured with name another processor"),
+        ("threads", 999, "measured with threads 999"),
+        ("dtype", "bf16", "measured with dtype bf16, here it is fp32"),
+        ("passes", "fused", "measured with passes fused, here it is as torch runs them"),
+    ],
+)
+def test_a_profile_of_another_machine_is_not_used(model: Model, key: str, value: object, output: str) -> None:
+    write_profile(profile(model, machine=describe_machine(model) | {key: value}), model)
+    method, [line] = reported(model)
+    assert method == f"eagle1 {METHODS['eagle1'].tree}" and output in line and "lantern tune" in line
+
+
+def test_a_profile_of_other_weights_is_not_used(model: Model) -> None:
+    write_profile(profile(model, model={"fingerprint": "0" * 64}), model)
+    assert "other weights" in reported(model)[1][0]
+
+
+@pytest.mark.parametrize(
+    ("here", "output"),
+    [
+        ({"guidance": 7.5}, "guidance 3"),
+        ({"guidance": 1.0}, "guidance 3"),
+        ({"temperature": 0.0}, "temperature 1"),
+        ({"temperature": 0.5}, "temperature 1"),
+        ({"top_p": 0.5}, "top_p 1"),
+        ({"top_k": 2}, "top_k 12"),
+    ],
+)
+def test_a_profile_of_very_different_sampling_is_not_used(model: Model, here: dict[str, Any], output: str) -> None:
+    write_profile(profile(model), model)
+    method, [line] = reported(model, sampling=model.sampling(**here))
+    assert output in line and method != "eagle1 0 1 0.0"
+
+
+def test_a_profile_of_similar_sampling_is_used() -> None:
+    there = Sampling(guidance=3.0)
+    for here in (there, Sampling(guidance=2.0), Sampling(guidance=4.5, temperature=0.9), Sampling(top_k=800)):
+        assert too_far(there, here, 2048) == ""
+    assert too_far(Sampling(guidance=0), Sampling(guidance=1), 24) == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "output"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "wanted an object"),
+        ('{"version": 99}', "has version 99"),
+        ('{"version": 1}', "'machine' is missing"),
+    ],
+)
+def test_a_damaged_profile_is_reported_and_not_used(model: Model, content: str, output: str) -> None:
+    assert model.folder is not None
+    (model.folder / NAME).write_text(content)
+    method, [line] = reported(model)
+    assert output in line and method == f"eagle1 {METHODS['eagle1'].tree}"
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"method": "eagel9"},
+        {},
+        {"method": "eagle1", "settings": {"delta": 1}},
+        {"method": "eagle1", "settings": [1]},
+    ],
+)
+def test_an_invalid_recommendation_is_not_used(model: Model, choice: dict[str, Any]) -> None:
+    write_profile(profile(model, choice=choice), model)
+    assert "recommends an invalid method" in reported(model)[1][0]
+
+
+def test_the_api_logs_why_a_profile_is_not_used(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+    write_profile(profile(model, model={"fingerprint": "?"}), model)
+    with caplog.at_level(logging.INFO, logger="lantern"):
+        choose_method(model, "auto")
+    assert "other weights" in caplog.text
+
+
+def test_engines_of_different_speed_have_different_names(model: Model) -> None:
+    engines = [
+        engine_from_flags(**{name: True}) for name in ("compile", "graphs", "reproducible", "int4", "int8", "fused")
+    ]
+    engines = [EagerEngine(), *engines, CpuEngine(compiles_steps=True)]
+    words = [dataclasses.replace(model, engine=engine).passes for engine in engines]
+    assert len(set(words)) == len(words)
+    fused = [CpuEngine(reproducible=each) for each in (False, True)]
+    assert len({dataclasses.replace(model, engine=engine).passes for engine in fused}) == 1

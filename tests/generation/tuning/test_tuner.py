@@ -1,0 +1,111 @@
+"""The choice of a method from given costs and acceptance."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+
+from lantern.core.sampling import Sampling
+from lantern.drafters.trees.static import StaticTree, named
+from lantern.generation.requests import Request
+from lantern.generation.tuning import measure
+from lantern.generation.tuning.candidates import Bounds
+from lantern.generation.tuning.costs import Laps
+from lantern.generation.tuning.measure import Acceptance, Run, Setup
+from lantern.generation.tuning.solve import step_compression
+from lantern.generation.tuning.tuner import Candidate, Effort, Findings, Tuner, choose
+from lantern.methods.decoder import Method
+from lantern.models.folder import Model
+from tests.tiny import tiny_eagle, tiny_target
+
+TARGET = tiny_target()
+MODEL = Model("toy", TARGET, drafter=tiny_eagle(TARGET))
+
+
+def decide(
+    monkeypatch: pytest.MonkeyPatch,
+    rates: list[list[float]],
+    *,
+    verify_slope: float,
+    draft: float,
+    bounds: Bounds | None = None,
+) -> Findings:
+    """Tune "eagle1" with given instead of measured times and acceptance; real runs are as predicted."""
+
+    def laps(nodes: int, depth: int, inner: int) -> Laps:
+        verify, drafting = 1 + verify_slope * (nodes - 1), draft * depth
+        return Laps(nodes, depth, inner, verify, drafting, verify + drafting + 0.1)
+
+    def timed(setup: Setup, method: Method, trees: Sequence[StaticTree], **_: object) -> list[Laps]:
+        return [laps(tree.max_nodes, tree.depth, tree.num_inner) for tree in trees]
+
+    def run(setup: Setup, methods: Sequence[Method], *, batches: int) -> list[Run]:
+        seconds = [Run(1.1, 1.0, 0.0)]
+        for method in methods[1:]:
+            tree = named(str(method.tree))
+            tau = step_compression(tree, rates)
+            seconds.append(Run(laps(tree.max_nodes, tree.depth, tree.num_inner).step / tau, tau, 0.0))
+        return seconds
+
+    monkeypatch.setattr(measure, "time_plain", lambda setup, **_: laps(1, 0, 0))
+    monkeypatch.setattr(
+        measure,
+        "time_trees",
+        lambda setup, method, trees, **_: [laps(t.max_nodes, t.depth, t.num_inner) for t in trees],
+    )
+    monkeypatch.setattr(measure, "measure_acceptance", lambda *_, **__: Acceptance(rates, [], 0.0))
+    monkeypatch.setattr(measure, "run_interleaved", run)
+    setup = Setup(MODEL, Sampling(), [Request(prompt="a cat")])
+    return Tuner(setup, Effort(), bounds or Bounds(), ["eagle1"]).run()
+
+
+def test_a_drafter_of_random_weights_makes_plain_decoding_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = decide(monkeypatch, [[1 / 2048] * 16] * 8, verify_slope=0.0, draft=0.0)
+    assert found.choice.name == "plain"
+
+
+def test_a_good_and_cheap_drafter_makes_a_deep_chain_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = decide(monkeypatch, [[0.9, *[0.001] * 15]] * 8, verify_slope=0.05, draft=0.02)
+    assert found.choice.method.tree == named("chain_8").spelling
+    reported = found.choice.as_dict(found.plain)
+    assert (
+        reported["predicted"]["speedup"] == pytest.approx(reported["measured"]["speedup"], rel=1e-3)
+        and found.choice.run
+    )
+    assert reported["predicted"]["speedup"] > 3
+
+
+def test_flat_acceptance_makes_a_wide_tree_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = decide(monkeypatch, [[0.05] * 16] * 8, verify_slope=0.001, draft=0.3)
+    assert found.choice.name == "eagle1" and named(str(found.choice.method.tree)).shape().widths == (16,)
+
+
+def test_passes_that_cost_as_much_as_their_nodes_make_plain_decoding_the_choice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert decide(monkeypatch, [[0.6, 0.1, 0.1]] * 8, verify_slope=1.0, draft=0.1).choice.name == "plain"
+
+
+def test_slow_candidates_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = decide(monkeypatch, [[0.01] * 16] * 8, verify_slope=1.0, draft=1.0)
+    assert found.candidates and all(candidate.run is None for candidate in found.candidates)
+
+
+PLAIN = Candidate("plain", {}, 1.0, 1.0, run=Run(1.0, 1.0, 0.0))
+FAST = Candidate("lantern++", {"lambda_": 2.0}, 2.0, 0.5, 0.05, run=Run(0.5, 2.0, 0.08))
+
+
+def test_the_measured_run_decides_not_the_prediction() -> None:
+    slow = dataclasses.replace(FAST, run=Run(1.2, 2.0, 0.0))
+    assert choose(PLAIN, [slow], Bounds(max_tv=0.5)) == PLAIN
+    assert choose(PLAIN, [slow, FAST], Bounds(max_tv=0.5)) == FAST
+    assert choose(PLAIN, [dataclasses.replace(FAST, run=None)], Bounds(max_tv=0.5)) == PLAIN
+
+
+def test_a_run_that_breaks_the_bound_is_not_chosen() -> None:
+    assert choose(PLAIN, [FAST], Bounds(max_tv=0.07)) == PLAIN
+    assert choose(PLAIN, [FAST], Bounds(max_tv=0.09)) == FAST
+
+
+def test_a_speedup_within_noise_is_not_chosen() -> None:
+    assert choose(PLAIN, [dataclasses.replace(FAST, run=Run(0.99, 2.0, 0.0))], Bounds(max_tv=0.5)) == PLAIN

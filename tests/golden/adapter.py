@@ -1,0 +1,96 @@
+"""Everything that the golden test takes from the package, in one place.
+
+A change of internal names needs a change of this file only.
+"""
+
+import atexit
+import dataclasses
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from lantern import LanternPipeline
+from lantern.core.io import resolve_model
+from lantern.engines.compiled import CompiledEngine
+from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.engine import EagerEngine
+from lantern.methods.decoder import METHODS
+from lantern.methods.registry import add_ons_of
+from tests import tiny_folder
+
+EMBEDDED = "lantern-emoji"
+TOY = "toy"
+PROMPTS = ["a red apple", "a blue cat"]
+SEED = 7
+# fused passes want widths that are multiples of a panel
+TOY_SHAPE: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
+TOY_NEIGHBOURS = 10
+ENGINES = {"eager": EagerEngine(), "fused": CpuEngine(), "compile": CompiledEngine()}
+
+
+def methods() -> list[str]:
+    """Returns the names of the catalogue."""
+    return list(METHODS)
+
+
+def embedded_methods() -> list[str]:
+    """Returns the methods whose trained parts the embedded model has."""
+    folder = resolve_model(EMBEDDED) / "parts"
+    return [name for name, method in METHODS.items() if all((folder / part).is_dir() for part in add_ons_of(method))]
+
+
+def has_compiler() -> bool:
+    """Returns whether C++ programs can be built."""
+    return shutil.which("g++") is not None
+
+
+def decode(model: str, engine: str, method: str) -> list[dict[str, Any]]:
+    """Decodes the prompts as one batch in fp32 and returns the record of each picture."""
+    pipe: Any = _pipeline(model)
+    pipe.engine = ENGINES[engine]
+    settings = {"k": TOY_NEIGHBOURS} if model == TOY and "k" in METHODS[method].settings else {}
+    with _one_thread():
+        made: Any = pipe(PROMPTS, method=method, settings=settings, generator=SEED, output_type="latent")
+    return [_record(codes, stats) for codes, stats in zip(made.tokens, made.stats, strict=True)]
+
+
+def _record(codes: torch.Tensor, stats: dict[str, Any]) -> dict[str, Any]:
+    """Returns the digest of the codes as little-endian int64, and the statistics that are not times."""
+    digest = hashlib.sha256(codes.cpu().to(torch.int64).numpy().astype("<i8").tobytes()).hexdigest()
+    return {"codes_sha256": digest} | {name: stats[name] for name in stats if name not in ("seconds", "latency")}
+
+
+@cache
+def _pipeline(model: str) -> LanternPipeline:
+    """Loads a model; once, since all cases of a process share it."""
+    pipe = LanternPipeline.from_pretrained(EMBEDDED if model == EMBEDDED else _toy_folder())
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _toy_folder() -> Path:
+    """Writes the toy model to a folder that lasts until the process ends, since parts are read at their first use."""
+    holder = tempfile.TemporaryDirectory(prefix="lantern-golden-")
+    atexit.register(holder.cleanup)
+    vq = dataclasses.replace(tiny_folder.VQ, codebook_size=TOY_SHAPE["vocab_size"])
+    with patch.object(tiny_folder, "VQ", vq):
+        return tiny_folder.save_tiny_model(Path(holder.name) / TOY, **TOY_SHAPE)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Runs on one thread, since sums may depend on the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

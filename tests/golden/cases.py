@@ -1,0 +1,69 @@
+"""Which records there are, where they are stored, and under which key."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tests.golden import adapter
+
+FILE = Path(__file__).with_name("records.json")
+COMMAND = "python -m tests.golden.record"
+COMPILED = ("plain", "eagle1", "gumbel-jacobi")
+# methods of the embedded model by fused passes
+FUSED = ("plain", "eagle1", "gumbel-jacobi", "bounded-window")
+# cases of the embedded model that run by default
+QUICK = ("lantern-emoji-eager-bounded-woven", "lantern-emoji-fused-gumbel-jacobi")
+# toy cases by fused passes that the default run leaves out: it has their likes
+REPEATED = ("eagle2-rejection", "ddd", "svip", "c2t", "radar", "adt-tree", "grouped", "tolerance", "vadusa")
+
+
+class Case(NamedTuple):
+    """A model, an engine and a method."""
+
+    model: str
+    engine: str
+    method: str
+
+    def __str__(self) -> str:
+        return "-".join(self)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the default run leaves it out."""
+        if self.model == adapter.TOY:
+            return self.engine == "compile" or (self.engine == "fused" and self.method in REPEATED)
+        return str(self) not in QUICK
+
+
+def cases() -> list[Case]:
+    """Returns every case, those of the toy model first."""
+    toy = [Case(adapter.TOY, engine, name) for engine in ("eager", "fused") for name in adapter.methods()]
+    compiled = [Case(adapter.TOY, "compile", name) for name in COMPILED]
+    fused = [Case(adapter.EMBEDDED, "fused", name) for name in FUSED]
+    eager = [Case(adapter.EMBEDDED, "eager", name) for name in adapter.embedded_methods()]
+    return toy + compiled + fused + eager
+
+
+def key() -> str:
+    """Returns what bits depend on: the kind of processor and the version of torch."""
+    version = ".".join(torch.__version__.split(".")[:2])
+    return f"{torch.backends.cpu.get_cpu_capability()} torch {version}"
+
+
+def read() -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Returns the records by key and case."""
+    return json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+
+
+def write(records: dict[str, Any]) -> None:
+    """Writes the records, one picture a line."""
+    parts = []
+    for name, entries in sorted(records.items()):
+        lines = [
+            f"  {json.dumps(case)}: [\n   " + ",\n   ".join(json.dumps(one) for one in pictures) + "\n  ]"
+            for case, pictures in sorted(entries.items())
+        ]
+        parts.append(f" {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n }")
+    FILE.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")

@@ -1,0 +1,50 @@
+"""Codes and statistics of every method, compared with those recorded on a machine of the same kind."""
+
+from typing import Any
+
+import pytest
+
+from tests.golden import adapter
+from tests.golden.cases import COMMAND, FILE, Case, cases, key, read
+
+RECORDS = read()
+
+
+def assert_same(found: Any, wanted: Any, where: str) -> None:
+    """Checks floats to a relative tolerance of 1e-4, besides their rounding, and everything else exactly."""
+    if isinstance(wanted, dict):
+        assert isinstance(found, dict) and found.keys() == wanted.keys(), where
+        for name in wanted:
+            assert_same(found[name], wanted[name], f"{where}: {name}")
+    elif isinstance(wanted, list):
+        assert isinstance(found, list) and len(found) == len(wanted), where
+        for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            assert_same(one, other, f"{where}[{i}]")
+    elif isinstance(wanted, float):
+        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-6), f"{where}: {found}, wanted {wanted}"
+    else:
+        assert found == wanted, f"{where}: {found}, wanted {wanted}"
+
+
+@pytest.mark.filterwarnings("default")  # of what the compiler itself imports
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.slow] if case.is_slow else [], id=str(case)) for case in cases()]
+)
+def test_codes_and_statistics_are_those_recorded(case: Case) -> None:
+    if key() not in RECORDS:
+        pytest.skip(f'{FILE.name} has no records for "{key()}": run {COMMAND} at a commit that is known to be right')
+    if case.engine != "eager" and not adapter.has_compiler():
+        pytest.skip("needs g++")
+    assert str(case) in RECORDS[key()], f"no record of {case}: run {COMMAND} {case}"
+    assert_same(adapter.decode(*case), RECORDS[key()][str(case)], str(case))
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_case_has_a_record(name: str) -> None:
+    missing = {str(case) for case in cases()} - RECORDS[name].keys()
+    assert not missing, f"no record of {', '.join(sorted(missing))}: run {COMMAND}"
+
+
+def test_every_method_is_a_case_and_there_are_records() -> None:
+    assert RECORDS
+    assert {case.method for case in cases() if case.engine == "eager"} == set(adapter.methods())

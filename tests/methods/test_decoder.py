@@ -1,0 +1,69 @@
+"""The catalogue of methods."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lantern.core.sampling import Sampling
+from lantern.methods.decoder import METHODS, build_decoder, find
+from lantern.verifiers.relaxations.neighbours import proximity_table
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+
+TARGET = tiny_target()
+DRAFTER = tiny_eagle(TARGET)
+TABLE = proximity_table(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)), 23)
+KEYS = [(1, 0), (1, 1)]
+RELAXED = ("lantern", "lantern++", "cool", "grouped", "tolerance", "vadusa")
+RELAXED += ("bounded", "bounded-window", "bounded-woven")
+
+
+def test_an_unknown_method_gets_the_nearest() -> None:
+    with pytest.raises(ValueError, match='did you mean "lantern"'):
+        find("lanter")
+
+
+def test_what_a_method_lacks_is_named() -> None:
+    with pytest.raises(ValueError, match="needs a drafter"):
+        build_decoder("eagle1", TARGET, sampling=Sampling())
+    with pytest.raises(ValueError, match="needs the proximity table"):
+        build_decoder("lantern", TARGET, sampling=Sampling(), drafter_module=DRAFTER)
+
+
+def test_parts_that_do_not_fit_are_refused_with_the_legal_ones() -> None:
+    odd = METHODS["eagle1"].with_spec(verifier="rejection")
+    with pytest.raises(ValueError, match="use one of iid, point, sampled"):
+        build_decoder(odd, TARGET, sampling=Sampling(), drafter_module=DRAFTER)
+
+
+def test_auto_is_plain_without_a_drafter_and_exact_with_one() -> None:
+    condition = tiny_condition((4, 2))
+    plain = build_decoder("auto", TARGET, sampling=Sampling())
+    assert plain.drafter is None
+    drafted = build_decoder("auto", TARGET, sampling=Sampling(), drafter_module=DRAFTER)
+    assert drafted.drafter is not None and drafted.method.exact
+    codes = plain.generate(condition, keys=KEYS).codes
+    assert torch.equal(drafted.generate(condition, keys=KEYS).codes, codes)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_names_and_summaries_are_there(name: str) -> None:
+    assert METHODS[name].name == name and METHODS[name].summary
+    assert METHODS[name].exact == (name not in RELAXED)
+
+
+def test_the_catalogue_costs_no_torch() -> None:
+    code = "import sys, lantern.methods.decoder; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_table_is_only_read_up_to_k() -> None:
+    method = METHODS["lantern"].with_options(k=5)
+    both = [
+        build_decoder(method, TARGET, sampling=Sampling(), drafter_module=DRAFTER, neighbours=table)
+        .generate(tiny_condition((4, 2)), keys=KEYS)
+        .codes
+        for table in (TABLE, TABLE[:, :5])
+    ]
+    assert torch.equal(both[0], both[1])

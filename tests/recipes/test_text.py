@@ -1,0 +1,265 @@
+"""Training of the text encoder on archives and a teacher of toy size."""
+
+import hashlib
+import io
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lantern.models.llamagen.text import TextEncoder
+from lantern.training.loop import LoopConfig
+from recipes.emoji import lexicon as lexicon_module
+from recipes.emoji.lexicon import Lexicon, Named, build_lexicon, everyday_words, read_emojis, read_nouns
+from recipes.emoji.meaning import Meanings, pad, retrofit
+from recipes.emoji.packages import PACKAGES, Package
+from recipes.emoji.phrases import ATTRIBUTES, Caption, Composer, Part, spell
+from recipes.emoji.text_encoder import TextConfig, TextTask, labels_and_rivals, prepare, train, train_tokenizer
+
+EMOJIS = [
+    {"label": "cat", "emoji": "C", "tags": ["kitty", "pet"], "group": 3, "subgroup": 34},
+    {"label": "dog", "emoji": "D", "tags": ["puppy", "pet", "Good Dog"], "group": 3, "subgroup": 34},
+    {"label": "woman\u2019s hat", "emoji": "H", "tags": ["clothes"], "group": 7, "subgroup": 65},
+    {"label": "flag: Chad", "emoji": "F", "tags": ["td"], "group": 9, "subgroup": 98},
+]
+# Offset, file of nouns, kind, number of words, words with ids, number of pointers, pointers | gloss
+DATA_NOUN = """  1 the licence
+00000001 05 n 02 cat 0 true_cat 0 001 @ 00000003 n 0000 | a feline
+00000002 05 n 01 tabby 0 001 @ 00000001 n 0000 | a striped cat
+00000003 05 n 01 Felidae 0 000 | a family
+00000004 14 n 01 crowd 0 000 | not concrete
+"""
+# Lemma, kind, number of senses, pointers, number of senses, number of annotated senses, offsets
+INDEX_NOUN = """  1 the licence
+cat n 1 1 @ 1 1 00000001
+true_cat n 1 1 @ 1 0 00000001
+tabby n 1 1 @ 1 0 00000002
+crowd n 1 0 1 0 00000004
+"""
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "##s", "a", "cat", "dog", "red", "kitty", "paris", "hats", "hat"]
+
+
+def archive(package: Package, files: dict[str, str], folder: Path) -> Package:
+    path = folder / package.file_name
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"package/{name}")
+            entry.size = len(text.encode())
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    return replace(package, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Archives of the true names with toy content, and the hashes to match."""
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    labels = archive(PACKAGES["labels"], {"en/data.json": json.dumps(EMOJIS)}, folder)
+    keywords = archive(PACKAGES["keywords"], {"dist/emoji-en-US.json": '{"C": ["cat", "mouser"]}'}, folder)
+    files = {"dict/data.noun": DATA_NOUN, "dict/index.noun": INDEX_NOUN}
+    files |= {f"dict/index.{part}": "" for part in ("verb", "adj", "adv")}
+    monkeypatch.setitem(PACKAGES, "labels", labels)
+    monkeypatch.setitem(PACKAGES, "keywords", keywords)
+    monkeypatch.setattr(lexicon_module, "WORDNET", archive(lexicon_module.WORDNET, files, folder))
+    return folder
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Path:
+    """A BERT of random weights with its tokenizer."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import BertConfig, BertModel
+
+    folder = tmp_path / "teacher"
+    sizes: dict[str, Any] = {
+        "hidden_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    torch.manual_seed(0)
+    BertModel(BertConfig(vocab_size=len(VOCABULARY), **sizes)).save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordPiece({w: i for i, w in enumerate(VOCABULARY)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY))
+    return folder
+
+
+def tiny_config(steps: int) -> TextConfig:
+    from recipes.emoji.meaning import MeaningConfig
+
+    loop = LoopConfig(steps=steps, warmup=2, precision="fp32", evaluate_every=100, log_every=1)
+    sizes: dict[str, Any] = {"vocabulary": 400, "layers": 1, "heads": 2, "hidden": 16, "batch": 12}
+    return TextConfig(loop, MeaningConfig(width=16), **sizes)
+
+
+def toy_lexicon() -> Lexicon:
+    named = [Named("cat", ("kitty", "pet"), 3), Named("dog", ("puppy", "pet"), 3)]
+    return build_lexicon(named, lexicon_module.Nouns({}, {}, {}, frozenset()), ["a", "cat", "ship"])
+
+
+def test_emojis_carry_the_keywords_of_both_packages_and_no_flags(packages: Path) -> None:
+    found = read_emojis(packages)
+    assert [n.label for n in found] == ["cat", "dog", "woman's hat"]
+    assert found[0].tags == ("kitty", "pet", "mouser")
+
+
+def test_nouns_keep_concrete_first_senses_in_lower_case(packages: Path) -> None:
+    nouns = read_nouns(packages)
+    assert nouns.synsets["00000001"].lemmas == ("cat", "true cat")
+    assert nouns.synsets["00000003"].lemmas == ()
+    assert nouns.first == {"cat": "00000001", "true cat": "00000001", "tabby": "00000002"}
+    assert nouns.uses["cat"] == 1 and "crowd" in nouns.lemmas
+
+
+def test_altered_archive_is_refused(packages: Path) -> None:
+    path = packages / PACKAGES["labels"].file_name
+    path.write_bytes(path.read_bytes() + b"x")
+    with pytest.raises(ValueError, match="sha256"):
+        read_emojis(packages)
+
+
+def test_everyday_words_are_words_of_the_dictionary() -> None:
+    vocabulary = ["[PAD]", "##s", *("the" for _ in range(400)), "cats", "baked", "paris"]
+    assert everyday_words(vocabulary, frozenset({"cat", "bake"}))[400:] == ["cats", "baked"]
+
+
+def test_lexicon_pulls_words_to_labels_and_hardly_labels_to_words(packages: Path) -> None:
+    lexicon = build_lexicon(read_emojis(packages), read_nouns(packages), ["true", "cat"])
+    pulls = {(lexicon.concepts[a], lexicon.concepts[b]): w for a, b, w in lexicon.pulls}
+    assert pulls["kitty", "cat"] == 0.9 and pulls["true cat", "cat"] == 1.0
+    assert pulls["tabby", "cat"] == 0.4 and pulls["cat", "true cat"] == 0.2
+    assert [lexicon.concepts[i] for i in lexicon.near] == ["cat", "true cat", "tabby"]
+
+
+@pytest.mark.parametrize(
+    ("values", "start"),
+    [({"count": "two", "colour": "red"}, "cats"), ({"style": "noto", "size": "small"}, "cat"), ({}, "cat")],
+)
+def test_spelled_caption_names_its_thing_once(values: dict[str, str], start: str) -> None:
+    for seed in range(20):
+        text = spell("cat", values, np.random.default_rng(seed))
+        assert text.count("cat") == 1 and start in text
+
+
+def test_every_attribute_value_has_its_own_phrases() -> None:
+    for kind, options in ATTRIBUTES.items():
+        texts = {spell("cat", {kind: value}, np.random.default_rng(3)) for value in options}
+        assert len(texts) == len(options)
+
+
+def test_captions_are_a_function_of_seed_and_step() -> None:
+    lexicon = toy_lexicon()
+    one, two = (Composer(lexicon, seed=1) for _ in range(2))
+    one.batch(0, 16)
+    assert one.batch(7, 16) == two.batch(7, 16) != two.batch(8, 16)
+
+
+def test_rivals_use_the_same_words_in_another_order() -> None:
+    composer, seen = Composer(toy_lexicon(), seed=0), 0
+    for step in range(20):
+        rows = composer.batch(step, 32)
+        for caption in (row for row in rows if row.rival >= 0):
+            assert sorted(caption.text.split()) == sorted(rows[caption.rival].text.split())
+            seen += 1
+    assert seen
+
+
+def test_meaning_of_a_caption_is_the_unit_sum_of_its_parts() -> None:
+    meanings = Meanings(torch.eye(4)[:2], {("colour", "red"): torch.eye(4)[2], ("style", "3d"): torch.eye(4)[3]})
+    caption = Caption("3d red cat", (Part(0, (("colour", "red"), ("style", "3d"))),))
+    torch.testing.assert_close(meanings.of([caption])[0], F.normalize(torch.tensor([1.0, 0, 1, 1]), dim=0))
+
+
+def test_retrofitting_moves_a_synonym_and_leaves_the_rest() -> None:
+    vectors = F.normalize(torch.tensor([[1.0, 0, 0], [0.8, 0.6, 0], [0, 0, 1]]), dim=-1)
+    moved = retrofit(vectors, ((1, 0, 1.0),), 1.0)
+    assert moved[1] @ moved[0] > 0.94 > vectors[1] @ vectors[0]
+    torch.testing.assert_close(moved[[0, 2]], vectors[[0, 2]])
+
+
+def test_labels_name_the_value_and_skip_captions_of_two_things() -> None:
+    single = Caption("red cat", (Part(0, (("colour", "red"),)),))
+    double = Caption("cat and dog", (Part(0), Part(1)), rival=0)
+    labels, rivals = labels_and_rivals([single, double])
+    assert labels[0].tolist() == [1, 0, 0, 0, 0, 0] and labels[1].eq(-100).all()
+    assert rivals.tolist() == [[1, 0]]
+
+
+def test_padding_is_on_the_right() -> None:
+    ids, mask = pad([[5, 6], [7]])
+    assert ids.tolist() == [[5, 6], [7, 0]] and mask.tolist() == [[True, True], [True, False]]
+
+
+def test_tokenizer_is_deterministic_and_keeps_names_whole() -> None:
+    lexicon = toy_lexicon()
+    one, two = (train_tokenizer(lexicon, 400) for _ in range(2))
+    assert one.get_vocab() == two.get_vocab()
+    assert one.tokenize("Two RED kitty") == ["two", "red", "kitty"]
+    assert one("cat")["input_ids"][-1] == one.eos_token_id == 1 and one.pad_token_id == 0
+
+
+def test_means_do_not_depend_on_the_batch(packages: Path, teacher: Path, tmp_path: Path) -> None:
+    task = prepare(tiny_config(1), tmp_path / "out", packages, teacher)
+    alone = task.means(*task.tokens(["red cat"]))
+    together = task.means(*task.tokens(["a dog and a cat", "red cat", "hat", "a", "a cat"]))
+    torch.testing.assert_close(alone[0], together[1])
+
+
+def test_resumed_run_ends_with_the_same_weights(packages: Path, teacher: Path, tmp_path: Path) -> None:
+    for folder, stops in (("straight", [4]), ("resumed", [2, 4])):
+        for steps in stops:
+            train(tiny_config(steps), out=tmp_path / folder, packages=packages, teacher=teacher)
+    weights = [(tmp_path / f / "encoder" / "model.safetensors").read_bytes() for f in ("straight", "resumed")]
+    assert weights[0] == weights[1]
+
+
+def test_trained_encoder_loads_as_a_text_encoder_of_unit_size(packages: Path, teacher: Path, tmp_path: Path) -> None:
+    train(tiny_config(2), out=tmp_path, packages=packages, teacher=teacher)
+    encoder = TextEncoder.from_pretrained(tmp_path / "encoder", tmp_path / "tokenizer")
+    condition = encoder.encode(["cat", "dog", "woman's hat"], slots=8)
+    means = condition.embeddings.sum(1) / condition.mask.sum(1, keepdim=True)
+    assert encoder.width == 16
+    assert means.square().mean().sqrt().item() == pytest.approx(1.0, abs=0.05)
+
+
+def test_training_lowers_the_loss(packages: Path, teacher: Path, tmp_path: Path) -> None:
+    train(tiny_config(40), out=tmp_path, packages=packages, teacher=teacher)
+    losses = [json.loads(line).get("loss") for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    found = [loss for loss in losses if loss is not None]
+    assert sum(found[-5:]) < 0.8 * sum(found[:5])
+
+
+def test_config_of_the_embedded_model_loads() -> None:
+    path = Path(__file__).parents[2] / "recipes" / "emoji" / "configs" / "text-emoji.json"
+    assert TextConfig.load(path).vocabulary == 13000
+
+
+@pytest.mark.parametrize(
+    "text", ['{"loop": {"steps": 1}, "widht": 3}', '{"loop": {"steps": 1}, "concepts": ["no.txt"]}']
+)
+def test_faulty_config_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"widht|no\.txt") as error:
+        TextConfig.load(tmp_path / "config.json")
+    assert "\n" not in str(error.value)
+
+
+def test_missing_file_of_the_teacher_is_named(packages: Path, teacher: Path, tmp_path: Path) -> None:
+    (teacher / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="tokenizer.json"):
+        prepare(tiny_config(1), tmp_path, packages, teacher)
+
+
+def test_task_is_a_module_that_holds_encoder_and_heads(packages: Path, teacher: Path, tmp_path: Path) -> None:
+    task = prepare(tiny_config(1), tmp_path, packages, teacher)
+    assert isinstance(task, TextTask)
+    assert {name.split(".")[0] for name, _ in task.named_parameters()} == {"encoder", "heads"}

@@ -1,0 +1,437 @@
+"""The documents: their commands and examples run, their links and paths resolve, and their words are the field's."""
+
+import argparse
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+CARD = ROOT / "assets" / "lantern-emoji" / "README.md"
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EVERYWHERE = [
+    *PAGES,
+    *sorted((ROOT / "docs").glob("*/*.md")),
+    ARCHITECTURE,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    CARD,
+]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+GENERATED = re.compile(r"<!-- figures: begin -->.*?<!-- figures: end -->|<!-- row: \S+ -->\n\n(?:\|.*\n)+", re.S)
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return [text for name, text in FENCE.findall(path.read_text(encoding="utf-8")) if name == language]
+
+
+def commands(path: Path) -> list[str]:
+    """Every shell command of a page, with continued lines joined."""
+    found = []
+    for block in blocks(path, "sh"):
+        lines = re.sub(r"\\\n\s*", "", block).splitlines()
+        found += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return found
+
+
+# Commands
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """How a command is run: words to append and to replace, and what is put into the working folder before.
+
+    `{model}` in a word is the folder of the tiny model.
+    """
+
+    extra: str = ""
+    replace: dict[str, str] = field(default_factory=dict)
+    prepare: "Callable[[Path], None] | None" = None
+    is_slow: bool = False
+    codes: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A command that installs lantern: the words must be part of a command that `.ci/run` executes."""
+
+
+TINY = Exercise("--model {model}")
+
+
+def prompts_file(folder: Path) -> None:
+    (folder / "prompts.txt").write_text("a red apple\na blue cat\n", encoding="utf-8")
+
+
+def images(folder: Path) -> None:
+    """Two folders of PNG files with the same names, and a tiny network in the file of Inception's."""
+    from tests.eval.tiny_metrics import save_pictures, save_tiny_inception
+
+    save_pictures(folder / "images", 12, prompts=True)
+    save_pictures(folder / "real", 12, seed=1)
+    save_tiny_inception(folder / "inception.pth")
+
+
+def trained(folder: Path) -> None:
+    """Folders as training leaves them, at toy size."""
+    import shutil
+
+    from tests.tiny_folder import save_tiny_model
+
+    model = save_tiny_model(folder / "my-model" / "model")
+    for part, place in (("transformer", "target"), ("vqvae", "tokenizer"), ("drafter", "drafter")):
+        shutil.copytree(model / part, folder / "runs" / place / part)
+
+
+def saved_results(folder: Path) -> None:
+    """The results of this repository, where a clone has them."""
+    (folder / "eval").symlink_to(ROOT / "eval")
+
+
+def released(folder: Path) -> None:
+    """Files in the layout of the releases, at toy size: 32 x 32 codes, as 512 pixels have."""
+    from lantern.models.llamagen.config import SIZES, TransformerConfig
+    from lantern.models.llamagen.transformer import Transformer
+    from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+    from tests.tiny_folder import tiny_text_encoder
+
+    heads = SIZES["XL"]["n_head"]
+    dim, vocab = 4 * heads, 1024
+    torch.manual_seed(0)
+    vq = VQConfig(codebook_size=vocab, codebook_embed_dim=4, encoder_ch_mult=(1,), decoder_ch_mult=(1,), z_channels=32,
+                  ch=32, num_res_blocks=1)  # fmt: skip
+    torch.save({"model": VQVAE(vq).state_dict()}, folder / "vq_ds16_t2i.pt")
+    config = TransformerConfig(dim=dim, n_layer=2, n_head=heads, multiple_of=16, model_type="t2i", caption_dim=8,
+                               cls_token_num=120, vocab_size=vocab, block_size=1024)  # fmt: skip
+    target = Transformer(config)
+    target.init_weights(torch.Generator().manual_seed(0))
+    saved = {"model": target.state_dict(), "args": argparse.Namespace(gpt_model="GPT-XL")}
+    torch.save(saved, folder / "t2i_XL_stage2_512.pt")
+    state = {f"layers.0.self_attn.{letter}_proj.weight": torch.randn(dim, dim) for letter in "qkvo"}
+    state |= {f"layers.0.mlp.{name}_proj.weight": torch.randn(2 * dim, dim) for name in ("gate", "up")}
+    state |= {
+        "embed_tokens.weight": torch.randn(vocab, dim),
+        "fc.weight": torch.randn(dim, 2 * dim),
+        "fc.bias": torch.randn(dim),
+        "layers.0.mlp.down_proj.weight": torch.randn(dim, 2 * dim),
+        "layers.0.post_attention_layernorm.weight": torch.randn(dim),
+    }
+    (folder / "llamagen2_drafter").mkdir()
+    heads_of_drafter = f'{{"hidden_size": {dim}, "num_attention_heads": {heads}, "model_type": "llamagen"}}'
+    (folder / "llamagen2_drafter" / "config.json").write_text(heads_of_drafter)
+    torch.save(state, folder / "llamagen2_drafter" / "pytorch_model.bin")
+    encoder = tiny_text_encoder()
+    encoder.save_pretrained(folder / "flan-t5-xl", folder / "flan-t5-xl")
+
+
+QUICK = "--images 1 --dtype fp32 --no-memory"
+BENCH = Exercise(f"--model {{model}} --variants eager {QUICK} --nodes 1 2")
+EQUALITY = Exercise("--model {model} --guidance 3 --batch 1", is_slow=True)
+INSTALLATION = Installation()
+EMBEDDED = "assets/lantern-emoji"
+SWEPT = "bounded-window:delta=0.05/0.2"
+VENV, INSTALL = "python3 -m venv .venv", ".venv/bin/pip install -q ."
+FIRST = '.venv/bin/lantern-generate --prompt "a red apple"'
+# Commands of one page run in one folder, in the order of the page: they may use what an earlier one wrote.
+EXERCISES: dict[str, Exercise | Installation] = {
+    VENV: INSTALLATION,
+    INSTALL: INSTALLATION,
+    f"{VENV} && {INSTALL} && {FIRST}": INSTALLATION,
+    '.venv/bin/pip install -q -e ".[dev,eval,train]" && .venv/bin/python -m pytest -q -n 2 --dist worksteal': (
+        INSTALLATION
+    ),
+    "lantern convert vq_ds16_t2i.pt llamagen-t2i/vqvae": Exercise(prepare=released),
+    "lantern convert t2i_XL_stage2_512.pt llamagen-t2i/transformer --image-size 512": Exercise(),
+    "lantern convert llamagen2_drafter/ llamagen-t2i/drafter --image-size 512": Exercise(),
+    "lantern assemble llamagen-t2i --text-encoder flan-t5-xl --tokenizer flan-t5-xl --guidance 7.5 --top-k 1000": (
+        Exercise()
+    ),
+    'lantern-generate --model llamagen-t2i --prompt "a red apple"': Exercise(),
+    ".venv/bin/lantern doctor": Exercise(codes=(0, 1)),
+    "lantern doctor": Exercise(codes=(0, 1)),
+    'lantern-generate --prompt "a red apple"': Exercise(),
+    'lantern-generate --prompt "a red apple" -n 4 --seed 7 --out apples --batch 4': TINY,
+    "lantern-generate --prompts-file prompts.txt --out images": Exercise("--model {model}", prepare=prompts_file),
+    "lantern methods": Exercise(),
+    "lantern methods bounded-window": Exercise(),
+    'lantern-generate --prompt "a red apple" --method woven': TINY,
+    'lantern-generate --prompt "a red apple" --method bounded-window --delta 0.1': Exercise("--model {model} --k 6"),
+    'lantern-generate --prompt "a red apple" --compare': TINY,
+    'lantern-generate --prompt "a red apple" --json': TINY,
+    'lantern-generate --prompt "a red apple" --engine cpu': Exercise(is_slow=True),
+    'lantern-generate --prompt "a red apple" --engine cpu --dtype bf16 --weights int8': Exercise(is_slow=True),
+    "lantern tune": Exercise("--model {model} --images 1 --max-nodes 4 --max-depth 2 --methods eagle1", is_slow=True),
+    'lantern-generate --prompt "a red apple" --method auto': TINY,
+    "lantern eval images --reference real --metrics kid fid --weights inception=inception.pth": Exercise(
+        "--draws 10", prepare=images
+    ),
+    "lantern eval images --reference real --metrics psnr": Exercise("--draws 10"),
+    "lantern reproduce emoji --method gumbel-jacobi --limit 2 --metrics --out runs/emoji": Exercise(is_slow=True),
+    "lantern reproduce runs/emoji/row.json --out runs/again": Exercise(is_slow=True),
+    'lantern-generate --model my-model/model --prompt "a sandy beach" --out pictures': Exercise(prepare=trained),
+    "lantern assemble my-model --transformer runs/target/transformer --vqvae runs/tokenizer/vqvae "
+    f"--text-encoder {EMBEDDED}/text_encoder --tokenizer {EMBEDDED}/tokenizer "
+    "--drafter runs/drafter/drafter --guidance 2": Exercise(
+        replace={f"{EMBEDDED}/{part}": f"{{model}}/{part}" for part in ("text_encoder", "tokenizer")}
+    ),
+    'lantern-generate --model my-model --prompt "a sandy beach" --out pictures': Exercise(),
+    "lantern bench --methods gumbel-jacobi:window=4": BENCH,
+    "lantern bench --shape B --variants fused+int8": Exercise(
+        "--codes 2 --tau 2 --images 1 --nodes", replace={"fused+int8": "eager"}, is_slow=True
+    ),
+    'lantern frontier --points gumbel-jacobi "bounded-window:delta=0.05/0.2" --images 4 --out frontier': Exercise(
+        "--model {model} --baseline eager --run run", replace={"4": "2", SWEPT: f"{SWEPT},k=6"}, is_slow=True
+    ),
+    "lantern frontier --from eval/results/frontier.json --out frontier": Exercise(prepare=saved_results, is_slow=True),
+    "lantern leaderboard --from eval/results/leaderboard.json --docs board --out board": Exercise(is_slow=True),
+    "python -m lantern.eval.speed.equality --methods gumbel-jacobi --seeds 2 --prompts 1 --out equality.json": EQUALITY,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.tiny_folder import save_tiny_model
+
+    return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, and no judging networks but those put into it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LANTERN_CACHE", str(tmp_path / "cache"))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def is_training(command: str) -> bool:
+    return command.startswith("lantern train ")
+
+
+def run(words: list[str]) -> int:
+    """Run a command in this process and return its exit code."""
+    program, *arguments = words
+    program = program.removeprefix(".venv/bin/")
+    if program == "python":
+        assert arguments[0] == "-m", words
+        program, *arguments = arguments[1:]
+    modules = {"lantern": "lantern.cli.main", "lantern-generate": "lantern.cli.generate"}
+    return int(import_module(modules.get(program, program)).main(arguments) or 0)
+
+
+def run_page(path: Path, model: Path, place: Path, *, with_slow: bool) -> None:
+    """Run the commands of a page that the table names, in the order of the page."""
+    for command in commands(path):
+        exercise = EXERCISES.get(command)
+        if not isinstance(exercise, Exercise) or (exercise.is_slow and not with_slow):
+            continue
+        if exercise.prepare is not None:
+            exercise.prepare(place)
+        words = [exercise.replace.get(word, word) for word in shlex.split(command)] + shlex.split(exercise.extra)
+        words = [word.replace("{model}", str(model)) for word in words]
+        assert run(words) in exercise.codes, f"{shown(path)}: {shlex.join(words)}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=shown)
+def test_every_command_of_a_page_is_covered(path: Path) -> None:
+    missing = [command for command in commands(path) if command not in EXERCISES and not is_training(command)]
+    assert not missing, f"{shown(path)}: add an exercise to EXERCISES of tests/test_docs.py for {missing}"
+
+
+def test_every_exercise_is_of_a_command_in_the_documents() -> None:
+    known = {command for path in PAGES for command in commands(path)}
+    assert not set(EXERCISES) - known
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if commands(path)], ids=shown)
+def test_commands_of_a_page_run(path: Path, model: Path, place: Path) -> None:
+    run_page(path, model, place, with_slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PAGES if any(getattr(EXERCISES.get(one), "is_slow", False) for one in commands(path))],
+    ids=shown,
+)
+def test_slow_commands_of_a_page_run(path: Path, model: Path, place: Path) -> None:
+    run_page(path, model, place, with_slow=True)
+
+
+def test_commands_of_an_installation_are_run_by_ci() -> None:
+    executed = " && ".join(
+        line
+        for mark in re.findall(r"readme_line (\w+)\)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+        for line in re.findall(rf"<!-- run: {mark} -->\n```sh\n(.*?)\n```", PAGES[0].read_text(encoding="utf-8"))
+    )
+    assert executed
+    for command, exercise in EXERCISES.items():
+        assert not isinstance(exercise, Installation) or command in executed, command
+
+
+VALUES = ("--config", "--kind", "--steps", "--decay", "--minutes", "--recipe", "--stage")
+
+
+@pytest.mark.parametrize("path", [*PAGES, CARD], ids=shown)
+def test_training_commands_name_stages_options_and_configs(
+    path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lantern.cli import train, train_all
+
+    variables: dict[str, str] = {}
+    for command in commands(path):
+        assignment = re.fullmatch(r'(\w+)="(.*)"', command)
+        if assignment:
+            variables[assignment[1]] = assignment[2]
+        if not is_training(command):
+            continue
+        for name, value in variables.items():
+            command = command.replace(f"${name}", value)
+        words = shlex.split(command)
+        for option, value in pairwise(words):
+            if option.startswith("--") and option not in VALUES:
+                Path(value).mkdir(parents=True, exist_ok=True)
+        calls: list[Any] = []
+        with monkeypatch.context() as patched:
+            load = train.import_module
+
+            def stub(name: str, load: Any = load, calls: list[Any] = calls) -> Any:
+                return Stub(load(name), calls)
+
+            patched.setattr(train, "import_module", stub)
+            patched.setattr(train_all, "run_all", lambda path, calls=calls, **named: calls.append(path) or 0)
+            assert run(words) == 0, f"{shown(path)}: {command}"
+        assert len(calls) == 1, command
+
+
+@dataclass(frozen=True)
+class Stub:
+    """A module whose functions record their calls; its classes are the real ones."""
+
+    module: Any
+    calls: list[Any]
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.module, name)
+        return found if isinstance(found, type) else lambda *given, **named: self.calls.append((name, given, named))
+
+
+# Python
+
+
+@pytest.mark.parametrize(
+    ("path", "block"),
+    [(path, block) for path in PAGES for block in blocks(path, "python")],
+    ids=lambda value: shown(value) if isinstance(value, Path) else "",
+)
+def test_python_examples_run(path: Path, block: str, model: Path, place: Path) -> None:
+    if path.name != "README.md":
+        # the tiny codebook has fewer codes than the default number of neighbours
+        block = block.replace('"delta": 0.1', '"delta": 0.1, "k": 6').replace("warmup()", "warmup(settings={'k': 6})")
+        block = block.replace('"lantern-emoji"', repr(str(model)))
+    exec(compile(block, shown(path), "exec"), {"__name__": "example"})
+
+
+# The life of one image
+
+
+def named_files() -> list[str]:
+    text = ARCHITECTURE.read_text(encoding="utf-8").split("## The life of one image")[1].split("\n## ")[0]
+    return re.findall(r"`((?:lantern|models)/[\w/]+\.py)`", text)
+
+
+def test_files_of_one_image_run_in_the_order_of_the_document(model: Path, place: Path) -> None:
+    from lantern.cli import generate
+
+    first: dict[str, int] = {}
+    code_of: dict[CodeType, str] = {}
+
+    def trace(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event != "call" or code in code_of:
+            return
+        code_of[code] = code.co_filename
+        if code.co_name != "<module>" and code.co_filename.startswith(str(ROOT)):
+            first.setdefault(os.path.relpath(os.path.realpath(code.co_filename), ROOT), len(first))
+
+    words = ["--model", str(model), "--prompt", "a red apple", "--method", "eagle1", "--debug", "--quiet"]
+    sys.setprofile(trace)
+    try:
+        assert generate.main(words) == 0
+    finally:
+        sys.setprofile(None)
+    named = named_files()
+    assert len(named) >= 12 and [name for name in named if name not in first] == []
+
+
+# Links, paths, lengths and words
+
+
+def headings(path: Path) -> set[str]:
+    lines = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in lines}
+
+
+def links(path: Path) -> Iterator[str]:
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:", target):
+            yield target
+
+
+@pytest.mark.parametrize("path", EVERYWHERE, ids=shown)
+def test_relative_links_resolve(path: Path) -> None:
+    for link in links(path):
+        name, _, anchor = link.partition("#")
+        found = (path.parent / name).resolve() if name else path
+        assert found.exists(), f"{shown(path)}: {link}"
+        if anchor and found.suffix == ".md":
+            assert anchor in headings(found), f"{shown(path)}: {link}"
+
+
+PLACES = ("lantern", "models", "eval", "tests", "docs", "recipes", "studies", "assets", "typings")
+
+
+@pytest.mark.parametrize("path", [path for path in EVERYWHERE if path.name != "CHANGELOG.md"], ids=shown)
+def test_named_files_and_modules_exist(path: Path) -> None:
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    for name in re.findall(rf"`((?:{'|'.join(PLACES)})/[\w./-]*)`", text):
+        assert re.search("[A-Z]{4}|my-", name) or (ROOT / name).exists(), f"{shown(path)}: {name}"
+    for name in re.findall(r"python -m ([\w.]+)", text):
+        assert name == "pytest" or find_spec(name) is not None, f"{shown(path)}: {name}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md"])
+def test_overviews_have_at_most_150_lines(name: str) -> None:
+    assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= 150
+
+
+OTHER_WORDS = (
+    r"laws?|told|tells?|drawn|turns?|settled|slips?|kin|alike|whom|ledger|hangs? on|written aside|kept aside|"
+    r"matrix units|the price|nobody|hears?|knows?|asks?|wants?|says?"
+)
+
+
+@pytest.mark.parametrize("path", [path for path in EVERYWHERE if path.name != "leaderboard.md"], ids=shown)
+def test_prose_uses_the_words_of_the_field(path: Path) -> None:
+    text = GENERATED.sub("", FENCE.sub("", path.read_text(encoding="utf-8")))
+    text = re.sub(r"\]\([^)]*\)|`[^`\n]*`", " ", text)
+    found = [match[0] for match in re.finditer(rf"\b(?:{OTHER_WORDS})\b", text, re.I)]
+    assert not found, f"{shown(path)}: {found}"

@@ -1,0 +1,107 @@
+"""The commands of docs/training.md, at toy size: from a folder of captioned pictures to a generated picture."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lantern.cli import generate
+from lantern.cli.main import main
+from lantern.training.stages import find_config
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (40, 60, 220)}
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Twelve captioned pictures of three colours."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for i in range(12):
+        name, colour = list(COLOURS.items())[i % 3]
+        noise = np.random.default_rng(i).integers(0, 20, (40, 48, 3))
+        Image.fromarray((np.array(colour) + noise).clip(0, 255).astype(np.uint8)).save(folder / f"{i}.jpg")
+        (folder / f"{i}.txt").write_text(f"a {name} square\n{name}\n")
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """The committed all-small config with small models, and pictures of 16 x 16 pixels."""
+    home = tmp_path / "configs"
+    home.mkdir()
+
+    def shrink(name: str, *parts: dict, **fields: object) -> None:
+        raw = json.loads(find_config(name).read_text())
+        model, loop = parts or ({}, {})
+        raw |= fields
+        if model:
+            raw["model"] = raw.get("model", {}) | model
+        if loop:
+            raw["loop"] |= loop | {"precision": "fp32"}
+        (home / f"{name}.json").write_text(json.dumps(raw))
+
+    loop = {"warmup": 1, "decay": 1, "evaluate_every": 100}
+    sizes = {"ch": 32, "encoder_ch_mult": [1, 1, 1], "decoder_ch_mult": [1, 1, 1], "z_channels": 32}
+    shrink("data-folder", size=16)
+    shrink("tokenizer-small", {**sizes, "codebook_size": 64}, loop, batch=4, free_steps=1)
+    shrink("target-small", {"dim": 64, "n_layer": 2, "n_head": 1, "vocab_size": 64, "block_size": 16}, loop, batch=4)
+    shrink("drafter-eagle1", {}, loop, batch=2, pictures=4, held_out=2, unroll=2)
+    steps = json.loads(find_config("all-small").read_text())
+    for step in steps["steps"]:
+        step["config"] += ".json"
+    (home / "all-small.json").write_text(json.dumps(steps))
+    return home / "all-small.json"
+
+
+@pytest.mark.slow
+def test_a_folder_of_captioned_pictures_becomes_a_model(
+    photos: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "my-model"
+    given = ["train", "all", "--config", str(config), "--path", str(photos), "--out", str(out), "--steps", "3"]
+    assert main([*given, "--stage", "data"]) == 0
+    assert "tokenizer, target, drafter to do" in capsys.readouterr().out
+    assert main([*given, "--stage", "datas"]) == 2
+    assert "wanted one of data, tokenizer, target, drafter" in capsys.readouterr().err
+    assert main(given) == 0
+    assert not list(out.glob("*/checkpoint.pt")) and not list(out.glob("*/pictures.npy"))
+    assert "| target | 3 |" in (out / "model" / "README.md").read_text()
+    pictures = tmp_path / "pictures"
+    prompt = ["--prompt", "a red square", "--out", str(pictures)]
+    assert generate.main(["--model", str(out / "model"), *prompt]) == 0
+    with Image.open(next(pictures.glob("*.png"))) as picture:
+        assert picture.size[0] >= 16
+    capsys.readouterr()
+    assert main(given) == 0  # nothing is trained again
+    assert "step " not in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_minutes_are_shared_among_the_steps(photos: Path, config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "timed"
+    given = ["train", "all", "--config", str(config), "--path", str(photos), "--out", str(out), "--minutes", "0.2"]
+    for step in ("data", "tokenizer"):
+        assert main([*given, "--stage", step]) == 0
+    allotted = json.loads((out / "state.json").read_text())["minutes"]["tokenizer"]
+    assert 0 < allotted <= 0.3 * 0.2 + 1e-6
+    assert json.loads((out / "tokenizer" / "training.json").read_text())["loop"]["minutes"] == allotted
+
+
+def test_every_step_of_the_committed_configs_has_the_options_of_its_stage() -> None:
+    from lantern.cli.train_all import AllConfig
+    from lantern.core.config import load_config
+    from lantern.training.stages import find_recipe, find_stage
+
+    for name, recipe in (("all-small", None), ("all-emoji", find_recipe("emoji"))):
+        config = load_config(AllConfig, find_config(name, recipe))
+        names = {step.name for step in config.steps}
+        for step in config.steps:
+            stage = find_stage(step.stage, recipe)
+            assert set(stage.required) <= set(step.options) <= set(stage.options), step
+            assert find_config(step.config, recipe).is_file()
+            for value in step.options.values():
+                assert value[0] == "@" or value.split("/")[0] in names | {"cache"}
+        assert 0.5 < sum(step.share for step in config.steps) <= 1.0 + 1e-9

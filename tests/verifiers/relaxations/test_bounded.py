@@ -1,0 +1,201 @@
+"""The bounded relaxation satisfies its bounds on random distributions, and is near the largest possible flow."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.core.types import Relaxed
+from lantern.verifiers.relaxations.bounded import Bounded
+from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
+from studies.relaxation_cost import max_flow
+
+DEPTHS = torch.zeros(1, dtype=torch.long)
+TOLERANCE = 1e-12
+CASES = 1000
+
+
+def relax(rule: Bounded, p: Tensor, q: Tensor) -> Relaxed:
+    return rule.relax(p.log()[None], q.log()[None], depths=DEPTHS, levels=1)
+
+
+def random_distribution(codes: int, generator: torch.Generator) -> Tensor:
+    """Return flat or peaked distributions, some with zeros, some with a single code."""
+    logits = torch.randn(codes, generator=generator, dtype=torch.float64) * torch.rand(1, generator=generator) * 6
+    kind = int(torch.randint(4, (1,), generator=generator))
+    if kind == 1:
+        logits[torch.rand(codes, generator=generator) < 0.4] = -torch.inf
+        logits[0] = 0.0
+    if kind == 2 and torch.rand(1, generator=generator) < 0.5:
+        return torch.nn.functional.one_hot(logits.argmax(), codes).double()
+    return logits.softmax(0)
+
+
+def random_case(seed: int) -> tuple[Bounded, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    codes = int(torch.randint(3, 13, (1,), generator=generator))
+    codebook = torch.randn(codes, 2, generator=generator, dtype=torch.float64)
+    table = proximity_table(codebook, codes - 1)
+    pick = torch.rand(3, generator=generator)
+    rule = Bounded(
+        table,
+        k=int(pick[0] * codes),
+        delta=round(float(pick[1]) * 0.6, 3),
+        cap=1 + round(float(pick[2]) * 5, 2),
+        rounds=1 + seed % 3,
+        width=codes if seed % 2 else 3,
+        distances=proximity_distances(codebook, table),
+    )
+    return rule, random_distribution(codes, generator), random_distribution(codes, generator)
+
+
+def largest_flow(rule: Bounded, supply: Tensor, demand: Tensor) -> float:
+    near = rule.table[:, : rule.k].tolist()
+    return max_flow(supply.tolist(), demand.tolist(), [(y, x) for x in range(len(near)) for y in near[x]])
+
+
+def test_random_distributions_satisfy_all_bounds() -> None:
+    moved = 0
+    for seed in range(CASES):
+        rule, p, q = random_case(seed)
+        found = relax(rule, p, q)
+        r, spent = found.log_r[0].exp(), float(found.total_variation)
+        assert (r >= 0).all() and abs(float(r.sum()) - 1) < TOLERANCE
+        assert (r >= torch.minimum(p, q) - TOLERANCE).all() and (r <= torch.maximum(p, q) + TOLERANCE).all()
+        assert spent <= rule.delta
+        assert abs(float((r - p).abs().sum() / 2) - spent) < TOLERANCE
+        gained = float(torch.minimum(r, q).sum() - torch.minimum(p, q).sum())
+        assert abs(gained - spent) < TOLERANCE
+        assert (r <= rule.cap * p + TOLERANCE).all()
+        assert (r[p == 0] == 0).all()
+        moved += spent > 0.01
+    assert moved > CASES / 4  # the cases are not trivial
+
+
+def test_mass_moves_only_between_neighbours() -> None:
+    """The difference of r and p is a flow over pairs of the table."""
+    for seed in range(0, CASES, 5):
+        rule, p, q = random_case(seed)
+        r = relax(rule, p, q).log_r[0].exp()
+        reached = largest_flow(rule, (p - r).clamp(min=0), (r - p).clamp(min=0))
+        assert reached == pytest.approx(float((r - p).clamp(min=0).sum()), abs=1e-9)
+
+
+def test_latent_distance_is_between_nearest_and_farthest_neighbour() -> None:
+    checked = 0
+    for seed in range(CASES):
+        rule, p, q = random_case(seed)
+        found = relax(rule, p, q)
+        assert found.latent_distance is not None and rule.distances is not None
+        if float(found.total_variation) < 1e-6:
+            assert float(found.latent_distance) < 1e-5
+            continue
+        mean = float(found.latent_distance / found.total_variation)
+        takers = found.log_r[0].exp() > p + 1e-12
+        near = rule.distances[takers, : rule.k]
+        assert near.min() * (1 - 1e-5) <= mean <= near.max() * (1 + 1e-5)
+        checked += 1
+    assert checked > CASES / 4
+
+
+def test_the_latent_distance_of_one_pair_is_mass_times_distance() -> None:
+    codebook = torch.tensor([[0.0], [3.0], [100.0]])
+    table = proximity_table(codebook, 1)
+    rule = Bounded(table, k=1, delta=0.1, cap=9, distances=proximity_distances(codebook, table))
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.6, 0.2])
+    found = relax(rule, p, q)
+    assert found.log_r[0].exp().tolist() == pytest.approx([0.4, 0.4, 0.2], abs=1e-6)
+    assert found.latent_distance is not None and found.latent_distance.item() == pytest.approx(0.1 * 3)
+    assert relax(Bounded(table, k=1, delta=0.1), p, q).latent_distance is None
+
+
+def test_proportional_filling_reaches_nine_tenths_of_the_largest_flow() -> None:
+    """On 300 cases without the limit delta; `studies.relaxation_cost` tables the share for larger distributions."""
+    reached, largest = 0.0, 0.0
+    for seed in range(300):
+        sampled, p, q = random_case(seed)
+        rule = Bounded(sampled.table, k=max(sampled.k, 1), delta=1.0, cap=4.0, rounds=2, width=len(p))
+        surplus = (p - q).clamp(min=0)
+        expected = torch.minimum(q - p, 3 * p).clamp(min=0)
+        most, found = largest_flow(rule, surplus, expected), float(relax(rule, p, q).total_variation)
+        assert found <= most + 1e-9
+        reached, largest = reached + found, largest + most
+    assert reached / largest > 0.9
+
+
+def test_narrow_flow_equals_the_dense_one_with_few_deficits() -> None:
+    generator = torch.Generator().manual_seed(3)
+    codebook = torch.randn(200, 4, generator=generator)
+    table = proximity_table(codebook, 20)
+    p = torch.rand(5, 200, generator=generator, dtype=torch.float64)
+    q = p.clone()
+    q[:, 40:70] *= 3  # thirty codes have a deficit
+    p, q = p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
+    distributions = []
+    for width in (32, 200):
+        rule = Bounded(table, k=20, width=width)
+        found = rule.relax(p.log(), q.log(), depths=torch.zeros(5, dtype=torch.long), levels=1)
+        distributions.append(found.log_r.exp())
+        assert (found.total_variation > 0.01).all()
+    assert (distributions[0] - distributions[1]).abs().max() < TOLERANCE
+
+
+def test_narrow_flow_is_bounded_by_the_dense_one() -> None:
+    generator = torch.Generator().manual_seed(4)
+    table = proximity_table(torch.randn(60, 4, generator=generator), 10)
+    p = torch.randn(30, 60, generator=generator).softmax(-1)
+    q = torch.randn(30, 60, generator=generator).softmax(-1)
+    spent = []
+    for width in (1, 4, 60):
+        rule = Bounded(table, k=10, delta=1.0, width=width)
+        found = rule.relax(p.log(), q.log(), depths=torch.zeros(30, dtype=torch.long), levels=1)
+        spent.append(found.total_variation)
+    assert (spent[0] < spent[1]).all() and (spent[1] < spent[2]).all()
+
+
+@pytest.mark.parametrize("settings", [{"delta": 0.0}, {"k": 0}, {"cap": 1.0}])
+def test_zero_settings_change_nothing(settings: dict[str, float]) -> None:
+    generator = torch.Generator().manual_seed(5)
+    table = proximity_table(torch.randn(40, 4, generator=generator), 10)
+    log_p = (torch.randn(6, 40, generator=generator) * 3).log_softmax(-1)
+    log_q = (torch.randn(6, 40, generator=generator) * 3).log_softmax(-1)
+    rule = Bounded(table, **({"k": 10} | settings))  # type: ignore[arg-type]
+    found = rule.relax(log_p, log_q, depths=torch.zeros(6, dtype=torch.long), levels=1)
+    assert torch.equal(found.log_r, log_p) and (found.total_variation == 0).all()
+
+
+def test_single_precision_keeps_delta_to_rounding() -> None:
+    generator = torch.Generator().manual_seed(6)
+    table = proximity_table(torch.randn(300, 4, generator=generator), 50)
+    log_p = (torch.randn(40, 300, generator=generator) * 2).log_softmax(-1)
+    log_q = (torch.randn(40, 300, generator=generator) * 2).log_softmax(-1)
+    for delta in (0.01, 0.1, 0.3):
+        found = Bounded(table, delta=delta, width=300).relax(
+            log_p, log_q, depths=torch.zeros(40, dtype=torch.long), levels=1
+        )
+        realised = (found.log_r.double().exp() - log_p.double().exp()).abs().sum(1) / 2
+        assert (found.total_variation <= delta).all()
+        assert (realised <= delta + 1e-6).all() and (realised - found.total_variation).abs().max() < 1e-6
+
+
+def test_the_greedy_budget_is_capped_both_ways() -> None:
+    table = proximity_table(torch.arange(4.0)[:, None], 3)
+    own = torch.tensor([0.01, 0.05, 0.3])
+    assert Bounded(table, k=3, delta=0.2, cap=4).budget(own).tolist() == pytest.approx([0.03, 0.15, 0.2])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 4}, "k is 4, wanted from 0 to 3"),
+        ({"k": 2, "delta": 1.5}, "delta is 1.5"),
+        ({"k": 2, "delta": math.nan}, "delta is nan"),
+        ({"k": 2, "cap": 0.5}, "cap is 0.5"),
+        ({"k": 2, "rounds": 0}, "rounds is 0"),
+        ({"k": 2, "width": 2.0}, "width is 2.0"),
+    ],
+)
+def test_settings_out_of_range_raise(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Bounded(proximity_table(torch.arange(4.0)[:, None], 3), **settings)  # type: ignore[arg-type]

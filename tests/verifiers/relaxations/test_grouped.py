@@ -1,0 +1,56 @@
+"""GSD by hand: groups, their tests, and exact settings."""
+
+import pytest
+import torch
+
+from lantern.core.types import Trial
+from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.grouped import Grouped
+from tests.verifiers.toys import CODES, outcome, toy
+
+P = torch.tensor([[0.05, 0.3, 0.1, 0.35, 0.2]])  # in order: 3 1 4 2 0
+Q = torch.tensor([[0.1, 0.1, 0.2, 0.2, 0.4]])
+LINE = torch.tensor([[0.0], [1.0], [2.0], [3.0], [4.0]])
+
+
+def mass(code: int, **settings: float) -> float:
+    rule = Grouped(LINE, **({"group": 2, "p_radius": 1.0, "d_radius": 9.0} | settings))  # type: ignore[arg-type]
+    return rule.judge(Trial(P, Q, torch.tensor([code]), False)).mass.item()
+
+
+def test_a_group_is_its_neighbours_in_the_order_of_p() -> None:
+    assert mass(4) == pytest.approx(0.4 * (0.3 + 0.2 + 0.1) / (0.1 + 0.4 + 0.2))
+    assert mass(3) == pytest.approx(0.2 * (0.35 + 0.3) / (0.2 + 0.1))  # at the end of the order it has one side
+    assert mass(4, group=4) == pytest.approx(0.4)  # all codes
+
+
+def test_codes_of_other_probability_are_dropped() -> None:
+    assert mass(4, p_radius=0.1) == pytest.approx(0.2)
+    assert mass(4, p_radius=0.11) == pytest.approx(0.4 * (0.3 + 0.2 + 0.1) / 0.7)
+
+
+def test_distant_codes_are_dropped() -> None:
+    assert mass(4, d_radius=2.5) == pytest.approx(0.4 * (0.2 + 0.1) / 0.6)  # 2 is near 4, 1 is not
+
+
+def test_rejection_leaves_the_exact_residual() -> None:
+    ruling = Grouped(LINE).judge(Trial(P, Q, torch.tensor([0]), False))
+    assert ruling.left[0].tolist() == pytest.approx([0, 0.2, 0, 0.15, 0])
+    assert ruling.reach is not None and ruling.reach.item() == pytest.approx((0.2 * 1 + 0.15 * 3) / 0.35)
+
+
+@pytest.mark.parametrize("settings", [{"group": 0}, {"p_radius": 0.0}, {"d_radius": 0.0}])
+@pytest.mark.parametrize("mode", ["sampled", "point"])
+def test_groups_of_one_are_exact(settings: dict[str, float], mode: str) -> None:
+    rule = Grouped(torch.randn(CODES, 2, generator=torch.Generator().manual_seed(0)), **settings)  # type: ignore[arg-type]
+    exact = outcome(toy(), RejectionVerifier(), mode, runs=20_000)  # type: ignore[arg-type]
+    assert torch.equal(outcome(toy(), RejectionVerifier(rule), mode, runs=20_000), exact)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"group": 3}, "group is 3"), ({"p_radius": -1}, "p_radius is -1"), ({"d_radius": -1}, "d_radius is -1")],
+)
+def test_settings_out_of_range_raise(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Grouped(LINE, **settings)  # type: ignore[arg-type]

@@ -1,0 +1,186 @@
+"""LANTERN and LANTERN++ by hand: acceptance, residuals, and variants."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import Claim, Generation, Ruling, Trial, Verifier
+from lantern.decoding import loop
+from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.trees.static import named
+from lantern.verifiers.greedy import GreedyVerifier
+from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.lantern import Lantern
+from lantern.verifiers.relaxations.lantern_pp import LanternPP
+from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.verifiers.toys import CODES, distance, expected, outcome, toy
+
+# Code 0's neighbours are 1, 2, 3, 4 in this order; p of it and of them:
+LINE = proximity_table(torch.arange(5.0)[:, None], 4)
+P = torch.tensor([[0.2, 0.1, 0.15, 0.25, 0.3]])
+Q = torch.tensor([[0.5, 0.3, 0.1, 0.05, 0.05]])
+ZERO = torch.tensor([0])
+
+
+def claim(rule: Lantern | LanternPP) -> Claim:
+    return rule.claim(ZERO, P[:, 0], P.gather(1, rule.neighbours(ZERO)))
+
+
+def judge(rule: Lantern | LanternPP, q: Tensor, is_point: bool) -> Ruling:
+    return rule.judge(Trial(P, q, ZERO, is_point))
+
+
+def test_lantern_claims_neighbours_up_to_delta() -> None:
+    for delta, mass in ((0.05, 0.0), (0.1, 0.1), (0.24, 0.1), (0.26, 0.25), (1.0, 0.5)):
+        rule = Lantern(LINE, k=3, delta=delta + 1e-6 if delta < 1 else 1.0)
+        assert claim(rule).mass.item() == pytest.approx(mass, abs=1e-6)
+        assert judge(rule, Q, False).mass.item() == pytest.approx(0.2 + mass, abs=1e-6)
+
+
+def test_reach_is_the_mean_distance_of_claimed_mass() -> None:
+    distances = proximity_distances(torch.arange(5.0)[:, None], LINE)
+    assert distances[0].tolist() == [1, 2, 3, 4]
+    assert judge(Lantern(LINE, k=3, delta=0.26), Q, False).reach is None
+    ruling = judge(Lantern(LINE, k=3, delta=0.26, distances=distances), Q, False)
+    assert ruling.reach is not None and ruling.reach.item() == pytest.approx((0.1 * 1 + 0.15 * 2) / 0.25)
+    nothing = judge(Lantern(LINE, k=3, delta=0.0, distances=distances), Q, False)
+    assert nothing.reach is not None and nothing.reach.item() == 0
+
+
+def test_lantern_pp_claims_neighbours_in_proportion() -> None:
+    for lambda_, mass in ((1.0, 0.0), (1.4, 0.0), (1.6, 0.1), (2.3, 0.25), (9.0, 0.5)):
+        assert claim(LanternPP(LINE, k=3, lambda_=lambda_)).mass.item() == pytest.approx(mass, abs=1e-6)
+
+
+def left(rule: Lantern | LanternPP, q: Tensor, is_point: bool) -> list[float]:
+    return judge(rule, q, is_point).left[0].tolist()
+
+
+def test_the_papers_residual_subtracts_q_from_the_distribution_with_mass_moved() -> None:
+    rule = Lantern(LINE, k=3, delta=0.26)  # claims 1 and 2: p~ = .45 0 0 .25 .3
+    assert left(rule, Q, False) == pytest.approx([0, 0, 0, 0.2, 0.25], abs=1e-6)
+    point = torch.tensor([[1.0, 0, 0, 0, 0]])
+    assert left(rule, point, True) == pytest.approx([0, 0, 0, 0.25, 0.3], abs=1e-6)
+
+
+def test_released_residual_of_sampled_drafts_zeroes_q_on_k_plus_one_codes() -> None:
+    rule = Lantern(LINE, k=2, delta=0.11, residual="released")  # claims 1 only, zeroes q on 1, 2 and 3
+    assert left(rule, Q, False) == pytest.approx([0, 0.1, 0.15, 0.25, 0.25], abs=1e-6)
+
+
+def test_released_residual_of_point_drafts_zeroes_p_on_k_plus_one_codes() -> None:
+    rule = Lantern(LINE, k=2, delta=0.11, residual="released")
+    point = torch.tensor([[1.0, 0, 0, 0, 0]])
+    assert left(rule, point, True) == pytest.approx([0, 0, 0, 0, 0.3], abs=1e-6)
+
+
+def test_empty_released_residual_is_uniform() -> None:
+    rule = Lantern(LINE, k=3, delta=0.11, residual="released")
+    point = torch.tensor([[1.0, 0, 0, 0, 0]])
+    assert left(rule, point, True) == [1, 1, 1, 1, 1]
+
+
+def test_the_released_residual_is_exact_where_no_neighbour_is_within_the_budget() -> None:
+    rule = LanternPP(LINE, k=2, lambda_=1.1, residual="released")
+    assert left(rule, Q, False) == pytest.approx((P - Q).clamp(min=0)[0].tolist())
+
+
+@pytest.mark.parametrize("mode", ["sampled", "point"])
+@pytest.mark.parametrize("rule", [Lantern(LINE, k=3, delta=0), Lantern(LINE, k=0), LanternPP(LINE, k=3, lambda_=1)])
+def test_zero_budget_equals_exact_rejection(rule: Lantern | LanternPP, mode: str) -> None:
+    distributions = toy()
+    exact = outcome(distributions, RejectionVerifier(), mode, runs=20_000)  # type: ignore[arg-type]
+    assert torch.equal(outcome(distributions, RejectionVerifier(rule), mode, runs=20_000), exact)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", [Lantern(LINE, k=3, delta=0.2), LanternPP(LINE, k=3, lambda_=3)])
+def test_relaxation_accepts_more_and_is_not_exact(rule: Lantern | LanternPP) -> None:
+    distributions = toy()
+    assert not RejectionVerifier(rule).is_exact
+    assert distance(outcome(distributions, RejectionVerifier(rule), "sampled"), expected(distributions)) > 0.02
+
+
+TARGET = tiny_target()
+TABLE = proximity_table(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)), 23)
+KEYS = [(seed, 0) for seed in range(6)]
+
+
+def decode(verifier: Verifier, sampling: Sampling, mode: str) -> Generation:
+    drafter = EagleDrafter(
+        tiny_eagle(TARGET),
+        TARGET,
+        tree=named("mc_sim_7b_63"),
+        mode=mode,  # type: ignore[arg-type]
+        sampling=sampling,
+    )
+    condition = tiny_condition((4, 1, 6, 3, 2, 5))
+    return loop.generate(TARGET, condition, sampling=sampling, keys=KEYS, drafter=drafter, verifier=verifier)
+
+
+@pytest.mark.parametrize("residual", ["paper", "released"])
+def test_relaxed_codes_and_their_cost_are_counted(residual: str) -> None:
+    sampling = Sampling(guidance=3)
+    exact = decode(RejectionVerifier(), sampling, "sampled")
+    relaxed = decode(RejectionVerifier(Lantern(TABLE, k=10, delta=0.3, residual=residual)), sampling, "sampled")
+    assert exact.relaxed.sum() == 0 and exact.total_variation.sum() == 0
+    assert 0 < relaxed.relaxed.sum() <= relaxed.accepted.sum()
+    assert (relaxed.total_variation > 0).all()
+    assert relaxed.total_variation_max is not None and relaxed.latent_distance is None
+    assert (relaxed.total_variation_max <= 1).all()
+    assert (relaxed.total_variation_max * 16 >= relaxed.total_variation).all()
+    assert relaxed.step_compression.mean() > exact.step_compression.mean()
+
+
+def test_zero_delta_is_lossless_through_the_loop() -> None:
+    sampling = Sampling(guidance=3)
+    exact = decode(RejectionVerifier(), sampling, "sampled")
+    assert torch.equal(decode(RejectionVerifier(Lantern(TABLE, k=10, delta=0)), sampling, "sampled").codes, exact.codes)
+
+
+def test_zero_delta_is_greedy_decoding_at_temperature_zero() -> None:
+    sampling = Sampling(guidance=3, temperature=0)
+    exact = decode(RejectionVerifier(), sampling, "point")
+    relaxed = decode(GreedyVerifier(Lantern(TABLE, k=10, delta=0)), sampling, "point")
+    assert torch.equal(relaxed.codes, exact.codes) and relaxed.relaxed.sum() == 0
+    freer = decode(GreedyVerifier(Lantern(TABLE, k=10, delta=0.5)), sampling, "point")
+    assert freer.relaxed.sum() > 0 and freer.passes.sum() < exact.passes.sum()
+
+
+def test_greedy_relaxation_by_hand() -> None:
+    from lantern.core.noise import Noise
+    from lantern.core.types import DraftTree
+    from lantern.drafters.trees.static import StaticTree
+
+    tree = DraftTree(torch.tensor([[0, 2, 1, 4]]), StaticTree(((0,), (1,), (0, 0))).shape(), "point")
+    distribution = torch.tensor([0.2, 0.1, 0.25, 0.15, 0.3]).log().expand(1, 4, -1)
+    noise = Noise([(0, 0)], positions=4, vocab_size=CODES, is_silent=True)
+    verdict = GreedyVerifier(Lantern(LINE, k=1, delta=0.2)).walk(
+        tree, distribution, torch.zeros(1, 4, dtype=torch.long), noise
+    )
+    # node 1 is code 2, which with 1's .1 has .35 > .3; node 2 is code 1, which with 0's .2 has .3 = .3 and a lower
+    # index; node 3 is code 4, the arg-max itself. The deeper path is kept.
+    assert verdict.length.tolist() == [2] and verdict.path.tolist() == [[1, 3]]
+    assert verdict.next_token.tolist() == [4]
+    assert verdict.relaxed is not None and verdict.relaxed.tolist() == [[True, False]]
+    assert verdict.total_variation is not None
+    assert verdict.total_variation[0].tolist() == pytest.approx([0.1, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Lantern(LINE, k=5), "k is 5, wanted from 0 to 4"),
+        (lambda: Lantern(LINE, k=4, residual="released"), "wanted from 0 to 3"),
+        (lambda: Lantern(LINE, k=2, delta=math.nan), "delta is nan"),
+        (lambda: Lantern(LINE, k=2, delta=1.5), "delta is 1.5"),
+        (lambda: LanternPP(LINE, k=2, lambda_=0.5), "lambda_ is 0.5"),
+        (lambda: LanternPP(LINE, k=2, residual="compat"), 'residual is "compat"'),
+    ],
+)
+def test_options_out_of_range_raise(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()  # type: ignore[operator]
