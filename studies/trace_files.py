@@ -14,6 +14,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("lantern", "models", "eval", "recipes", "studies")
 DEFAULT = ("--prompt", "a red apple", "--quiet")
 
 
@@ -53,8 +54,10 @@ def trace(argv: Sequence[str]) -> tuple[dict[str, int], list[str]]:
 def _ours(file: str) -> str | None:
     """Return the path of a file relative to the project, None for files of others and for this one."""
     path = Path(file)
-    is_ours = path.is_absolute() and path.is_relative_to(ROOT) and path != Path(__file__).resolve()
-    return path.relative_to(ROOT).as_posix() if is_ours else None
+    if not path.is_absolute() or not path.is_relative_to(ROOT) or path == Path(__file__).resolve():
+        return None
+    inside = path.relative_to(ROOT)
+    return inside.as_posix() if inside.parts[0] in FOLDERS else None  # a virtual environment may lie beside them
 
 
 def main(argv: Sequence[str] | None = None) -> int:
