@@ -132,9 +132,8 @@ class Engine(ABC):
         """Whether decoding must round reproducibly by itself: with an fp64 cache, and prompts read one by one."""
         return self.reproducible
 
-    @property
-    def window(self) -> int | None:
-        """The fastest Jacobi window of sample match with this engine; None: the method's own."""
+    def window(self, target: "Target") -> int | None:
+        """Return the fastest Jacobi window of sample match for a target; None: the method's own."""
         return None
 
     def layer_by_layer(self) -> "Engine":

@@ -87,9 +87,13 @@ def choose_method(
     ValueError for a setting that the method does not have.
     """
     default = str(model.generation.get("method", "auto"))
-    method = name if isinstance(name, Method) else suited(find(name or default), model.engine)
+    method, report = name if isinstance(name, Method) else find(name or default), report or LOG.info
     if method.name == "auto":
-        method = _resolve_auto(model, sampling or model.sampling(), report or LOG.info)
+        method = _resolve_auto(model, sampling or model.sampling(), report)
+    elif not isinstance(name, Method) and "window" not in (settings or {}):
+        own, method = method, suited(method, model.engine, model.target)
+        if method != own:
+            report(f"window {method.settings['window']}, by the times of passes on this machine")
     return method.with_options(**settings or {})
 
 

@@ -140,15 +140,15 @@ def build_decoder(
     )
 
 
-def suited(method: Method, engine: Engine) -> Method:
+def suited(method: Method, engine: Engine, target: "Target") -> Method:
     """Return the method with the window that is fastest with the engine, if its window depends on the engine.
 
     A long window saves passes. With passes dispatched one by one each of them has an overhead, which fused steps lack:
-    there a pass takes as long as its codes, unless the processor computes faster than it reads weights.
+    there a pass takes as long as its codes, unless the processor computes faster than it reads weights. The engine
+    measures which is the case (`lantern.engines.pass_times`).
     """
-    if engine.window is None or not method.spec.fits_engine:
-        return method
-    return method.with_options(window=engine.window)
+    window = engine.window(target) if method.spec.fits_engine else None
+    return method if window is None else method.with_options(window=window)
 
 
 def _verifier(

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from lantern.core.io import load_state, save_component
-from lantern.engines.cpu.engine import WINDOWS, CpuEngine
+from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.pass_times import NODES
 from lantern.generation.generator import choose_method, generate
 from lantern.generation.requests import requests
 from lantern.methods.decoder import METHODS
@@ -67,22 +68,24 @@ def test_auto_drafts_with_a_drafter_that_was_trained_for_the_model(folder: Path,
     assert "does not name the weights" in reported[-1]
 
 
-@pytest.mark.parametrize("has_units", [False, True])
+@pytest.mark.parametrize(("slope", "suits"), [(0.0, 16), (0.1, 4), (1.0, 2)])
 def test_a_window_that_nobody_chose_suits_the_engine(
-    folder: Path, has_units: bool, monkeypatch: pytest.MonkeyPatch
+    folder: Path, slope: float, suits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lantern.engines.cpu.build.has_amx", lambda: has_units)
-    suits = WINDOWS[has_units]
+    times = {n: 1.0 + slope * (n - 1) for n in NODES}
+    monkeypatch.setattr("lantern.engines.pass_times.pass_times", lambda engine, target: times)
     eager = replace(load_model(folder), generation={"method": "gumbel-jacobi"})
     fused = replace(eager, engine=CpuEngine())
-    usual = METHODS["gumbel-jacobi"].settings["window"]
+    usual, reported = METHODS["gumbel-jacobi"].settings["window"], list[str]()
     assert choose_method(eager).settings["window"] == usual
-    assert usual not in WINDOWS
-    assert choose_method(fused).settings["window"] == suits
+    assert choose_method(fused, report=reported.append).settings["window"] == suits
+    assert (suits == usual) == (not reported)
     assert choose_method(fused, settings={"window": 5}).settings["window"] == 5
     assert choose_method(fused, "gumbel-jacobi").settings["window"] == suits
     assert choose_method(fused, METHODS["gumbel-jacobi"]).settings["window"] == usual
     assert choose_method(replace(fused, generation={"method": "eagle1"})) == METHODS["eagle1"]
+    relaxed = METHODS["bounded-window"]  # its codes depend on the window, so that no measurement may choose it
+    assert choose_method(fused, "bounded-window") == relaxed
 
 
 def test_the_shipped_table_equals_a_computed_one(folder: Path, tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ SEED = 7
 # fused passes want widths that are multiples of a panel
 TOY_SHAPE: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
 TOY_NEIGHBOURS = 10
+# of fused passes; the first two would choose their window by a measurement of time
+WINDOWS, WINDOW = ("gumbel-jacobi", "jacobi-parallel", "bounded-window"), 2
 ENGINES = {"eager": EagerEngine(), "fused": CpuEngine(), "compile": CompiledEngine()}
 
 
@@ -57,6 +59,8 @@ def decode(model: str, engine: str, method: str) -> list[dict[str, Any]]:
     pipe: Any = _pipeline(model)
     pipe.engine = ENGINES[engine]
     settings = {"k": TOY_NEIGHBOURS} if model == TOY and "k" in METHODS[method].settings else {}
+    if engine == "fused" and method in WINDOWS:
+        settings["window"] = WINDOW
     with _one_thread():
         made: Any = pipe(PROMPTS, method=method, settings=settings, generator=SEED, output_type="latent")
     return [_record(codes, stats) for codes, stats in zip(made.tokens, made.stats, strict=True)]

@@ -235,6 +235,5 @@ METHODS = (
         mode="jacobi",
         relaxation=Bounded,
         settings=(WINDOW, INIT, *BOUNDED),
-        fits_engine=True,
     ),
 )

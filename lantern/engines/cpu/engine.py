@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from lantern.core.sampling import Sampling
     from lantern.core.types import Drafter, Generation, Target, Verifier
 
-# The fastest windows for one picture without and with AMX (eval/results/speed_windows.json,
-# eval/results/speed_matrix_units_windows.json); `lantern tune` measures others.
-WINDOWS = (2, 4)
-
 
 @dataclass(frozen=True)
 class CpuEngine(Engine):
@@ -71,12 +67,11 @@ class CpuEngine(Engine):
         """False: passes are reproducible as they are."""
         return False
 
-    @property
-    def window(self) -> int:
-        """The fastest window: longer with AMX, which computes faster than memory delivers weights."""
-        from lantern.engines.cpu.build import has_amx
+    def window(self, target: "Target") -> int:
+        """Return the window with the most codes per second, by the times of passes on this machine."""
+        from lantern.engines.pass_times import best_window, pass_times
 
-        return WINDOWS[has_amx()]
+        return best_window(pass_times(self, target))
 
     def _prepare(self, target: Any) -> "Target":
         from lantern.engines.cpu.target import CpuTarget

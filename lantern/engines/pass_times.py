@@ -1,0 +1,139 @@
+"""T(n), the time of a target pass over n codes: measured in about 50 ms, and remembered between processes.
+
+A pass over n codes costs little more than one over a single code where it waits for weights, and up to n times as much
+where it is bound by arithmetic. The best window, and whether drafting pays at all, depend on that.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.core.io import user_cache, write_json
+from lantern.core.types import Target
+from lantern.decoding.cache import StaticCache
+from lantern.engines.engine import Engine
+from lantern.engines.prepared import original
+
+LOG = logging.getLogger("lantern")
+NODES = (1, 2, 4, 8, 16)
+LEAST = 3  # sizes that are measured whatever they take
+BUDGET = 0.05  # seconds
+# Codes per pass of `gumbel-jacobi` by window on the embedded model: 2 to 4 from eval/results/speed_windows.json, 16 from
+# speed.json, 8 between them.
+CODES = {1: 1.0, 2: 1.42, 3: 1.66, 4: 1.83, 8: 2.3, 16: 2.7}
+
+
+def pass_times(engine: Engine, target: Target, *, rows: int = 2, budget: float = BUDGET) -> dict[int, float]:
+    """Return T(n): seconds of a pass over n codes of one image, for n of NODES, as far as `budget` seconds allow.
+
+    `rows` are the guidance rows of the image. Sizes that the budget does not reach are missing; the first three are
+    always there, so that large models take longer than the budget once. Figures are minima of several passes with half
+    of the image in the cache. They are read from the user's cache where this machine, version, engine, dtype and shape
+    have been measured before; the values of weights do not matter.
+    """
+    path = _path(engine, target, rows)
+    found = _read(path)
+    if found is None:
+        found = measure(engine.prepare(target), rows=rows, budget=budget)
+        try:
+            write_json(path, {"seconds": {str(n): seconds for n, seconds in found.items()}})
+        except OSError as error:
+            LOG.info("times of passes are not kept: %s", error)
+    return found
+
+
+def best_window(times: Mapping[int, float], codes: Mapping[int, float] = CODES) -> int:
+    """Return the window, 2 or longer, with the most codes per second; `codes` are the codes per pass of each window."""
+    lengths = [n for n in codes if 2 <= n <= max(times)]
+    return max(lengths, key=lambda n: codes[n] / time_of(times, n))
+
+
+def time_of(times: Mapping[int, float], nodes: int) -> float:
+    """Return T(nodes), interpolated linearly between measured sizes, and extrapolated past the last."""
+    sizes = sorted(times)
+    above = next((i for i, n in enumerate(sizes) if n >= nodes and i), len(sizes) - 1)
+    low, high = sizes[above - 1], sizes[above]
+    return times[low] + (times[high] - times[low]) * (nodes - low) / (high - low)
+
+
+@torch.no_grad()
+def measure(target: Target, *, rows: int = 2, budget: float = BUDGET) -> dict[int, float]:
+    """Return T(n) of a prepared target as `pass_times` does, measured now."""
+    begun = time.perf_counter()
+    passes = _passes(target, rows, [n for n in NODES if n <= target.config.block_size])
+    next(iter(passes.values()))()  # the first pass allocates memory
+    found: dict[int, float] = {}
+    while True:
+        for n, run in passes.items():
+            if len(found) >= min(LEAST, len(passes)) and time.perf_counter() - begun > budget:
+                return found
+            found[n] = min(_elapsed(run), found.get(n, float("inf")))
+
+
+def _elapsed(run: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()  # sync
+    return time.perf_counter() - begun
+
+
+def _passes(target: Target, rows: int, nodes: Sequence[int]) -> dict[int, Callable[[], Any]]:
+    """Return passes over chains of n codes, with half of the image in the cache."""
+    config: Any = target.config
+    weight, most = target.tok_embeddings.weight, max(nodes)
+    device, known = weight.device, (config.block_size - most) // 2
+    cache = StaticCache(
+        layers=config.n_layer,
+        images=1,
+        rows=rows,
+        heads=config.n_head,
+        head_dim=config.head_dim,
+        prefix=1,
+        codes=config.block_size,
+        stage=most,
+        dtype=torch.float32 if device.type == "cpu" else weight.dtype,
+        device=device,
+    )
+    mask = torch.full((rows, most, cache.slots), -torch.inf, dtype=cache.buffer.dtype, device=device)
+    mask[..., : 1 + known] = 0.0
+    mask[..., cache.first_stage_slot :] = torch.full((most, most), -torch.inf, device=device).triu(1)
+    steps = torch.arange(most, device=device).expand(rows, -1)
+    inputs = target.tok_embeddings(steps % config.vocab_size)
+    positions, slots = steps + known + config.cls_token_num, steps + cache.first_stage_slot
+
+    def run(n: int) -> Any:
+        return target(inputs[:, :n], positions[:, :n], mask[:, :n], cache=cache, slots=slots[:, :n])
+
+    return {n: partial(run, n) for n in nodes}
+
+
+def _path(engine: Engine, target: Target, rows: int) -> Path:
+    """Return the file of the times: its name tells apart what they depend on."""
+    from lantern import __version__
+    from lantern.engines.cpu.build import processor
+
+    weight = target.tok_embeddings.weight
+    device = torch.cuda.get_device_name(weight.device) if weight.device.type == "cuda" else processor()
+    settings = {name: value for name, value in engine.as_dict().items() if name != "reason"}
+    shape = dataclasses.asdict(original(target).config)
+    versions = (__version__, torch.__version__, torch.get_num_threads())
+    key = json.dumps([device, str(weight.dtype), settings, shape, rows, versions], sort_keys=True, default=str)
+    return user_cache() / "profiles" / f"passes-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+
+def _read(path: Path) -> dict[int, float] | None:
+    """Return recorded times, or None without a sound record."""
+    try:
+        found = {int(n): float(seconds) for n, seconds in json.loads(path.read_text("utf-8"))["seconds"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return found if len(found) >= 2 and all(0 < seconds < 3600 for seconds in found.values()) else None
