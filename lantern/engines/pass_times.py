@@ -26,8 +26,8 @@ LOG = logging.getLogger("lantern")
 NODES = (1, 2, 4, 8, 16)
 LEAST = 3  # sizes that are measured whatever they take
 BUDGET = 0.05  # seconds
-# Codes per pass of `gumbel-jacobi` by window on the embedded model: 2 to 4 from eval/results/speed_windows.json, 16 from
-# speed.json, 8 between them.
+# Codes per pass of `gumbel-jacobi` by window on the embedded model: 2 to 4 from eval/results/speed_windows.json, 16
+# from speed.json, 8 between them.
 CODES = {1: 1.0, 2: 1.42, 3: 1.66, 4: 1.83, 8: 2.3, 16: 2.7}
 
 

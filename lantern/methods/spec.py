@@ -139,7 +139,8 @@ class MethodSpec:
     `policy` and `relaxation` are classes, or their "module:name"; fields of theirs that are settings take their values.
     `add_ons` are the trained networks that it reads, each as an AddOn or as the name of one that another method
     declares. `fits_engine` says that the window, on which codes do not depend, is chosen for the engine unless the
-    user sets it, `weavable` that `woven` can use the drafter. `paper` is an arXiv id. `page` is a name in docs/methods, by default the method's.
+    user sets it, `weavable` that `woven` can use the drafter. `paper` is an arXiv id. `page` is a name in docs/methods,
+    by default the method's.
     """
 
     name: str
