@@ -317,17 +317,22 @@ def load_component(
 ) -> Module:
     """Build a module from a component folder: `build(config)` with the folder's weights, in fp32, in eval mode.
 
-    Names, shapes and dtypes in the file's header are compared with those of the module before any value is read;
-    `verify` compares the file with its SHA-256 where the folder lists one (`lantern.core.checksums`).
+    Names, shapes and dtypes in the file's header are compared with those of the module on the meta device before
+    anything is allocated; `verify` compares the file with its SHA-256 where the folder lists one
+    (`lantern.core.checksums`). ValueError names the file that does not fit.
     """
     folder = Path(folder)
     config = load_config(kind, folder / CONFIG_NAME)
     try:
+        with torch.device("meta"):
+            expected = build(config).state_dict()
+        check_state(read_header(folder / WEIGHTS_NAME), expected, source=folder / WEIGHTS_NAME)
         with _NoInitialisation():
             module = build(config)
     except (RuntimeError, OverflowError, MemoryError) as error:
-        raise ValueError(f"{folder / CONFIG_NAME} describes a module that does not fit into memory") from error
-    check_state(read_header(folder / WEIGHTS_NAME), module.state_dict(), source=folder / WEIGHTS_NAME)
+        raise ValueError(
+            f"{folder / CONFIG_NAME} describes a module that cannot be built: {one_line(error)}"
+        ) from error
     if verify:
         verify_files(folder, [WEIGHTS_NAME])
     load_module(module, folder)

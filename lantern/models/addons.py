@@ -4,12 +4,13 @@ An add-on lies in the model's folder as parts/<name>/config.json and model.safet
 that a model with twenty of them loads as fast as one with none.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torch import nn
 
-from lantern.core.io import CONFIG_NAME, load_component
+from lantern.core.io import load_component
 from lantern.methods.registry import find_add_on
 from lantern.models.compatibility import check_weights
 from lantern.models.llamagen.transformer import Transformer
@@ -29,17 +30,15 @@ class AddOns(Mapping[str, nn.Module]):
         self._loaded: dict[str, nn.Module] = {}
 
     def __iter__(self) -> Iterator[str]:
-        found = () if self.folder is None else sorted((self.folder / FOLDER).glob(f"*/{CONFIG_NAME}"))
-        return (path.parent.name for path in found if find_add_on(path.parent.name) is not None)
+        found = [] if self.folder is None else sorted((self.folder / FOLDER).glob("*"))
+        return (path.name for path in found if find_add_on(path.name) is not None)
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
     def __contains__(self, name: object) -> bool:
-        """Whether the folder holds an add-on of this name, of any kind."""
-        return (
-            isinstance(name, str) and self.folder is not None and (self.folder / FOLDER / name / CONFIG_NAME).is_file()
-        )
+        """Whether the folder has an entry of this name in parts/; reading a damaged one raises ValueError."""
+        return isinstance(name, str) and self.folder is not None and os.path.lexists(self.folder / FOLDER / name)
 
     def __getitem__(self, name: str) -> nn.Module:
         """The add-on of this name, read at its first use; KeyError if the model has none."""
@@ -53,8 +52,9 @@ class AddOns(Mapping[str, nn.Module]):
         kind = find_add_on(name)
         if kind is None or self.folder is None:
             raise KeyError(name)
-        module: nn.Module = load_component(kind.module, kind.config, self.folder / FOLDER / name, verify=self.verify)
-        check_weights(module.config, self.target, drafter_name=f"part {name}", model_name=self.model_name)
+        folder = self.folder / FOLDER / name
+        module: nn.Module = load_component(kind.module, kind.config, folder, verify=self.verify)
+        check_weights(module.config, self.target, drafter_name=f"add-on {folder}", model_name=self.model_name)
         return module.requires_grad_(False)
 
     def _placed(self, module: nn.Module) -> nn.Module:

@@ -5,7 +5,6 @@ and size from its tensors. It raises an error if they leave something open or if
 """
 
 import argparse
-import math
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from lantern.core.config import build_config, one_line, read_json_object
 from lantern.core.io import check_finite, check_state, load_tensors
 from lantern.models.llamagen import lantern_layout
-from lantern.models.llamagen.config import SIZES, TransformerConfig
+from lantern.models.llamagen.config import SIZES, TransformerConfig, check_grid, check_layer
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 
@@ -61,10 +60,8 @@ class DrafterConfig:
     form: Literal["rows"] = "rows"
 
     def __post_init__(self) -> None:
-        if self.n_head < 1 or self.dim % self.n_head or (self.dim // self.n_head) % 4:
-            raise ValueError(f"dim {self.dim} over {self.n_head} heads: wanted a head size divisible by 4")
-        if self.block_size < 1 or math.isqrt(self.block_size) ** 2 != self.block_size:
-            raise ValueError(f"block_size is {self.block_size}, wanted a perfect square (grid x grid codes)")
+        check_layer(self.dim, self.n_head, self.rope_base, self.norm_eps)
+        check_grid(self.block_size)
 
 
 def read_checkpoint(

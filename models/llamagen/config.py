@@ -8,6 +8,7 @@ from typing import Literal
 # A config past these is a damaged file, not a model: refused before anything is allocated.
 LIMITS = {
     "dim": 1 << 16,
+    "ffn_dim": 1 << 18,
     "n_layer": 256,
     "n_head": 1024,
     "multiple_of": 1 << 16,
@@ -17,6 +18,29 @@ LIMITS = {
     "num_classes": 1 << 20,
     "block_size": 1 << 16,
 }
+
+
+def check_limits(config: object, *names: str) -> None:
+    """Raise ValueError for a field of a config that is below 1 or beyond LIMITS."""
+    for name in names:
+        if not 1 <= (value := getattr(config, name)) <= LIMITS[name]:
+            raise ValueError(f"{name} is {value}, wanted from 1 to {LIMITS[name]}")
+
+
+def check_layer(dim: int, n_head: int, rope_base: float, norm_eps: float) -> None:
+    """Raise ValueError for heads that a rotary table cannot serve, a bad base of the table or epsilon of the norms."""
+    if n_head < 1 or dim % n_head or (dim // n_head) % 4:
+        raise ValueError(f"dim {dim} over {n_head} heads: wanted a head size divisible by 4")
+    if not 1 < rope_base <= 1e9:
+        raise ValueError(f"rope_base is {rope_base:g}, wanted above 1, at most 1e9")
+    if not 0 < norm_eps < 1:
+        raise ValueError(f"norm_eps is {norm_eps:g}, wanted above 0, below 1")
+
+
+def check_grid(block_size: int) -> None:
+    """Raise ValueError for a number of codes that is no square grid."""
+    if block_size < 1 or math.isqrt(block_size) ** 2 != block_size:
+        raise ValueError(f"block_size is {block_size}, wanted a perfect square (grid x grid codes)")
 
 
 @dataclass(frozen=True)
@@ -51,19 +75,11 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         if self.model_type not in ("c2i", "t2i"):
             raise ValueError(f'model_type is "{self.model_type}", wanted "c2i" or "t2i"')
-        if math.isqrt(max(self.block_size, 0)) ** 2 != self.block_size or self.block_size < 1:
-            raise ValueError(f"block_size is {self.block_size}, wanted a perfect square (grid x grid codes)")
-        if self.n_head < 1 or self.dim % self.n_head or (self.dim // self.n_head) % 4:
-            raise ValueError(f"dim {self.dim} over {self.n_head} heads: wanted a head size divisible by 4")
+        check_grid(self.block_size)
+        check_layer(self.dim, self.n_head, self.rope_base, self.norm_eps)
         if self.n_kv_head not in (None, self.n_head):
             raise ValueError(f"n_kv_head is {self.n_kv_head}, wanted {self.n_head}: grouped queries are in no release")
-        for name, most in LIMITS.items():
-            if not 1 <= getattr(self, name) <= most:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted from 1 to {most}")
-        if not 1 < self.rope_base <= 1e9:
-            raise ValueError(f"rope_base is {self.rope_base:g}, wanted above 1, at most 1e9")
-        if not 0 < self.norm_eps < 1:
-            raise ValueError(f"norm_eps is {self.norm_eps:g}, wanted above 0, below 1")
+        check_limits(self, *(field.name for field in dataclasses.fields(self) if field.name in LIMITS))
         if self.ffn_dim_multiplier is not None and not 0 < self.ffn_dim_multiplier <= 64:
             raise ValueError(f"ffn_dim_multiplier is {self.ffn_dim_multiplier:g}, wanted above 0, at most 64")
 

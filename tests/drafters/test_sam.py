@@ -201,5 +201,5 @@ def test_tables_of_another_model_raise() -> None:
         build_decoder("sam", TARGET, sampling=Sampling(), add_ons={"sam": other})
     with pytest.raises(ValueError, match="groups is 0"):
         dataclasses.replace(other.config, groups=0)
-    with pytest.raises(ValueError, match="wanted square ones"):
+    with pytest.raises(ValueError, match="perfect square"):
         dataclasses.replace(other.config, block_size=15)

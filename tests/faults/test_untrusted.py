@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from lantern.cli import convert
 from lantern.core.checksums import SUMS_NAME, read_checksums, verify_files
 from lantern.core.io import CONFIG_NAME, WEIGHTS_NAME, atomic_write, load_component, save_checksums, save_component
+from lantern.methods.registry import add_ons
+from lantern.models.addons import AddOns
 from lantern.models.folder import load_model
 from lantern.models.llamagen.checkpoint import read_checkpoint
 from lantern.models.llamagen.config import TransformerConfig
@@ -20,6 +22,7 @@ from lantern.models.llamagen.text import check_limits
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from tests.tiny import tiny_target
+from tests.tiny_parts import tiny_part
 
 
 @pytest.fixture
@@ -185,3 +188,28 @@ def test_a_conversion_is_tried_before_it_is_done(
     assert "does not run" in capsys.readouterr().err and not (tmp_path / "out").exists()
     assert convert.main(arguments) == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [SUMS_NAME, CONFIG_NAME, WEIGHTS_NAME]
+
+
+@pytest.mark.parametrize("name", sorted(set(add_ons()) - {"small"}))
+def test_a_config_of_another_kind_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    entry, part = add_ons()[name], tiny_part(name, tiny_target())
+    save_component(part.state_dict(), part.config, tmp_path / "part")
+    path = tmp_path / "part" / CONFIG_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"kind": "x"}))
+    with pytest.raises(ValueError, match=rf"config\.json: kind is .x.*wanted.*{entry.name}"):
+        load_component(entry.module, entry.config, tmp_path / "part")
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "link"])
+def test_an_add_on_without_its_config_is_refused_by_file(tmp_path: Path, kind: str) -> None:
+    part = tiny_part("c2t", target := tiny_target())
+    save_component(part.state_dict(), part.config, folder := tmp_path / "parts" / "c2t")
+    found = AddOns(tmp_path, target, model_name="toy")
+    assert list(found) == ["c2t"] and "radar" not in found
+    (path := folder / CONFIG_NAME).unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=f"cannot read {path}"):
+        found["c2t"]

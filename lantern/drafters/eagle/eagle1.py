@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from lantern.drafters.base import target_logits
 from lantern.drafters.eagle.unroll import Unroll
 from lantern.drafters.examples import Examples, Prediction
-from lantern.models.llamagen.config import TransformerConfig
+from lantern.models.llamagen.config import LIMITS, TransformerConfig, check_grid, check_layer, check_limits
 from lantern.models.llamagen.layers import Attention, FeedForward, RMSNorm
 from lantern.models.llamagen.rotary import rope_factors, rope_table
 
@@ -57,6 +57,8 @@ class EagleConfig:
     layers: int = 1
 
     def __post_init__(self) -> None:
+        if self.kind != type(self).kind:
+            raise ValueError(f'kind is "{self.kind}", wanted "{type(self).kind}"')
         if not 1 <= self.layers <= MAX_LAYERS:
             raise ValueError(f"layers is {self.layers}, wanted from 1 to {MAX_LAYERS}")
         if self.form not in ("guided", "rows"):
@@ -65,10 +67,11 @@ class EagleConfig:
             raise ValueError("has_input_norm is true, but EAGLE-1 drafters for LlamaGen have no norm at their input")
         if self.form == "guided" and self.cls_token_num:
             raise ValueError(f"cls_token_num is {self.cls_token_num}, wanted 0: the guided form reads no prompt slots")
-        if self.n_head < 1 or self.dim % self.n_head or (self.dim // self.n_head) % 4:
-            raise ValueError(f"dim {self.dim} over {self.n_head} heads: wanted a head size divisible by 4")
-        if self.block_size < 1 or math.isqrt(self.block_size) ** 2 != self.block_size:
-            raise ValueError(f"block_size is {self.block_size}, wanted a perfect square (grid x grid codes)")
+        if not 0 <= self.cls_token_num <= LIMITS["cls_token_num"]:
+            raise ValueError(f"cls_token_num is {self.cls_token_num}, wanted from 0 to {LIMITS['cls_token_num']}")
+        check_layer(self.dim, self.n_head, self.rope_base, self.norm_eps)
+        check_grid(self.block_size)
+        check_limits(self, "dim", "n_head", "ffn_dim", "vocab_size", "block_size")
 
     @classmethod
     def for_target(cls, config: TransformerConfig, **changes: Any) -> Self:

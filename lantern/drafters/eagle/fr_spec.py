@@ -12,7 +12,7 @@ drafts can be right.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,7 @@ from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import Level, named
 from lantern.methods.context import DrafterContext
 from lantern.methods.spec import AddOn, Method, MethodSpec, Setting
+from lantern.models.llamagen.config import check_limits
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,11 @@ class FrequencyConfig:
     """Number of codes of the table, and the digest of the target whose pictures were counted."""
 
     vocab_size: int
-    kind: str = "fr-spec"
+    kind: Literal["fr-spec"] = "fr-spec"
     target: str | None = None
 
     def __post_init__(self) -> None:
-        if self.vocab_size < 1:
-            raise ValueError(f"vocab_size is {self.vocab_size}, wanted at least 1")
+        check_limits(self, "vocab_size")
 
 
 class FrequencyTable(nn.Module):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig, EagleLayer
+from lantern.drafters.eagle.eagle1 import MAX_LAYERS, Eagle, EagleConfig, EagleLayer
 from lantern.methods.spec import AddOn, MethodSpec
 from lantern.models.llamagen.rotary import rope_factors, rotate
 
@@ -28,8 +28,8 @@ class PossConfig(EagleConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.depths < 1 or self.per_layer < 1:
-            raise ValueError(f"depths is {self.depths} and per_layer {self.per_layer}, wanted at least 1 of both")
+        if not 1 <= self.depths <= MAX_LAYERS or self.per_layer < 1:
+            raise ValueError(f"depths {self.depths}, per_layer {self.per_layer}: wanted 1 to {MAX_LAYERS}, and above 0")
         if self.layers != 1:
             raise ValueError(f"layers is {self.layers}, wanted 1: a specialist is one decoder layer")
 

@@ -5,7 +5,7 @@ return guidance-combined features, which the target's head turns into distributi
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +21,7 @@ from lantern.drafters.heads.residual import FeatureHeads
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.methods.context import DrafterContext
 from lantern.methods.spec import AddOn, Method, MethodSpec
-from lantern.models.llamagen.transformer import TransformerConfig
+from lantern.models.llamagen.config import TransformerConfig, check_limits
 from lantern.verifiers.relaxations.tolerance import SAMPLES, Tolerance
 
 MAX_DEPTHS = 64
@@ -39,12 +39,13 @@ class MedusaConfig:
     block_size: int
     depths: int = 4
     reads_code: bool = True
-    kind: str = "medusa"
+    kind: Literal["medusa"] = "medusa"
     target: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.depths <= MAX_DEPTHS:
             raise ValueError(f"depths is {self.depths}, wanted from 1 to {MAX_DEPTHS}")
+        check_limits(self, "dim", "vocab_size", "block_size")
 
     @classmethod
     def for_target(cls, config: TransformerConfig, **changes: Any) -> "MedusaConfig":

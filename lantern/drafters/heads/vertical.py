@@ -7,7 +7,7 @@ mixture. The target still decides in raster order, so the pool does not affect e
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +23,7 @@ from lantern.drafters.heads.residual import FeatureHeads
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.methods.context import DrafterContext
 from lantern.methods.spec import AddOn, Method, MethodSpec, Setting
-from lantern.models.llamagen.config import TransformerConfig
+from lantern.models.llamagen.config import TransformerConfig, check_grid, check_limits
 
 MAX_DEPTHS = 64
 
@@ -40,14 +40,14 @@ class VerticalConfig:
     block_size: int
     depths: int = 4
     reads_code: bool = True
-    kind: str = "vertical"
+    kind: Literal["vertical"] = "vertical"
     target: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.depths <= MAX_DEPTHS:
             raise ValueError(f"depths is {self.depths}, wanted from 1 to {MAX_DEPTHS}")
-        if self.block_size < 1 or math.isqrt(self.block_size) ** 2 != self.block_size:
-            raise ValueError(f"block_size is {self.block_size}, wanted a perfect square (grid x grid codes)")
+        check_limits(self, "dim", "vocab_size", "block_size")
+        check_grid(self.block_size)
 
     @property
     def grid(self) -> int:

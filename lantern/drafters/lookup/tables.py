@@ -1,13 +1,16 @@
 """Trained tables of SAM decoding: the super-code of each code, and a small corpus of pictures (arXiv:2411.10666)."""
 
-import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lantern.models.llamagen.config import check_grid, check_limits
+
 ROUNDS = 30  # of k-means
+MAX_PICTURES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -18,14 +21,16 @@ class SamConfig:
     block_size: int
     groups: int
     pictures: int
-    kind: str = "sam"
+    kind: Literal["sam"] = "sam"
     target: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.groups <= self.vocab_size:
             raise ValueError(f"groups is {self.groups}, wanted from 1 to {self.vocab_size}")
-        if self.block_size < 1 or math.isqrt(self.block_size) ** 2 != self.block_size or self.pictures < 0:
-            raise ValueError(f"{self.pictures} pictures of {self.block_size} codes, wanted square ones, 0 or more")
+        check_limits(self, "vocab_size", "block_size")
+        check_grid(self.block_size)
+        if not 0 <= self.pictures <= MAX_PICTURES:
+            raise ValueError(f"pictures is {self.pictures}, wanted from 0 to {MAX_PICTURES}")
 
 
 class SamTables(nn.Module):

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -33,7 +33,7 @@ class C2TConfig:
 
     hidden: int = 32
     traits: tuple[str, ...] = TRAITS
-    kind: str = "c2t"
+    kind: Literal["c2t"] = "c2t"
     target: str | None = None
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """RADAR: a small recurrent network decides after each draft pass whether to run another (trained by REINFORCE)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -33,7 +33,7 @@ class RadarConfig:
 
     beam: int = 8
     hidden: int = 64
-    kind: str = "radar"
+    kind: Literal["radar"] = "radar"
     target: str | None = None
 
     def __post_init__(self) -> None:
