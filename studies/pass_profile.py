@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from lantern.cli.argument_types import integer, one_of
 from lantern.cli.command import DONE, Command, run_command
+from lantern.cli.options import integer, one_of
 from lantern.core.io import write_json
 from lantern.decoding.cache import StaticCache
-from lantern.engines.cpu.packed import PARTS
+from lantern.engines.cpu.kernels import PARTS
 from lantern.engines.cpu.target import CpuTarget
 from lantern.eval.speed.race import interleave
 from lantern.eval.speed.surroundings import load_average, surroundings

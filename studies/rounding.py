@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.argument_types import integer
 from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.measurement_options import add_distribution, distribution_of
-from lantern.methods.decoder import METHODS
+from lantern.cli.options import add_distribution, distribution_of, integer
+from lantern.methods.registry import METHODS
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

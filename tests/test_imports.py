@@ -44,14 +44,14 @@ PACKAGES = [name for name, path in SOURCES.items() if path.name == "__init__.py"
 # Modules of the package that a folder may import beside its own, by prefix. The longest prefix that fits a module
 # counts.
 CORE = ("lantern.core",)
-SPECS = ("lantern.methods.spec", "lantern.methods.context")
+SPECS = ("lantern.methods.spec",)
 MODELS = ("lantern.models.llamagen",)
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lantern": ("lantern.core.torchvision_import",),
     "lantern.core": (),
     "lantern.core.types": (),
     "lantern.core.config": (),
-    "lantern.core.io": ("lantern.core.config", "lantern.core.checksums"),
+    "lantern.core.io": ("lantern.core.config",),
     "lantern.models.llamagen": CORE,
     "lantern.decoding": (*CORE, "lantern.engines"),
     "lantern.verifiers": (*CORE, *SPECS),
@@ -67,7 +67,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lantern.drafters.policies": (*CORE, *SPECS, "lantern.drafters.trees"),
     "lantern.engines": (*CORE, *MODELS, "lantern.decoding", "lantern.verifiers", "lantern.drafters"),
     "lantern.methods.spec": (),
-    "lantern.methods.registry": SPECS,
     "lantern.methods": (*CORE, *SPECS, "lantern.decoding", "lantern.verifiers", "lantern.engines", "lantern.drafters"),
     "lantern.models": (
         *CORE,

@@ -7,9 +7,8 @@ import torch
 
 from lantern.core.types import Condition
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.models.llamagen.conditioning import CaptionEmbedder
 from lantern.models.llamagen.config import TransformerConfig
-from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.transformer import CaptionEmbedder, Transformer
 
 if TYPE_CHECKING:
     from lantern.training.teacher import Teacher

@@ -40,10 +40,8 @@ from lantern.eval.speed.phases import DRAFTING, NetworkClock, time_phases
 from lantern.eval.speed.race import interleave, rounded, step_order, warm
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.generation.generator import costs_for
-from lantern.methods.decoder import METHODS
-from lantern.methods.registry import add_ons_of, find_add_on
-from lantern.models.addons import FOLDER
-from lantern.models.folder import Model, load_model
+from lantern.methods.registry import METHODS, add_ons_of, find_add_on
+from lantern.models.folder import FOLDER, Model, load_model
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from lantern.drafters.trees.static import StaticTree
 from lantern.eval.speed.contenders import PLAIN, Contender, Job
 from lantern.generation.tuning.acceptance import Tally, probing_tree
 from lantern.generation.tuning.solve import likeliest_nodes
-from lantern.methods.decoder import METHODS, Method
+from lantern.methods.registry import METHODS, Method
 
 INT4 = "@int4"  # suffix of a spec: target with 4-bit weights
 PILOTS = 3  # pictures that acceptance rates are measured on

@@ -50,7 +50,7 @@ from lantern.eval.speed.contenders import (
 )
 from lantern.eval.speed.race import Spread, interleave, step_order, warm
 from lantern.eval.speed.surroundings import load_average, surroundings
-from lantern.methods.decoder import METHODS, find
+from lantern.methods.registry import METHODS, find
 from lantern.models.folder import Model, load_model
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from lantern.eval.speed.contenders import (
     method_of,
 )
 from lantern.eval.speed.race import Spread, rounded
-from lantern.methods.decoder import METHODS, Method
+from lantern.methods.registry import METHODS, Method
 from lantern.models.folder import Model
 
 if TYPE_CHECKING:

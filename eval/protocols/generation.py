@@ -29,8 +29,7 @@ import lantern
 from lantern.core.types import Callback
 from lantern.eval.protocols.manifest import Entry, Manifest, read_entries
 from lantern.generation.generator import Generator, make_batches
-from lantern.generation.images import save_png, to_image
-from lantern.generation.picture import NotFiniteError, Picture
+from lantern.generation.images import NotFiniteError, Picture, save_png, to_image
 from lantern.generation.requests import Request
 
 THOUSAND = 1000

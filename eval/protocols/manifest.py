@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from lantern.generation.picture import Statistics
+from lantern.generation.images import Statistics
 
 PATTERN = "manifest-*.jsonl"
 NAME = re.compile(r"[a-z0-9-]{1,64}")
@@ -29,7 +29,7 @@ LOCKED_BYTE = 1 << 40  # far beyond the end of the file: on some systems a locke
 class Entry:
     """A finished picture: number in the set, size and sha256 of its file, sha256 of its codes, statistics.
 
-    `statistics` holds the fields of `lantern.generation.picture.Statistics`.
+    `statistics` holds the fields of `lantern.generation.images.Statistics`.
     """
 
     id: int

@@ -18,9 +18,10 @@ from typing import Any
 
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
+from lantern.engines.engine import Engine
 from lantern.eval.protocols.generation import Worker, batches_of, finished, images_bar
 from lantern.generation.requests import Request
-from lantern.methods.decoder import Engine, Method
+from lantern.methods.registry import Method
 
 RETRIES = 3  # restarts per actor in a job
 SHARE = 0.8  # share of the CPUs for actors: Ray Data's own tasks need some and hang without
@@ -46,8 +47,7 @@ class Recipe:
         """Load the model and open a manifest of this name; `watching` is passed to `Worker`."""
         import torch
 
-        from lantern.generation.generator import Generator
-        from lantern.generation.memory import BatchSize
+        from lantern.generation.generator import BatchSize, Generator
         from lantern.models.folder import load_model
 
         torch.set_num_threads(self.threads)

@@ -18,7 +18,7 @@ import torch
 import lantern
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import EMBEDDED_MODEL, write_json
-from lantern.engines.engine import engine_from_dict
+from lantern.engines.engine import EAGER, Engine, engine_from_dict
 from lantern.eval.protocols.generation import Shard, finished, picture_path, produce
 from lantern.eval.protocols.manifest import Entry
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol, parse_protocol
@@ -26,12 +26,11 @@ from lantern.eval.protocols.ray_job import Recipe, produce_on_ray
 from lantern.eval.speed.contenders import method_of
 from lantern.eval.speed.surroundings import installed, surroundings
 from lantern.generation.generator import choose_method
-from lantern.generation.picture import totals
+from lantern.generation.images import totals
 from lantern.generation.requests import Request, check_requests
-from lantern.methods.decoder import EAGER, Engine, Method
-from lantern.methods.registry import add_ons_of
-from lantern.models.addons import FOLDER as PARTS_FOLDER
+from lantern.methods.registry import Method, add_ons_of
 from lantern.models.folder import DTYPES, Model, load_model, pick_device, pick_dtype
+from lantern.models.folder import FOLDER as PARTS_FOLDER
 
 
 @dataclass(frozen=True)

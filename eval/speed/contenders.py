@@ -17,11 +17,10 @@ import torch
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Step
-from lantern.engines.engine import EagerEngine, engine_from_flags
+from lantern.engines.engine import EagerEngine, Engine, engine_from_flags
 from lantern.generation.generator import Generator, choose_method
-from lantern.methods.decoder import METHODS, Decoder, Engine, Method
-from lantern.models.addons import AddOns
-from lantern.models.folder import DTYPES, Model, place_module
+from lantern.methods.registry import METHODS, Decoder, Method
+from lantern.models.folder import DTYPES, AddOns, Model, place_module
 
 PLAIN_KINDS = (
     *("eager", "compile", "fused", "fused+compile", "fused+int8", "fused+int8+compile"),

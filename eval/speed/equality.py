@@ -18,14 +18,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.cli.argument_types import integer, real
 from lantern.cli.command import DONE, FAILED, Command, run_command
+from lantern.cli.options import integer, real
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.engines.engine import engine_from_flags
-from lantern.methods.decoder import METHODS, Method
-from lantern.methods.registry import add_ons_of
+from lantern.methods.registry import METHODS, Method, add_ons_of
 
 if TYPE_CHECKING:
     from lantern.generation.generator import Generator

@@ -14,7 +14,7 @@ from lantern.eval.speed.contenders import PLAIN, Contender, DoneError, Job, Stab
 from lantern.eval.speed.phases import NetworkClock, pass_bytes
 from lantern.eval.speed.race import interleave, rounded
 from lantern.eval.speed.scripted import FixedDrafter, ScriptedVerifier
-from lantern.methods.decoder import METHODS, Decoder
+from lantern.methods.registry import METHODS, Decoder
 from lantern.verifiers.gumbel import GumbelVerifier
 
 NODES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128)

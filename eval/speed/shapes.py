@@ -32,7 +32,7 @@ from lantern.eval.speed.phases import copy_bandwidth, describe, layer_seconds, t
 from lantern.eval.speed.race import Spread, compare, interleave, now, rounded
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.surroundings import load_average, surroundings
-from lantern.methods.decoder import METHODS, Decoder
+from lantern.methods.registry import METHODS, Decoder
 from lantern.models.folder import DTYPES, Model, pick_device, place_module
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.verifiers.gumbel import GumbelVerifier

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.argument_types import existing, integer, real
 from lantern.cli.command import DONE, Command, run_command
+from lantern.cli.options import existing, integer, real
 
 if TYPE_CHECKING:
     from lantern.models.llamagen.transformer import Transformer
@@ -91,7 +91,7 @@ def _write_table(folder: Path, columns: int) -> None:
 def _check_pair(transformer: Path, drafter: Path, name: str) -> None:
     """Raise ValueError for a drafter of another target."""
     from lantern.core.io import load_component
-    from lantern.models.compatibility import check_drafter
+    from lantern.models.folder import check_drafter
     from lantern.models.llamagen.config import TransformerConfig
     from lantern.models.llamagen.transformer import Transformer
 

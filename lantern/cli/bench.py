@@ -7,9 +7,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.argument_types import integer, one_of, real
 from lantern.cli.command import DONE, FAILED, Command, complain, run_command
-from lantern.cli.measurement_options import DISTRIBUTION, DTYPES, PLAIN_KINDS, add_distribution, distribution_of
+from lantern.cli.options import (
+    DISTRIBUTION,
+    DTYPES,
+    PLAIN_KINDS,
+    add_distribution,
+    distribution_of,
+    integer,
+    one_of,
+    real,
+)
 
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 DRAFTERS = ("eagle1", "parallelspec")

@@ -18,7 +18,6 @@ from typing import NoReturn
 from lantern import __version__
 from lantern.core.config import is_debugging, one_line
 from lantern.core.signals import Stopping
-from lantern.generation.memory import is_out_of_memory
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 # diffusers imports torchao if it is installed, and the import logs warnings about features that are not used here
@@ -131,6 +130,8 @@ def explained(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, ValueError | OSError | ImportError | FloatingPointError):
         return one_line(error)
+    from lantern.generation.generator import is_out_of_memory
+
     if is_out_of_memory(error):
         return one_line(error) if isinstance(error, MemoryError) and str(error) else f"out of memory: {one_line(error)}"
     return f"{type(error).__name__}: {one_line(error)} (--debug prints a traceback)"

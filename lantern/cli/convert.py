@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.argument_types import existing, integer, one_of
 from lantern.cli.command import DONE, Command, run_command
+from lantern.cli.options import existing, integer, one_of
 
 if TYPE_CHECKING:
     import torch
@@ -81,8 +81,7 @@ def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None"
     import shutil
     import tempfile
 
-    from lantern.core.checksums import SUMS_NAME
-    from lantern.core.io import CONFIG_NAME, WEIGHTS_NAME, save_component
+    from lantern.core.io import CONFIG_NAME, SUMS_NAME, WEIGHTS_NAME, save_component
     from lantern.models.llamagen.trial import try_component
 
     parents = [parent for parent in (out, *out.parents) if not parent.exists()]

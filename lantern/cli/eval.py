@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.argument_types import existing, integer
 from lantern.cli.command import DONE, Command, nearest, run_command
+from lantern.cli.options import existing, integer
 
 if TYPE_CHECKING:
     from lantern.eval.metrics.quality import Figure

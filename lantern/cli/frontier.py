@@ -5,20 +5,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.argument_types import existing, integer, one_of
 from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.measurement_options import (
+from lantern.cli.options import (
     PLAIN_KINDS,
     add_dtype,
+    add_judges,
     add_machine,
     add_subject,
     baseline_dtypes,
+    check_judges,
     distribution_of,
+    existing,
+    integer,
+    judge_of,
+    one_of,
     prompts_of,
     report,
     results_folder,
 )
-from lantern.cli.metric_options import add_judges, check_judges, judge_of
 
 if TYPE_CHECKING:
     from lantern.eval.boards.frontier import FrontierOptions

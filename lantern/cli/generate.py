@@ -12,11 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.argument_types import integer, one_of, real
 from lantern.cli.command import DONE, Command, explained, run_command
-from lantern.cli.engine_options import add_engine, advice, dtype_of, engine_of
-from lantern.cli.method_options import add_method_options, add_set, settings_of
-from lantern.methods.decoder import METHODS
+from lantern.cli.options import (
+    add_engine,
+    add_method_options,
+    add_set,
+    advice,
+    dtype_of,
+    engine_of,
+    integer,
+    one_of,
+    real,
+    settings_of,
+)
+from lantern.methods.registry import METHODS
 
 if TYPE_CHECKING:
     from lantern.core.sampling import Sampling
@@ -24,10 +33,10 @@ if TYPE_CHECKING:
     from lantern.core.types import Callback, Step
     from lantern.drafters.policies.records import Recorder
     from lantern.generation.comparison import Comparison
-    from lantern.generation.picture import Picture
+    from lantern.generation.images import Picture
     from lantern.generation.progress import Progress
     from lantern.generation.requests import Request
-    from lantern.methods.decoder import Method
+    from lantern.methods.registry import Method
     from lantern.models.folder import Model
 
 SAMPLING = ("guidance", "guidance_interval", "temperature", "top_k", "top_p")
@@ -296,7 +305,7 @@ class Job:
         return call
 
     def _report_halving(self, progress: "Progress", tried: int, fits: int) -> None:
-        from lantern.generation.memory import halving_message
+        from lantern.generation.generator import halving_message
 
         self.halved = fits
         if not self.results.is_quiet:
@@ -371,7 +380,7 @@ class Job:
         self, done: list["Picture"], batch: int, recorder: "Recorder | None", error: BaseException | None = None
     ) -> None:
         """Write the codes and print the statistics; after an error they are printed only as JSON."""
-        from lantern.generation.picture import totals
+        from lantern.generation.images import totals
 
         if self.results.tokens is not None:
             _write_tokens(self.results.tokens, done, is_list=len(self.requested) > 1)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.argument_types import existing, integer, one_of
 from lantern.cli.command import DONE, FAILED, Command, complain, run_command
-from lantern.cli.engine_options import add_engine, dtype_of, engine_of
 from lantern.cli.generate import check_writable
+from lantern.cli.options import add_engine, dtype_of, engine_of, existing, integer, one_of
 
 if TYPE_CHECKING:
     from lantern.core.types import Step

@@ -1,8 +1,11 @@
-"""A component on disk: a folder with `config.json` and `model.safetensors`.
+"""A component on disk: a folder with `config.json`, `model.safetensors` and the checksums of its files.
 
 Loading is strict: a missing or damaged file, and a tensor that is missing, extra, of the wrong
 shape or not finite, raises ValueError in one line that names the file and the tensor. Files are
 written to a temporary path in the same folder and renamed atomically.
+
+`SHA256SUMS` has the format of `sha256sum`, one line a file, so that `sha256sum -c SHA256SUMS` verifies a folder as
+well. Files that are not listed, and folders without the list, load unverified.
 """
 
 import dataclasses
@@ -11,7 +14,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,9 +24,10 @@ from jaxtyping import Float, Int8
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lantern.core.checksums import SUMS_NAME, format_checksums, read_checksums, sha256_of, verify_files
 from lantern.core.config import hint_for, load_config, one_line, read_json_object
 
+SUMS_NAME = "SHA256SUMS"
+MAX_SUMS_BYTES = 1 << 16
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 EMBEDDED_MODEL = "lantern-emoji"
@@ -319,7 +323,7 @@ def load_component(
 
     Names, shapes and dtypes in the file's header are compared with those of the module on the meta device before
     anything is allocated; `verify` compares the file with its SHA-256 where the folder lists one
-    (`lantern.core.checksums`). ValueError names the file that does not fit.
+    (`lantern.core.io`). ValueError names the file that does not fit.
     """
     folder = Path(folder)
     config = load_config(kind, folder / CONFIG_NAME)
@@ -371,3 +375,44 @@ def read_header(path: str | Path) -> dict[str, Tensor]:
         for name, tensor in found.items()
         if name not in scales
     }
+
+
+def sha256_of(path: str | Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_checksums(folder: str | Path) -> dict[str, str]:
+    """Return {file name: SHA-256} as listed in a folder, empty without a list; ValueError for a damaged one."""
+    path = Path(folder) / SUMS_NAME
+    if not path.is_file():
+        return {}
+    try:
+        with path.open("rb") as file:
+            lines = file.read(MAX_SUMS_BYTES).decode("ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as a list of checksums: {error}") from error
+    sums = {}
+    for line in filter(None, lines):
+        digest, _, name = line.partition("  ")
+        if len(digest) != 64 or set(digest) - set("0123456789abcdef") or not name:
+            raise ValueError(f"{path}: line {line[:40]!r} is no SHA-256 with a file name: copy the folder again")
+        sums[name] = digest
+    return sums
+
+
+def format_checksums(sums: dict[str, str]) -> str:
+    """Return the text of a `SHA256SUMS` file."""
+    return "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
+
+
+def verify_files(folder: str | Path, names: Iterable[str]) -> None:
+    """Compare files of a folder with its list of checksums; ValueError names the first file that differs."""
+    folder, sums = Path(folder), read_checksums(folder)
+    for name in names:
+        if name in sums and (folder / name).is_file() and sha256_of(folder / name) != sums[name]:
+            raise ValueError(
+                f"{folder / name} is damaged: its SHA-256 is not the one in {SUMS_NAME}; copy it again, or delete "
+                f"{SUMS_NAME} if the file was changed on purpose"
+            )

@@ -8,9 +8,9 @@ from typing import Any
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Step
 from lantern.generation.generator import Generator, choose_method, make_batch
-from lantern.generation.picture import Picture
+from lantern.generation.images import Picture
 from lantern.generation.requests import Request, check_requests
-from lantern.methods.decoder import METHODS, Method
+from lantern.methods.registry import METHODS, Method
 from lantern.models.folder import Model
 
 WARM_UP_PASSES = 8

@@ -1,23 +1,26 @@
-"""From prompts or classes to pictures, for the command line, the pipeline and the evaluation."""
+"""From prompts or classes to pictures, for the command line, the pipeline and the evaluation.
+
+Where memory runs out, on a CPU or a GPU, the batch is halved and made again.
+"""
 
 import logging
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from lantern.core.config import is_debugging
+from lantern.core.config import is_debugging, one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Generation, Step
-from lantern.decoding.accounting import Stopwatch
-from lantern.generation.memory import BatchSize, in_batches, is_out_of_memory, release_memory, warn_of_halving
-from lantern.generation.picture import NotFiniteError, Picture, Statistics
+from lantern.decoding.loop import Stopwatch
+from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.requests import Request, as_requests, check_requests, unknown_prompts
-from lantern.methods.decoder import METHODS, Method, build_decoder, find, neighbour_columns, suited
-from lantern.methods.registry import add_ons_of
+from lantern.methods.registry import METHODS, Method, add_ons_of, build_decoder, find, neighbour_columns, suited
 from lantern.models.folder import Model
 from lantern.models.llamagen.vqvae import to_uint8
 
@@ -25,7 +28,96 @@ if TYPE_CHECKING:
     from lantern.drafters.policies.records import Recorder
     from lantern.generation.tuning.costs import Costs
 
+
+Requested = TypeVar("Requested")
+Made = TypeVar("Made")
+# torch raises RuntimeError for all of these, so only the text identifies them
+SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
 LOG = logging.getLogger("lantern")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error reports that memory ran out: Python's, a GPU's, or that of torch's CPU allocator.
+
+    On Linux a process that overcommits may be killed instead; then there is no error to catch.
+    """
+    if isinstance(error, MemoryError):
+        return True
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in message for sign in SIGNS)
+
+
+def release_memory() -> None:
+    """Release unreferenced memory; call it outside of the `except` block, which keeps frames alive."""
+    import gc
+
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def warn_of_halving(tried: int, fits: int) -> None:
+    """Warn that fewer pictures are made at once than was requested."""
+    warnings.warn(halving_message(tried, fits), RuntimeWarning, stacklevel=2)
+
+
+def halving_message(tried: int, fits: int) -> str:
+    """Return the message about a halved batch."""
+    return f"out of memory with {tried} pictures at once: continuing with {fits}"
+
+
+class BatchSize:
+    """Number of pictures made at once. It is halved, permanently, each time memory runs out.
+
+    After the first batch that fits, `report` is called with the size that did not fit and the one that does.
+    """
+
+    def __init__(self, size: int, report: Callable[[int, int], None] = warn_of_halving) -> None:
+        self.now, self._report = size, report
+        self._too_many = 0
+
+    def halve(self, tried: int, error: BaseException) -> None:
+        """Halve the size after memory ran out with `tried` pictures; MemoryError if that was a single one."""
+        if tried < 2:
+            raise MemoryError(f"out of memory with a single picture: {one_line(error)}") from error
+        self._too_many = self._too_many or tried
+        self.now = min(self.now, tried // 2)
+
+    def confirm(self) -> None:
+        """Report a halving once a batch has been made."""
+        if self._too_many:
+            self._report(self._too_many, self.now)
+            self._too_many = 0
+
+
+def in_batches(
+    requested: Sequence[Requested],
+    size: BatchSize,
+    *,
+    attempt: Callable[[Sequence[Requested]], Made],
+    forget: Callable[[], None],
+) -> Iterator[Made]:
+    """Yield `attempt(batch)` for each batch of the requests; where memory runs out, retry with a smaller batch.
+
+    `forget` drops references that a failed attempt may have left.
+    """
+    done = 0
+    while done < len(requested):
+        batch = requested[done : done + size.now]
+        try:
+            made = attempt(batch)
+        except Exception as error:  # other errors are raised again
+            if not is_out_of_memory(error):
+                raise
+            size.halve(len(batch), error)
+        else:
+            size.confirm()
+            done += len(batch)
+            yield made
+            continue
+        forget()
+        release_memory()
 
 
 def generate(

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lantern.generation.picture import NotFiniteError
+from lantern.generation.images import NotFiniteError
 
 
 @contextmanager

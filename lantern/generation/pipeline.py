@@ -34,10 +34,8 @@ from lantern.decoding.prefill import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import Engine
 from lantern.engines.engine import engine as make_engine
-from lantern.generation.generator import Generator, choose_method
-from lantern.generation.images import convert
-from lantern.generation.memory import BatchSize
-from lantern.generation.picture import Picture
+from lantern.generation.generator import BatchSize, Generator, choose_method
+from lantern.generation.images import Picture, convert
 from lantern.generation.progress import Watcher, make_watched
 from lantern.generation.requests import (
     CALLBACK_TENSORS,
@@ -47,15 +45,16 @@ from lantern.generation.requests import (
     requests_of_call,
     unknown_prompts,
 )
-from lantern.methods.decoder import find
-from lantern.models.addons import AddOns
-from lantern.models.compatibility import check_sizes, check_weights
+from lantern.methods.registry import find
 from lantern.models.folder import (
     COMPONENTS,
     INDEX_NAME,
     NEIGHBOURS_NAME,
+    AddOns,
     Model,
     check_generation,
+    check_sizes,
+    check_weights,
     current_index,
     describe,
     load_neighbours,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lantern.core.types import Generation, Step
 from lantern.generation.generator import Generator, finish_batch, make_batches
-from lantern.generation.picture import NotFiniteError, Picture
+from lantern.generation.images import NotFiniteError, Picture
 from lantern.generation.requests import Request
 
 INTERVAL = 0.1  # seconds between two reads from the device

@@ -122,7 +122,7 @@ def check_requests(model: "Model", requested: Sequence[Request]) -> None:
         return
     if model.text is None:
         raise ValueError(f"model {model.name} has no text_encoder/ folder, which prompts need")
-    from lantern.models.llamagen.captions import clean_caption
+    from lantern.models.llamagen.text import clean_caption
 
     for prompt in dict.fromkeys(request.prompt for request in requested if request.prompt is not None):
         if not clean_caption(prompt).strip():

@@ -5,8 +5,7 @@ torch. Drafters, policies and relaxations import `spec` and `context`; nothing h
 their module.
 """
 
-from lantern.methods.context import DrafterContext
 from lantern.methods.registry import METHODS, find, register, specs
-from lantern.methods.spec import AddOn, Method, MethodSpec, Setting
+from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, Setting
 
 __all__ = ["METHODS", "AddOn", "DrafterContext", "Method", "MethodSpec", "Setting", "find", "register", "specs"]

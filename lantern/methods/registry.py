@@ -1,10 +1,29 @@
-"""All methods by name. One line names the module that declares a method; it is imported when the method is needed."""
+"""All methods by name, and the `Decoder` that `build_decoder` makes from one and a model's components. Needs no torch.
 
+One line of MODULES names the module that declares a method; it is imported when the method is needed.
+"""
+
+import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from lantern.methods.spec import AddOn, Method, MethodSpec
+from lantern.engines.engine import EAGER, Engine
+from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, resolved
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int32
+    from torch import Tensor, nn
+
+    from lantern.core.sampling import Sampling
+    from lantern.core.types import Condition, Drafter, Generation, Target, Verifier
+    from lantern.decoding.prefill import PromptCache
+    from lantern.drafters.eagle.eagle1 import Eagle
+    from lantern.drafters.policies.policy import StepCosts
+
 
 # method: the module whose METHODS declares it
 MODULES: dict[str, str] = {
@@ -49,6 +68,13 @@ MODULES: dict[str, str] = {
     "vadusa": "lantern.drafters.heads.medusa",
 }
 _LOADED: dict[str, MethodSpec] = {}
+# name: class and what it is made with
+VERIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gumbel": ("lantern.verifiers.gumbel:GumbelVerifier", {}),
+    "rejection": ("lantern.verifiers.rejection:RejectionVerifier", {}),
+    "coupling": ("lantern.verifiers.coupling:CouplingVerifier", {}),
+    "coupling-independent": ("lantern.verifiers.coupling:CouplingVerifier", {"redraw": "independent"}),
+}
 
 
 class Methods(Mapping[str, Method]):
@@ -119,3 +145,166 @@ def add_ons_of(method: Method) -> tuple[str, ...]:
     inner = method.settings.get("drafter")
     names = [method.spec.add_on, spec_of(inner).add_on if inner in MODULES else None]
     return tuple(name for name in names if name)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A method built for a target. `generate` decodes one batch at a time and is not for several threads.
+
+    Plain decoding has no drafter and no verifier. `prompts` caches the prefill of earlier prompts.
+    """
+
+    method: Method
+    target: "Target"
+    sampling: "Sampling"
+    drafter: "Drafter | None"
+    verifier: "Verifier | None"
+    prompts: "PromptCache | None" = None
+    engine: Engine = EAGER
+
+    def generate(self, condition: "Condition", *, keys: Sequence[tuple[int, int]], **watching: Any) -> "Generation":
+        """Decode a batch; `watching` is callback, keep_steps, is_timed, cache of `decoding.loop.generate`."""
+        from lantern.decoding import loop, plain
+
+        self.target.refresh()
+        given: dict[str, Any] = {"keys": keys, "prompts": self.prompts} | watching
+        fused = self._fused_decoder()
+        if fused is not None:
+            return fused(condition, **given)
+        given = {
+            "sampling": self.sampling,
+            "reproducible": self.engine.rounds_wide,
+            "programs": self.engine.programs(),
+        } | given
+        if self.drafter is None or self.verifier is None:
+            return plain.generate(self.target, condition, **given)
+        return loop.generate(self.target, condition, drafter=self.drafter, verifier=self.verifier, **given)
+
+    @property
+    def uses_fused_steps(self) -> bool:
+        """Whether the engine runs whole steps itself."""
+        return self._fused_decoder() is not None
+
+    def _fused_decoder(self) -> Any:
+        return self.engine.fused_decoder(self.target, self.sampling, self.drafter, self.verifier)
+
+
+def build_decoder(
+    method: str | Method,
+    target: "Target",
+    *,
+    sampling: "Sampling",
+    drafter_module: "Eagle | None" = None,
+    add_ons: "Mapping[str, nn.Module]" = MappingProxyType({}),
+    neighbours: "Int32[Tensor, 'v k'] | None" = None,
+    codebook: "Float[Tensor, 'v d'] | None" = None,
+    prompts: "PromptCache | None" = None,
+    engine: Engine = EAGER,
+    costs: "StepCosts | None" = None,
+) -> Decoder:
+    """Build the decoder of a method.
+
+    `drafter_module` is the model's own drafter, `add_ons` its other trained networks by name, as
+    `lantern.models.folder` reads them. Relaxations need `neighbours`, the proximity table, or `codebook`, the vectors
+    of the codes; with the codebook they also report the latent distance that they moved. `costs` are seconds of a step,
+    for policies.
+
+    ValueError for an unknown name, for what the method needs and the model lacks, and for components that do not fit.
+    """
+    method = find(method) if isinstance(method, str) else method
+    if method.name == "auto" and drafter_module is None:
+        method = METHODS["plain"]
+    engine = engine.resolve(target)
+    original, target = target, engine.prepare(target)
+    if method.is_plain:
+        return Decoder(method, target, sampling, None, None, prompts, engine)
+    from lantern.decoding.loop import check_modes
+
+    verifier = _verifier(method, sampling, neighbours, codebook)
+    read = {name: engine.prepare_drafter(add_ons[name]) for name in add_ons_of(method) if name in add_ons}
+    module = None if drafter_module is None else engine.prepare_drafter(drafter_module)
+    drafter = DrafterContext(target, sampling, module, read, neighbours, codebook, costs, find).drafter(method)
+    check_modes(drafter, verifier)
+    refusal = engine.refuses(drafter)
+    if refusal is None:
+        return Decoder(method, target, sampling, drafter, verifier, prompts, engine)
+    if not engine.reason or engine.name == "eager":
+        raise ValueError(f'method "{method.name}": {refusal}')
+    # The engine was chosen automatically and does not suit this drafter.
+    return build_decoder(
+        method,
+        original,
+        sampling=sampling,
+        drafter_module=drafter_module,
+        add_ons=add_ons,
+        neighbours=neighbours,
+        codebook=codebook,
+        prompts=prompts,
+        engine=engine.layer_by_layer().changed(reason=refusal),
+        costs=costs,
+    )
+
+
+def suited(method: Method, engine: Engine, target: "Target") -> Method:
+    """Return the method with the window that is fastest with the engine, if its window depends on the engine.
+
+    A long window saves passes. With passes dispatched one by one each of them has an overhead, which fused steps lack:
+    there a pass takes as long as its codes, unless the processor computes faster than it reads weights. The engine
+    measures which is the case (`lantern.engines.pass_times`).
+    """
+    window = engine.window(target) if method.spec.fits_engine else None
+    return method if window is None else method.with_options(window=window)
+
+
+def _verifier(
+    method: Method, sampling: "Sampling", neighbours: "Tensor | None", codebook: "Tensor | None"
+) -> "Verifier":
+    from lantern.verifiers.greedy import GreedyVerifier
+    from lantern.verifiers.rejection import RejectionVerifier
+    from lantern.verifiers.relaxed import RelaxedVerifier
+
+    spec = method.spec
+    if spec.verifier not in VERIFIERS:
+        raise ValueError(f'verifier is "{spec.verifier}", wanted one of {", ".join(VERIFIERS)}')
+    kind, fixed = VERIFIERS[spec.verifier]
+    if spec.relaxation is None:
+        return resolved(kind)(**fixed)
+    relaxation = _relaxation(method, neighbours, codebook)
+    if sampling.is_greedy and relaxation.has_greedy_form and spec.mode != "jacobi":
+        return GreedyVerifier(relaxation)
+    if relaxation.judges_codes:
+        if spec.verifier != "rejection":
+            raise ValueError(
+                f"relaxation {type(relaxation).__name__} accepts codes one by one, which verifier "
+                f'"{spec.verifier}" cannot: use "rejection"'
+            )
+        return RejectionVerifier(relaxation)
+    # At temperature 0 the distribution is one code and there is nothing to move: r is p.
+    inner: Verifier = resolved(kind)(**fixed)
+    return inner if sampling.is_greedy else RelaxedVerifier(relaxation, inner)
+
+
+def neighbour_columns(method: Method) -> int:
+    """Return how many nearest codes of each code a method's relaxation reads; 0 if it reads none."""
+    return method.settings.get("k", 0) + (method.settings.get("residual") == "released")
+
+
+def _relaxation(method: Method, neighbours: "Tensor | None", codebook: "Tensor | None") -> Any:
+    kind = resolved(method.spec.relaxation)
+    fields = {entry.name: entry.default for entry in dataclasses.fields(kind)}
+    given: dict[str, Any] = {}
+    if "table" in fields:
+        if neighbours is None:
+            raise ValueError(
+                f'method "{method.name}" needs the proximity table of the codebook: build it with `neighbours`'
+            )
+        given["table"] = neighbours
+    if "distances" in fields and codebook is not None and neighbours is not None:
+        from lantern.verifiers.relaxations.neighbours import proximity_distances
+
+        given["distances"] = proximity_distances(codebook, neighbours[:, : method.settings["k"]])
+    if "codebook" in fields:
+        if codebook is None and fields["codebook"] is dataclasses.MISSING:
+            raise ValueError(f'method "{method.name}" needs the vectors of the codes: build it with `codebook`')
+        given["codebook"] = codebook
+    return kind(**given, **{name: value for name, value in method.settings.items() if name in fields})

@@ -1,4 +1,7 @@
-"""What a method is: a `MethodSpec`, declared once in the file of its drafter, policy or relaxation. Needs no torch."""
+"""What a method is: a `MethodSpec`, declared once in the file of its drafter, policy or relaxation. Needs no torch.
+
+`DrafterContext` is what every build(method, context) of a drafter takes.
+"""
 
 import dataclasses
 import difflib
@@ -10,8 +13,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from lantern.core.types import Drafter, DraftMode
-    from lantern.methods.context import DrafterContext
+    from jaxtyping import Float, Int32
+    from torch import Tensor, nn
+
+    from lantern.core.sampling import Sampling
+    from lantern.core.types import Drafter, DraftMode, Target
+    from lantern.drafters.eagle.eagle1 import Eagle
+    from lantern.drafters.policies.policy import StepCosts
+
 
 Value = bool | int | float | str
 Promise = Literal["codes", "distribution", "relaxed"]
@@ -135,7 +144,7 @@ class MethodSpec:
 
     `drafter` builds the drafter: a function of (method, context), or its "module:name"; None is plain decoding.
     `tree` is the default draft tree, a name of `lantern.drafters.trees.static`; None for drafters that shape their
-    drafts themselves. `mode` is how children are sampled. `verifier` is a name of `lantern.methods.decoder.VERIFIERS`.
+    drafts themselves. `mode` is how children are sampled. `verifier` is a name of `lantern.methods.registry.VERIFIERS`.
     `policy` and `relaxation` are classes, or their "module:name"; fields of theirs that are settings take their values.
     `add_ons` are the trained networks that it reads, each as an AddOn or as the name of one that another method
     declares. `fits_engine` says that the window, on which codes do not depend, is chosen for the engine unless the
@@ -283,3 +292,54 @@ def label_of(reference: Any) -> str | None:
     if reference is None or isinstance(reference, str):
         return reference
     return f"{reference.__module__}:{reference.__qualname__}"
+
+
+def _unknown(name: str) -> Method:
+    raise ValueError(f'method "{name}" is unknown: this context was made without `find`')
+
+
+@dataclass(frozen=True)
+class DrafterContext:
+    """The components of a model that drafters read.
+
+    `module` is the model's own drafter, `add_ons` its other trained networks by name, `neighbours` the proximity table
+    and `codebook` the vectors of the codes. `costs` are seconds of a step where they were measured, for policies that
+    weigh codes against time. `find` gives the method of a name, for drafters that contain another method's.
+    """
+
+    target: "Target"
+    sampling: "Sampling"
+    module: "Eagle | None" = None
+    add_ons: "Mapping[str, nn.Module]" = field(default_factory=dict)
+    neighbours: "Int32[Tensor, 'v k'] | None" = None
+    codebook: "Float[Tensor, 'v d'] | None" = None
+    costs: "StepCosts | None" = None
+    find: Callable[[str], Method] = _unknown
+
+    def drafter(self, method: Method) -> "Drafter":
+        """Build the drafter of a method; ValueError for what it needs and the model lacks."""
+        return resolved(method.spec.drafter)(method, self)
+
+    def mode(self, method: Method) -> "DraftMode":
+        """Return how children are sampled; at temperature 0 a sampled draft is the most likely code."""
+        return "point" if self.sampling.is_greedy and method.spec.mode == "sampled" else method.spec.mode
+
+    def records_log_q(self, method: Method) -> bool:
+        """Return whether a relaxation reads log q of drafts that do not record it otherwise. Recording costs a copy."""
+        return method.spec.relaxation is not None and self.mode(method) == "gumbel" and not self.sampling.is_greedy
+
+    def eagle(self, method: Method) -> "Eagle":
+        """Return the model's own drafter; ValueError if the model has none."""
+        if self.module is None:
+            raise ValueError(f'method "{method.name}" needs a drafter and this model has none: use "plain" or "auto"')
+        return self.module
+
+    def add_on(self, method: Method) -> "nn.Module":
+        """Return the trained part that a method reads; ValueError if the model lacks it."""
+        name = method.spec.add_on
+        if name is None or name not in self.add_ons:
+            raise ValueError(
+                f'method "{method.name}" needs the trained part "{name}", which this model lacks: '
+                f"train it, and put it into the model's folder as parts/{name}"
+            )
+        return self.add_ons[name]

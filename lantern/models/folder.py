@@ -5,15 +5,17 @@
     vqvae/              pictures from codes; neighbours.safetensors beside it
     text_encoder/ tokenizer/    for models that take prompts
     drafter/            EAGLE-1, which most methods use
-    parts/<name>/       other drafters and policies (`lantern.models.addons`)
+    parts/<name>/       add-ons: other drafters and policies, each read at its first use
 
-diffusers reads the same layout, but nothing here needs diffusers.
+Drafters and add-ons are checked against the target: by their sizes, and by the digest of the weights that they were
+trained for. diffusers reads the same layout, but nothing here needs diffusers.
 """
 
 import dataclasses
 import hashlib
+import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,15 +25,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lantern.core.checksums import SUMS_NAME, read_checksums, verify_files
 from lantern.core.config import build_config, load_config, read_json_object
 from lantern.core.io import (
     CONFIG_NAME,
     EMBEDDED_MODEL,
+    SUMS_NAME,
     atomic_write,
     load_component,
+    read_checksums,
     resolve_model,
     save_checksums,
+    verify_files,
+    weights_digest,
     write_json,
 )
 from lantern.core.sampling import Sampling
@@ -39,9 +44,7 @@ from lantern.decoding.prefill import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
-from lantern.methods.decoder import find
-from lantern.models.addons import AddOns
-from lantern.models.compatibility import check_drafter, check_sizes
+from lantern.methods.registry import find, find_add_on
 from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer
@@ -63,6 +66,8 @@ from lantern import LanternPipeline  # noqa: F401
 RENAMED = ("lantern.pipeline",)  # libraries that folders of earlier versions name
 CLASSES = {"transformer": "LanternTransformer", "vqvae": "LanternVQ", "drafter": "LanternDrafter"}
 COMPONENTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
+FOLDER = "parts"
+ADVICE = "train one for it (lantern train drafter), or decode with --method plain"
 
 
 @dataclass(frozen=True)
@@ -347,3 +352,83 @@ def _class_in(folder: Path) -> str:
         kind = str(read_json_object(folder / CONFIG_NAME).get("model_type", "t5"))
         return {"mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}.get(kind, "T5EncoderModel")
     return "PreTrainedTokenizerFast"
+
+
+class AddOns(Mapping[str, nn.Module]):
+    """The add-ons of a model's folder, on the device of its target; none if there is no folder.
+
+    An add-on with a buffer `rope` keeps it in fp32, as targets and drafters do. ValueError at the first use of one
+    whose config names another target.
+    """
+
+    def __init__(self, folder: Path | None, target: Transformer, *, model_name: str, verify: bool = True) -> None:
+        self.folder, self.target, self.model_name, self.verify = folder, target, model_name, verify
+        self._loaded: dict[str, nn.Module] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        found = [] if self.folder is None else sorted((self.folder / FOLDER).glob("*"))
+        return (path.name for path in found if find_add_on(path.name) is not None)
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the folder has an entry of this name in parts/; reading a damaged one raises ValueError."""
+        return isinstance(name, str) and self.folder is not None and os.path.lexists(self.folder / FOLDER / name)
+
+    def __getitem__(self, name: str) -> nn.Module:
+        """The add-on of this name, read at its first use; KeyError if the model has none."""
+        if name not in self:
+            raise KeyError(name)
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._placed(self._loaded[name])
+
+    def _load(self, name: str) -> nn.Module:
+        kind = find_add_on(name)
+        if kind is None or self.folder is None:
+            raise KeyError(name)
+        folder = self.folder / FOLDER / name
+        module: nn.Module = load_component(kind.module, kind.config, folder, verify=self.verify)
+        check_weights(module.config, self.target, drafter_name=f"add-on {folder}", model_name=self.model_name)
+        return module.requires_grad_(False)
+
+    def _placed(self, module: nn.Module) -> nn.Module:
+        """Return the add-on on the device and in the dtype that its target has now."""
+        weight = self.target.tok_embeddings.weight
+        rope = dict(module.named_buffers(recurse=False)).get("rope")
+        module.to(device=weight.device, dtype=weight.dtype)
+        if rope is not None:
+            module.register_buffer("rope", rope.to(weight.device), persistent=False)
+        return module
+
+
+def check_sizes(drafter: EagleConfig, target: TransformerConfig, *, drafter_name: str, model_name: str) -> None:
+    """Raise ValueError if the drafter has another codebook, width or grid than the target."""
+    got, expected = (
+        f"{sizes.vocab_size} codes of width {sizes.dim}, {sizes.block_size} per picture" for sizes in (drafter, target)
+    )
+    if got != expected:
+        raise ValueError(
+            f"{drafter_name} drafts {got}, but model {model_name} has {expected}:"
+            f" it was trained for another one; {ADVICE}"
+        )
+
+
+def check_weights(drafter: object, target: nn.Module, *, drafter_name: str, model_name: str) -> None:
+    """Raise ValueError if the drafter names other weights than the target's as those it was trained for."""
+    digest = getattr(drafter, "target", None)
+    if digest is not None and digest != (found := weights_digest(target.state_dict())):
+        raise ValueError(
+            f"{drafter_name} was trained for a target of digest {digest[:12]}, but that of model {model_name}"
+            f' is {found[:12]}: {ADVICE}; to use it anyway set "target" to null in its config.json'
+        )
+
+
+def check_drafter(folder: Path, target: Transformer, *, model_name: str) -> None:
+    """Run both checks on a drafter's folder before its weights are read; a missing folder passes."""
+    if not folder.is_dir():
+        return
+    config = load_config(EagleConfig, folder / CONFIG_NAME)
+    check_sizes(config, target.config, drafter_name=f"drafter {folder}", model_name=model_name)
+    check_weights(config, target, drafter_name=f"drafter {folder}", model_name=model_name)

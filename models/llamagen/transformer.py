@@ -1,17 +1,255 @@
-"""The LlamaGen transformer: caption or class in, logits over VQ codes out (arXiv:2406.06525, section 3.2)."""
+"""The LlamaGen transformer: caption or class in, logits over VQ codes out (arXiv:2406.06525, section 3.2).
+
+In this order: two-dimensional rotary positions, the embedders of classes and captions, the layers, the transformer.
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.types import TargetDefaults
-from lantern.models.llamagen.conditioning import CaptionEmbedder, LabelEmbedder
 from lantern.models.llamagen.config import TransformerConfig
-from lantern.models.llamagen.layers import Block, LayerCache, RMSNorm
-from lantern.models.llamagen.rotary import rope_factors, rope_table
+
+
+def rope_table(grid: int, prefix: int, head_dim: int, base: float) -> Float[Tensor, "p half 2"]:
+    """Return the two-dimensional rotary table (cos, sin); its first `prefix` rows are ZERO, not the identity.
+
+    Half the frequencies belong to the row, half to the column. Zero rows make queries and keys of every
+    conditioning slot exactly zero, as in the released models.
+    """
+    half = head_dim // 2
+    frequencies = 1.0 / base ** (torch.arange(0, half, 2)[: half // 2].float() / half)
+    angles = torch.outer(torch.arange(grid).float(), frequencies)
+    rows = angles[:, None, :].expand(grid, grid, -1)
+    columns = angles[None, :, :].expand(grid, grid, -1)
+    factor = torch.cat([rows, columns], dim=-1).reshape(grid * grid, half)
+    table = torch.stack([factor.cos(), factor.sin()], dim=-1)
+    return torch.cat([torch.zeros(prefix, half, 2), table])
+
+
+def rope_factors(table: Float[Tensor, "p half 2"], positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n 3 1 half 2"]:
+    """Return the factors of queries, keys and values at rows of the table: (cos, sin), and (1, 0) for values."""
+    factor = table[positions].float()
+    rest = torch.zeros_like(factor)
+    rest[..., 0] = 1.0
+    return torch.stack([factor, factor, rest], dim=2)[:, :, :, None]
+
+
+def rotate(x: Float[Tensor, "b n k h d"], factors: Float[Tensor, "b n k 1 half 2"]) -> Float[Tensor, "b n k h d"]:
+    """Rotate interleaved pairs (x[2i], x[2i+1]) as complex numbers; the result is fp32."""
+    pairs = x.float().unflatten(-1, (-1, 2))
+    if not torch.compiler.is_compiling():
+        product = torch.view_as_complex(pairs) * torch.view_as_complex(factors)
+        return torch.view_as_real(product).flatten(-2)
+    even, odd = pairs.unbind(-1)  # the compiler fuses real arithmetic only
+    cos, sin = factors.unbind(-1)
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+
+
+class LabelEmbedder(nn.Module):
+    """Class number to one conditioning slot; the last row is the unconditional class."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.num_classes = config.num_classes
+        self.embedding_table = nn.Embedding(config.num_classes + (config.class_dropout_prob > 0), config.dim)
+
+    def forward(self, labels: Int[Tensor, " b"]) -> Float[Tensor, "b 1 c"]:
+        """Embed labels in [0, num_classes); num_classes itself is the unconditional one."""
+        return self.embedding_table(labels)[:, None]
+
+    def unconditional(self, labels: Int[Tensor, " b"]) -> Float[Tensor, "b 1 c"]:
+        """Return the guidance row of each label."""
+        return self(torch.full_like(labels, self.num_classes))
+
+
+class CaptionProjection(nn.Module):
+    """Two bias-free linears with a tanh-GELU between: a zero (padding) row stays zero."""
+
+    def __init__(self, caption_dim: int, dim: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(caption_dim, dim, bias=False)
+        self.fc2 = nn.Linear(dim, dim, bias=False)
+
+    def forward(self, x: Float[Tensor, "b t e"]) -> Float[Tensor, "b t c"]:
+        """Map caption features to the model's width."""
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+class CaptionEmbedder(nn.Module):
+    """Caption features to conditioning slots, with the stored unconditional caption."""
+
+    uncond_embedding: Tensor
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.cap_proj = CaptionProjection(config.caption_dim, config.dim)
+        # A buffer, as in the released files: random, never trained, and part of the weights.
+        uncond = torch.randn(config.cls_token_num, config.caption_dim) / config.caption_dim**0.5
+        self.register_buffer("uncond_embedding", uncond)
+
+    def forward(self, captions: Float[Tensor, "b t e"]) -> Float[Tensor, "b t c"]:
+        """Embed left-padded caption features; t may be shorter than cls_token_num (pads cut off)."""
+        return self.cap_proj(captions)
+
+    def unconditional(self, captions: Float[Tensor, "b t e"]) -> Float[Tensor, "b t c"]:
+        """Return the guidance rows: the last t rows of the stored embedding, for any caption."""
+        rows = self.uncond_embedding[-captions.shape[1] :].to(captions.dtype)
+        return self.cap_proj(rows.expand(captions.shape[0], -1, -1))
+
+
+@runtime_checkable
+class LayerCache(Protocol):
+    """Store of keys and values, those of earlier passes included."""
+
+    def write(
+        self, layer: int, slots: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"]
+    ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:
+        """Store n keys and values at `slots` of a layer; return all of that layer."""
+        ...
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm in fp32, cast back before the weight is applied (the order matters in bf16)."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """Normalise the last axis."""
+        wide = x.float()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)  # one operation on a CPU, where a mean is three
+        scale = torch.rsqrt(length * length / x.shape[-1] + self.eps)
+        return (wide * scale).to(x.dtype) * self.weight
+
+
+class Attention(nn.Module):
+    """Multi-head attention with one fused projection, rows [q | k | v]."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.n_head = config.n_head
+        self.dropout = config.attn_dropout_p
+        self.wqkv = nn.Linear(config.dim, 3 * config.dim, bias=False)
+        self.wo = nn.Linear(config.dim, config.dim, bias=False)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        factors: Float[Tensor, "b n 3 1 half 2"],
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
+        *,
+        layer: int,
+        cache: LayerCache | None,
+        slots: Int[Tensor, "b n"] | None,
+    ) -> Float[Tensor, "b n c"]:
+        """Attend to the cache, or to x without one. No mask is causal; a float mask is added to the scores."""
+        turned = rotate(self.wqkv(x).unflatten(-1, (3, self.n_head, -1)), factors)
+        if cache is None:
+            q, k, v = turned.to(x.dtype).transpose(1, 3).unbind(2)
+        else:
+            assert slots is not None
+            k, v = cache.write(layer, slots, turned[:, :, 1:])
+            q = turned[:, :, 0].transpose(1, 2).to(k.dtype)
+        out = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=None if mask is None else mask[:, None],
+            is_causal=mask is None,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        return self.wo(out.transpose(1, 2).flatten(2).to(x.dtype))
+
+    def read(self, x: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> tuple[Tensor, Float[Tensor, "b h d"]]:
+        """Attention of conditioning slots, whose queries and keys are zero: the mean of the values seen so far.
+
+        Gives the output of every slot and the mean of all values, fp32, which is all that codes see of the prompt.
+        """
+        values = F.linear(x, self.wqkv.weight[2 * x.shape[-1] :]).float()
+        means = running_mean(values, mask)
+        return self.wo(means.to(x.dtype)), means[:, -1].unflatten(-1, (self.n_head, -1))
+
+
+def running_mean(values: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+    """Mean of the values up to each slot: of words over the words, of padding (which is on the left) over padding."""
+    counts = mask.long().cumsum(1)
+    words = (values * mask[..., None]).cumsum(1) / counts.clamp(min=1)[..., None]
+    padding = values.cumsum(1) / torch.arange(1, values.shape[1] + 1, device=values.device)[:, None]
+    return torch.where(mask[..., None], words, padding)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: w2(silu(w1 x) * w3 x), no biases; w1 and w3 are one matrix here, two in files."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.w13 = nn.Linear(dim, 2 * hidden, bias=False)
+        self.w2 = nn.Linear(hidden, dim, bias=False)
+        self.register_state_dict_post_hook(_split_gate)
+        self.register_load_state_dict_pre_hook(_join_gate)
+
+    def forward(self, x: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
+        """Map dim -> hidden -> dim."""
+        gate, up = self.w13(x).chunk(2, dim=-1)
+        return self.w2(F.silu(gate) * up)
+
+
+def _split_gate(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
+    joined = state.pop(f"{prefix}w13.weight")
+    state[f"{prefix}w1.weight"], state[f"{prefix}w3.weight"] = (part.clone() for part in joined.chunk(2))
+
+
+def _join_gate(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+    parts = [state.pop(f"{prefix}{name}.weight", None) for name in ("w1", "w3")]
+    if parts[0] is not None and parts[1] is not None:
+        state[f"{prefix}w13.weight"] = torch.cat(parts)
+
+
+class Block(nn.Module):
+    """One pre-norm decoder layer."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.feed_forward = FeedForward(config.dim, config.ffn_dim)
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+        self.resid_dropout = nn.Dropout(config.resid_dropout_p)
+        self.ffn_dropout = nn.Dropout(config.ffn_dropout_p)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b n c"],
+        factors: Float[Tensor, "b n 3 1 half 2"],
+        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
+        *,
+        layer: int,
+        cache: LayerCache | None,
+        slots: Int[Tensor, "b n"] | None,
+    ) -> Float[Tensor, "b n c"]:
+        """Attention, then feed-forward, each added to its input."""
+        return self._add(
+            x, self.attention(self.attention_norm(x), factors, mask, layer=layer, cache=cache, slots=slots)
+        )
+
+    def read(self, x: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> tuple[Tensor, Float[Tensor, "b h d"]]:
+        """The same for conditioning slots, with the mean of their values."""
+        attended, mean = self.attention.read(self.attention_norm(x), mask)
+        return self._add(x, attended), mean
+
+    def _add(self, x: Float[Tensor, "b n c"], attended: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
+        if not self.training:
+            x = x + attended
+            return x + self.feed_forward(self.ffn_norm(x))
+        x = x + self.resid_dropout(attended)
+        return x + self.ffn_dropout(self.feed_forward(self.ffn_norm(x)))
 
 
 @dataclass(frozen=True)

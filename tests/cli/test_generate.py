@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lantern.cli.generate import main
-from lantern.methods.decoder import METHODS
+from lantern.methods.registry import METHODS
 from tests.cli.calls import Capture, grid, made, refusal
 from tests.tiny_folder import save_tiny_model
 

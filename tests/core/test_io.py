@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 from torch import nn
 
-from lantern.core.checksums import SUMS_NAME
 from lantern.core.config import MAX_CONFIG_BYTES, build_config, load_config, read_json_object
 from lantern.core.io import (
     CONFIG_NAME,
+    SUMS_NAME,
     WEIGHTS_NAME,
     atomic_write,
     check_state,

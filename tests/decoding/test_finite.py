@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
-from lantern.decoding.accounting import FiniteSoFar
-from lantern.methods.decoder import METHODS, Decoder, build_decoder
+from lantern.decoding.loop import FiniteSoFar
+from lantern.methods.registry import METHODS, Decoder, build_decoder
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_parts

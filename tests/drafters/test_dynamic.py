@@ -17,7 +17,7 @@ from lantern.drafters.policies.eagle2 import Eagle2
 from lantern.drafters.policies.policy import STOPPED_BELOW, Layer, Limits, Pool, State, TreeSize, not_stopped, size_of
 from lantern.drafters.trees.static import grown
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_parts

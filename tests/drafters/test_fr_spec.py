@@ -10,7 +10,7 @@ from lantern.core.io import load_component, save_component
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.drafters.eagle.fr_spec import FrequencyTable, nearest, repeated
-from lantern.methods.decoder import METHODS, Decoder, build_decoder
+from lantern.methods.registry import METHODS, Decoder, build_decoder
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_table

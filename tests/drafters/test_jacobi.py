@@ -12,7 +12,7 @@ from lantern.decoding import loop, plain
 from lantern.drafters.eagle.drafter import EagleChain
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.windows.jacobi import JacobiDrafter
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.coupling import CouplingVerifier
 from tests.proof.pictures import DISTRIBUTION, SMALL, enumerated, p_value, teacher_forced

@@ -11,7 +11,7 @@ from lantern.decoding import loop
 from lantern.drafters.heads.marginals import Marginals
 from lantern.drafters.heads.medusa import Medusa, MedusaConfig, MedusaDrafter
 from lantern.drafters.trees.static import named
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.drafters.whole import whole_pictures

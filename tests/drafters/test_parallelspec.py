@@ -18,7 +18,7 @@ from lantern.drafters.heads.parallelspec import (
 )
 from lantern.drafters.trees.static import named
 from lantern.drafters.windows.jacobi import JacobiDrafter
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests.drafters.whole import whole_pictures

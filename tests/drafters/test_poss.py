@@ -11,7 +11,7 @@ from lantern.cli.train import find_config
 from lantern.core.sampling import Sampling
 from lantern.drafters.eagle.poss import Poss, PossConfig
 from lantern.drafters.examples import Examples
-from lantern.models.llamagen.rotary import rope_factors
+from lantern.models.llamagen.transformer import rope_factors
 from lantern.training.drafter import DrafterConfig, DrafterTask
 from lantern.training.kinds import new_module
 from tests.drafters.sampled_trees import Watched, sampled, true_rows, ways

@@ -10,7 +10,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Prefill, Step
 from lantern.decoding import plain
 from lantern.drafters.windows.row_pool import RowPoolDrafter, two_candidate_chain, with_scouts
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from tests.tiny import select, tiny_condition, tiny_target
 
 TARGET = tiny_target()

@@ -13,7 +13,7 @@ from lantern.drafters.lookup.matchers import ContextTable, GridMatcher, Past, Su
 from lantern.drafters.lookup.suffix_automaton import SuffixAutomaton
 from lantern.drafters.lookup.tables import SamTables, super_codes
 from lantern.drafters.trees.static import named
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_codes, tiny_parts
 

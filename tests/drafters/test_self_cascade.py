@@ -12,7 +12,7 @@ from lantern.decoding import loop, plain
 from lantern.drafters.combined.self_cascade import SelfCascadeDrafter
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.trees.static import chain, named
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests.tiny import tiny_condition, tiny_target
 

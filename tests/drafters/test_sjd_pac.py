@@ -10,7 +10,7 @@ from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.drafters.windows.sjd_pac import fronted
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from tests.tiny import select, tiny_condition, tiny_target
 
 TARGET = tiny_target()

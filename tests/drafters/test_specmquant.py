@@ -16,7 +16,7 @@ from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import chain
 from lantern.engines.engine import EagerEngine
 from lantern.engines.quantized import quantized
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
 TARGET = tiny_target()

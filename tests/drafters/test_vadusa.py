@@ -6,7 +6,7 @@ import torch
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation
 from lantern.drafters.heads.medusa import MedusaDrafter
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.tolerance import Tolerance
 from tests.tiny import select, tiny_condition, tiny_target

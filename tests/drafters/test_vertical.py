@@ -9,7 +9,7 @@ from lantern.core.types import DraftTree
 from lantern.decoding import loop, plain
 from lantern.drafters.heads.vertical import Vertical, VerticalConfig, VerticalDrafter
 from lantern.drafters.trees.static import named
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests.drafters.whole import whole_pictures
 from tests.tiny import tiny_condition, tiny_target

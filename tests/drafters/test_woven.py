@@ -11,8 +11,7 @@ from lantern.drafters.combined.woven import WovenDrafter, followers, offspring, 
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.methods import METHODS, specs
-from lantern.methods.decoder import build_decoder
-from lantern.methods.registry import add_ons_of
+from lantern.methods.registry import add_ons_of, build_decoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.relaxations.neighbours import proximity_table

@@ -8,7 +8,7 @@ from lantern.engines.cpu import build as library
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import ENGINES, AutoEngine, EagerEngine, Engine, engine, engine_from_dict, engine_from_flags
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.models.folder import Model
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_eagle, tiny_target

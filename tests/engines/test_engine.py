@@ -10,7 +10,7 @@ from lantern.decoding.prefill import FP32_ROWS
 from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import MAX_REPRODUCIBLE, EagerEngine
-from lantern.methods.decoder import METHODS, Method, build_decoder
+from lantern.methods.registry import METHODS, Method, build_decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_parts

@@ -10,7 +10,7 @@ from lantern.core.types import Step
 from lantern.decoding.loop import Programs
 from lantern.engines.cuda import graphs
 from lantern.engines.cuda.graphs import GraphedStepper
-from lantern.methods.decoder import METHODS, Decoder, build_decoder
+from lantern.methods.registry import METHODS, Decoder, build_decoder
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_parts

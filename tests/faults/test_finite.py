@@ -13,10 +13,10 @@ import torch
 from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.generation.generator import generate
+from lantern.generation.images import NotFiniteError, Picture
 from lantern.generation.layer_watch import layer_name
-from lantern.generation.picture import NotFiniteError, Picture
 from lantern.generation.requests import Request, requests
-from lantern.methods.decoder import METHODS
+from lantern.methods.registry import METHODS
 from lantern.models import folder as model_folder
 from lantern.models.folder import Model, load_model
 from tests.tiny_folder import save_tiny_model

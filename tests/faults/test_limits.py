@@ -13,7 +13,7 @@ from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.core.io import save_component
 from lantern.core.sampling import Sampling
-from lantern.methods.decoder import METHODS, Decoder, Method, build_decoder
+from lantern.methods.registry import METHODS, Decoder, Method, build_decoder
 from lantern.models.llamagen.vqvae import VQVAE
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target

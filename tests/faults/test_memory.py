@@ -13,9 +13,8 @@ import torch
 
 from lantern import LanternPipeline
 from lantern.cli.generate import main
-from lantern.generation.generator import generate
-from lantern.generation.memory import BatchSize, in_batches, is_out_of_memory
-from lantern.generation.picture import Picture
+from lantern.generation.generator import BatchSize, generate, in_batches, is_out_of_memory
+from lantern.generation.images import Picture
 from lantern.generation.requests import requests
 from lantern.models import folder as model_folder
 from lantern.models.folder import Model, load_model

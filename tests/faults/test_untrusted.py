@@ -11,11 +11,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lantern.cli import convert
-from lantern.core.checksums import SUMS_NAME, read_checksums, verify_files
-from lantern.core.io import CONFIG_NAME, WEIGHTS_NAME, atomic_write, load_component, save_checksums, save_component
+from lantern.core.io import (
+    CONFIG_NAME,
+    SUMS_NAME,
+    WEIGHTS_NAME,
+    atomic_write,
+    load_component,
+    read_checksums,
+    save_checksums,
+    save_component,
+    verify_files,
+)
 from lantern.methods.registry import add_ons
-from lantern.models.addons import AddOns
-from lantern.models.folder import load_model
+from lantern.models.folder import AddOns, load_model
 from lantern.models.llamagen.checkpoint import read_checkpoint
 from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.text import check_limits

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lantern import LanternPipeline
-from lantern.core.checksums import read_checksums
+from lantern.core.io import read_checksums
 from lantern.models.folder import INDEX_NAME
 from tests.tiny_folder import save_tiny_model
 

@@ -22,8 +22,7 @@ from lantern.core.io import resolve_model
 from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.engine import EagerEngine
-from lantern.methods.decoder import METHODS
-from lantern.methods.registry import add_ons_of
+from lantern.methods.registry import METHODS, add_ons_of
 from tests import tiny_folder
 
 EMBEDDED = "lantern-emoji"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.methods.decoder import METHODS, Decoder, Method, build_decoder
+from lantern.methods.registry import METHODS, Decoder, Method, build_decoder
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.proof.pictures import DISTRIBUTION, SMALL, p_value
 from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.methods.decoder import METHODS, build_decoder, find
+from lantern.methods.registry import METHODS, build_decoder, find
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
@@ -54,7 +54,7 @@ def test_names_and_summaries_are_there(name: str) -> None:
 
 
 def test_the_catalogue_costs_no_torch() -> None:
-    code = "import sys, lantern.methods.decoder; sys.exit('torch' in sys.modules)"
+    code = "import sys, lantern.methods.registry; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

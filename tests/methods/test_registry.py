@@ -17,10 +17,9 @@ from lantern.drafters.windows.jacobi import JacobiDrafter
 from lantern.generation.tuning.candidates import swept
 from lantern.methods import METHODS, AddOn, DrafterContext, Method, MethodSpec, Setting, find, register, specs
 from lantern.methods import registry as module
-from lantern.methods.decoder import VERIFIERS, build_decoder
-from lantern.methods.registry import MODULES, add_ons, find_add_on
+from lantern.methods.registry import MODULES, VERIFIERS, add_ons, build_decoder, find_add_on
 from lantern.methods.spec import ENGINES, resolved
-from lantern.models.addons import AddOns
+from lantern.models.folder import AddOns
 from tests.methods import test_contracts as contracts
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_parts import tiny_part

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lantern.models.llamagen.captions import clean_caption, without_markup
+from lantern.models.llamagen.text import clean_caption, without_markup
 
 TABLE = json.loads((Path(__file__).parents[1] / "data" / "captions_clean.json").read_text(encoding="utf-8"))
 

@@ -12,7 +12,7 @@ from lantern.core.types import Step
 from lantern.eval.speed.equality import promising
 from lantern.generation.generator import Generator
 from lantern.generation.requests import Request
-from lantern.methods.decoder import METHODS, Method
+from lantern.methods.registry import METHODS, Method
 from lantern.models.folder import Model, load_model
 
 REQUESTED = [Request(prompt=prompt, seed=seed) for seed in (0, 7) for prompt in ("a red apple", "a fox")]

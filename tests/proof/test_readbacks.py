@@ -11,7 +11,7 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.decoding.loop import Readback, Run
-from lantern.methods.decoder import METHODS, Decoder, build_decoder
+from lantern.methods.registry import METHODS, Decoder, build_decoder
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.proof.readbacks import Readbacks
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target

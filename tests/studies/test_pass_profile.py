@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lantern.engines.cpu.packed import PARTS
+from lantern.engines.cpu.kernels import PARTS
 from lantern.engines.cpu.target import CpuTarget
 from studies.pass_profile import main, profile, windows
 from tests.tiny import tiny_target

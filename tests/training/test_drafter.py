@@ -15,7 +15,7 @@ from lantern.core.io import load_component, save_component, weights_digest
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.eagle.unroll import Unroll
 from lantern.drafters.examples import Examples
-from lantern.models.llamagen.rotary import rope_factors
+from lantern.models.llamagen.transformer import rope_factors
 from lantern.training.drafter import DrafterConfig, DrafterTask
 from lantern.training.kinds import find_kind, kinds, load_kind, new_module
 from lantern.training.loop import LoopConfig, train

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Relaxation, RelaxationDefaults, Relaxed, Verifier
 from lantern.drafters.trees.static import StaticTree
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.bounded import Bounded

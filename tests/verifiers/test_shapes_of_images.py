@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.types import DraftMode, DraftTree, TreeShape, Verdict, Verifier
-from lantern.decoding.accounting import Counters
+from lantern.decoding.loop import Counters
 from lantern.drafters.trees.static import StaticTree
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier

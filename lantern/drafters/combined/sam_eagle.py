@@ -11,8 +11,7 @@ from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSourc
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.lookup.sam import SAM, SETTINGS, SamDrafter, drafter_of
 from lantern.drafters.trees.static import named
-from lantern.methods.context import DrafterContext
-from lantern.methods.spec import Method, MethodSpec, Setting
+from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 
 
 def joined(first: TreeShape, second: TreeShape) -> TreeShape:

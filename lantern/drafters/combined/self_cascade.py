@@ -13,8 +13,7 @@ from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSourc
 from lantern.drafters.base import Chooser
 from lantern.drafters.combined.small_model import SMALL, SmallModel
 from lantern.drafters.trees.static import StaticTree, named
-from lantern.methods.context import DrafterContext
-from lantern.methods.spec import Method, MethodSpec
+from lantern.methods.spec import DrafterContext, Method, MethodSpec
 from lantern.models.llamagen.transformer import Transformer
 
 

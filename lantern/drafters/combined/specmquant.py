@@ -11,8 +11,7 @@ from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSourc
 from lantern.drafters.combined.small_model import SMALL, SmallModel
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import StaticTree, chain
-from lantern.methods.context import DrafterContext
-from lantern.methods.spec import Method, MethodSpec, Setting
+from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 from lantern.models.llamagen.transformer import Transformer
 
 

@@ -27,8 +27,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Drafter, DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
 from lantern.drafters.base import Chooser
 from lantern.drafters.trees.static import Choice, StaticTree, named
-from lantern.methods.context import DrafterContext
-from lantern.methods.spec import Method, MethodSpec, Setting
+from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 from lantern.verifiers.relaxations.bounded import SETTINGS as BOUNDED
 from lantern.verifiers.relaxations.bounded import Bounded
 

@@ -24,8 +24,7 @@ from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.drafters.base import Chooser
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.trees.static import Level, StaticTree, chain, named
-from lantern.methods.context import DrafterContext
-from lantern.methods.spec import AddOn, Method, MethodSpec
+from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
 
 PURPOSE_OF_MODE = {"gumbel": Purpose.TARGET, "sampled": Purpose.DRAFT}
 

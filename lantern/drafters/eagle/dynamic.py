@@ -29,8 +29,7 @@ from lantern.drafters.policies.policy import (
 )
 from lantern.drafters.trees.dynamic import Candidates, Frontier, shape_of
 from lantern.drafters.trees.static import from_widths, grown
-from lantern.methods.context import DrafterContext
-from lantern.methods.spec import Method, resolved
+from lantern.methods.spec import DrafterContext, Method, resolved
 
 SPAN = 1 << 16  # a depth and a number of nodes are sent to the host as one number
 STRIDE = 4  # sizes of trees are multiples of this, so that few sizes are compiled

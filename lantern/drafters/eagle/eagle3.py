@@ -19,8 +19,7 @@ from lantern.drafters.eagle.eagle1 import DraftLayer, Eagle, EagleConfig, EagleL
 from lantern.drafters.examples import Examples, Prediction, fused_layers
 from lantern.methods.spec import AddOn, MethodSpec
 from lantern.models.llamagen.config import TransformerConfig
-from lantern.models.llamagen.layers import Attention, FeedForward, RMSNorm
-from lantern.models.llamagen.rotary import rope_factors
+from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm, rope_factors
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from lantern.core.types import NoiseSource, Prefill
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import Level, named
-from lantern.methods.context import DrafterContext
-from lantern.methods.spec import AddOn, Method, MethodSpec, Setting
+from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, Setting
 from lantern.models.llamagen.config import check_limits
 
 

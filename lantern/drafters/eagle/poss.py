@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lantern.drafters.eagle.eagle1 import MAX_LAYERS, Eagle, EagleConfig, EagleLayer
 from lantern.methods.spec import AddOn, MethodSpec
-from lantern.models.llamagen.rotary import rope_factors, rotate
+from lantern.models.llamagen.transformer import rope_factors, rotate
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,9 @@ from lantern.drafters.heads.marginals import Marginals, check_fit
 from lantern.drafters.heads.pairs import Pairs
 from lantern.drafters.trees.static import StaticTree, chain, named
 from lantern.drafters.windows import jacobi
-from lantern.methods.context import DrafterContext
-from lantern.methods.spec import AddOn, Method, MethodSpec
+from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
 from lantern.models.llamagen.config import TransformerConfig
-from lantern.models.llamagen.rotary import rope_factors
+from lantern.models.llamagen.transformer import rope_factors
 
 MAX_DEPTHS = 64
 

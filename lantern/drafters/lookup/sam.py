@@ -21,8 +21,7 @@ from lantern.drafters.base import Chooser
 from lantern.drafters.lookup.matchers import Evidence, GridMatcher, Past, SuffixMatcher
 from lantern.drafters.lookup.tables import SamConfig, SamTables
 from lantern.drafters.trees.static import StaticTree, named
-from lantern.methods.context import DrafterContext
-from lantern.methods.spec import AddOn, Method, MethodSpec, Setting
+from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, Setting
 
 MATCHES = ("grid", "super", "codes")
 FLOOR = 1e-4  # share of q that is spread evenly over all codes

@@ -21,8 +21,7 @@ from lantern.core.types import (
 )
 from lantern.drafters.eagle.drafter import EagleChain
 from lantern.drafters.trees.static import chain
-from lantern.methods.context import DrafterContext
-from lantern.methods.spec import Method, MethodSpec, Setting
+from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 from lantern.verifiers.relaxations.bounded import SETTINGS as BOUNDED
 from lantern.verifiers.relaxations.bounded import Bounded
 

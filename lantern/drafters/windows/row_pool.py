@@ -16,8 +16,7 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target, TreeShape
 from lantern.drafters.trees.static import StaticTree
-from lantern.methods.context import DrafterContext
-from lantern.methods.spec import Method, MethodSpec, Setting
+from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 
 
 def two_candidate_chain(window: int, doubled: int) -> StaticTree:

@@ -19,8 +19,7 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
 from lantern.drafters.trees.static import Choice, StaticTree
-from lantern.methods.context import DrafterContext
-from lantern.methods.spec import Method, MethodSpec, Setting
+from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 
 
 def fronted(window: int, width: int, levels: int) -> StaticTree:

@@ -8,8 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.drafters.eagle.eagle1 import Eagle, EagleLayer
-from lantern.engines.cpu.linear import layer, linear
-from lantern.engines.cpu.packed import LANES, PANEL, Arena, PackedLayer, check_weights
+from lantern.engines.cpu.kernels import LANES, PANEL, Arena, PackedLayer, check_weights, layer, linear
 from lantern.engines.prepared import WeightCache
 from lantern.engines.quantized import quantized
 

@@ -58,7 +58,7 @@ class CpuEngine(Engine):
             return None
         if drafter is not None and not (is_window and verifier is not None and verifier.is_sample_match):
             return None
-        from lantern.engines.cpu.steps import generate
+        from lantern.engines.cpu.target import generate
 
         return partial(generate, target, sampling=sampling, drafter=drafter)
 

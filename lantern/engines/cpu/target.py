@@ -1,8 +1,7 @@
-"""A target whose pass is one C++ program: all layers, the final norm and the head in one call.
+"""Targets whose passes run in C++ (`pass.cpp`), and fused steps (`steps.cpp`).
 
-On a CPU a pass of a small model is mostly dispatch, and a pass of a larger one waits for weights. Here weights are
-stored in the order in which they are read, and nothing is dispatched. The bits of a row's logits are the same in every
-tree, window and batch (see `pass.cpp`), so exact methods give plain decoding's codes in fp32 and in bf16.
+A fused step of plain decoding, or of a window of samples, is one C++ program. Codes and statistics are those of
+`decoding.plain` and `decoding.loop`.
 """
 
 import ctypes
@@ -14,11 +13,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Sampler
+from lantern.core.types import Callback, Condition, Drafter, DraftTree, Generation, Sampler, Step, Verdict
 from lantern.core.types import Scores as ScoresLike
+from lantern.decoding.loop import Stopwatch, report
+from lantern.decoding.prefill import FirstScores, Start, start
+from lantern.drafters.trees.static import chain
+from lantern.drafters.windows.jacobi import random_codes
 from lantern.engines.cpu.build import library
-from lantern.engines.cpu.linear import linear
-from lantern.engines.cpu.packed import (
+from lantern.engines.cpu.kernels import (
     LANES,
     PANEL,
     Arena,
@@ -29,10 +31,14 @@ from lantern.engines.cpu.packed import (
     arguments,
     check_weights,
     kind_of,
+    linear,
+    sampler_of,
+    uniforms,
 )
-from lantern.engines.cpu.sampling import sampler_of, uniforms
 from lantern.engines.prepared import PreparedTarget, WeightCache
 from lantern.models.llamagen.transformer import Scores
+
+PATIENCE = 0.1  # seconds of steps per call; between calls the interpreter handles signals
 
 
 class PackedPass:
@@ -153,3 +159,155 @@ def check(target: Any) -> None:
             raise ValueError(
                 f"the model's {name} is {width}, the cpu engine needs a multiple of {expected}: use --engine eager"
             )
+
+
+class StepArgs(ctypes.Structure):
+    """`StepArgs` of steps.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("images", "nodes", "codes", "prefix", "conditioning")),
+        *((name, ctypes.c_int32) for name in ("top_k", "interval", "is_random", "is_half")),
+        *((name, ctypes.c_float) for name in ("guidance", "temperature")),
+        *((name, ctypes.c_void_p) for name in ("embeddings", "noise", "random", "known", "window", "grid")),
+        *((name, ctypes.c_void_p) for name in ("start", "counts", "sampled")),
+        *((name, ctypes.c_void_p) for name in ("passes", "accepted", "reached", "finite")),
+        ("seconds", ctypes.c_double),
+    ]
+
+
+@torch.no_grad()
+def generate(
+    target: CpuTarget,
+    condition: Condition,
+    *,
+    sampling: Sampling,
+    keys: Sequence[tuple[int, int]],
+    drafter: Drafter | None = None,
+    callback: Callback | None = None,
+    keep_steps: bool = False,
+    is_timed: bool = False,
+    **how: Any,
+) -> Generation:
+    """Decode as `loop.generate` or `plain.generate`, for a drafter with `sample_window` or none.
+
+    `how` is cache and prompts, as for `prefill.start`.
+    """
+    watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
+    kept = steps if keep_steps else None
+    # 1) the prompt gives code 0
+    stage = 0 if drafter is None else drafter.max_nodes
+    prompt = start(target, condition, sampling=sampling, keys=keys, stage=stage, **how)
+    stepper = FusedStepper(target, prompt, drafter)
+    report(stepper.sample_first(sampling), callback, kept)
+    watch.lap("prefill")
+    is_watched, is_done = callback is not None or keep_steps, target.config.block_size == 1
+    while not is_done:
+        # 2) steps, one per call if they are reported
+        is_done = stepper.advance(0.0 if is_watched else PATIENCE)
+        if is_watched:
+            report(stepper.step(), callback, kept)
+    watch.lap("walk")
+    return stepper.generation(steps, watch.seconds)
+
+
+class FusedStepper:
+    """The state of a generation, in memory that `lantern_steps` writes to; tensors are as in `steps.cpp`."""
+
+    def __init__(self, target: CpuTarget, prompt: Start, drafter: Drafter | None) -> None:
+        images, self.count = len(prompt.mask), target.config.block_size
+        self.target, self.prompt, self.drafter = target, prompt, drafter
+        self.nodes, self._index = 1 if drafter is None else drafter.max_nodes, 0
+        self.known, self.start, self.counts, self.passes = torch.ones(4, images, dtype=torch.long).unbind()
+        self.grid = torch.zeros(images, self.count, dtype=torch.long)
+        self.window, self.sampled = torch.zeros(2, images, self.nodes, dtype=torch.long).unbind()
+        self.accepted, self.reached = torch.zeros(2, images, self.nodes - 1, dtype=torch.long).unbind()
+        self.finite = torch.isfinite(prompt.logits.sum((1, 2, 3)))
+        self._scored = self.window
+        self._noise, self._random = prompt.noise.gumbel_table(), None
+        if drafter is not None and drafter.sample_window == "random":
+            where = torch.arange(self.count).expand(images, -1)
+            self._random = random_codes(prompt.noise, where, target.config.vocab_size)
+        self._shape = None if drafter is None else chain(drafter.depth).shape("cpu")
+
+    def sample_first(self, sampling: Sampling) -> Step:
+        """Sample code 0 from the logits of the prompt, and fill the window behind it."""
+        prompt, place = self.prompt, torch.zeros_like(self.known)[:, None]
+        first = (sampling.scores(prompt.logits, place) + prompt.noise.gumbel(place)).argmax(-1)
+        self.grid[:, :1] = self.window[:] = first
+        if self._random is not None:
+            self.window[:, 1:] = self._random[:, torch.arange(1, self.nodes).clamp(max=self.count - 1)]
+        self._lay_out(sampling)
+        features = prompt.features[:, :, -1:].flatten(0, 1)
+        scores = FirstScores(prompt.logits.flatten(0, 1), features)
+        return Step(0, place[:, 0], torch.ones_like(self.known), first, scores)
+
+    def advance(self, patience: float) -> bool:
+        """Take steps for `patience` seconds, at least one; return whether all codes are known."""
+        self._index += 1
+        self._scored = self.window if patience else self.window.clone()
+        arguments = (self.target.program.model, self._pass, self._steps)
+        return library().lantern_steps(*map(ctypes.byref, arguments), ctypes.c_double(patience)) >= self.count
+
+    def step(self) -> Step:
+        """Return the last step; its scores are overwritten by the next."""
+        scores = Scores(self.logits, self.features.to(self.target.tok_embeddings.weight.dtype))
+        codes = self.sampled.clone()
+        arguments = (self._index, self.start.clone(), self.counts.clone(), codes, scores)
+        if self._shape is None:
+            return Step(*arguments)
+        length = (self._scored[:, 1:] == codes[:, :-1]).long().cumprod(1).sum(1)
+        nodes = torch.arange(1, self.nodes)
+        path = torch.where(nodes <= length[:, None], nodes, 0)
+        verdict = Verdict(path, length, codes.gather(1, length[:, None])[:, 0])
+        return Step(*arguments, DraftTree(self._scored, self._shape, "gumbel"), verdict)
+
+    def generation(self, steps: list[Step], seconds: dict[str, float]) -> Generation:
+        """Return the finished grids."""
+        zeros = torch.zeros(3, len(self.known))
+        if seconds:
+            seconds["score"] = self._steps.seconds
+            seconds["walk"] -= self._steps.seconds
+        return Generation(
+            codes=self.grid,
+            passes=self.passes,
+            accepted=self.accepted,
+            reached=self.reached,
+            relaxed=zeros[0],
+            total_variation=zeros[1],
+            steps=steps,
+            seconds=seconds,
+            total_variation_max=None if self.drafter is None else zeros[2],
+            is_finite=self.finite,
+        )
+
+    def _lay_out(self, sampling: Sampling) -> None:
+        """Allocate inputs and outputs of the pass, and fill the argument structures."""
+        cache, config, nodes = self.prompt.cache, self.target.config, self.nodes
+        rows, first = cache.images * cache.rows, cache.first_stage_slot
+        self.inputs, self.features = torch.empty(2, rows, nodes, config.dim).unbind()
+        self.logits = torch.empty(rows, nodes, config.vocab_size)
+        self._positions, self._places = torch.empty(rows, nodes, dtype=torch.long), torch.arange(nodes) + first
+        self._mask = torch.full((rows, nodes, cache.slots), -torch.inf)
+        self._mask[..., : cache.prefix] = self.prompt.prefix.repeat_interleave(cache.rows, 0)[:, None]
+        if nodes > 1:
+            self._mask[..., first:] = torch.full((nodes, nodes), -torch.inf).triu(1)
+        taken = (self.inputs, self._positions, self._places, self._mask)
+        self._pass = PassArgs(
+            *(rows, nodes, cache.slots, torch.get_num_threads(), 0),
+            *(tensor.data_ptr() for tensor in taken),
+            *(self._mask.stride(0), self._mask.stride(1), cache.buffer.data_ptr(), None, None),
+            *(self.features.data_ptr(), self.logits.data_ptr()),
+        )
+        state = (self.known, self.window, self.grid, self.start, self.counts, self.sampled)
+        counters = (self.passes, self.accepted, self.reached, self.finite)
+        embeddings = self.target.tok_embeddings.weight
+        self._steps = StepArgs(
+            *(cache.images, nodes, self.count, cache.prefix, config.cls_token_num),
+            *(min(sampling.top_k, config.vocab_size), min(sampling.guidance_interval, self.count)),
+            *(self._random is not None, embeddings.dtype == torch.bfloat16),
+            *(float(sampling.guidance), float(sampling.temperature)),
+            embeddings.data_ptr(),
+            *(None if tensor is None else tensor.data_ptr() for tensor in (self._noise, self._random)),
+            *(tensor.data_ptr() for tensor in (*state, *counters)),
+            0.0,
+        )

@@ -18,7 +18,7 @@ from lantern.core.config import read_json_object
 from lantern.core.io import user_cache, write_json
 from lantern.core.sampling import Sampling
 from lantern.generation.tuning.costs import Costs, costs_of
-from lantern.methods.decoder import Method, find
+from lantern.methods.registry import Method, find
 from lantern.models.folder import DTYPES, Model
 
 VERSION = 1

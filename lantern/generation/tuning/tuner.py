@@ -14,7 +14,7 @@ from lantern.generation.tuning.costs import Costs, Laps, fit_costs, fit_verify
 from lantern.generation.tuning.measure import Acceptance, Run, Setup
 from lantern.generation.tuning.profile import VERSION, describe_machine
 from lantern.generation.tuning.solve import solve
-from lantern.methods.decoder import METHODS, Method, neighbour_columns
+from lantern.methods.registry import METHODS, Method, neighbour_columns
 
 MARGIN = 1.03  # a method must beat plain decoding by this factor; less is noise
 HOPEFUL = 1.15  # a candidate is tried if its predicted time is at most this many times plain decoding's

@@ -9,7 +9,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Generation
 from lantern.drafters.policies.policy import TRAITS
 from lantern.drafters.policies.records import Recorder, Records, load_records
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
 TARGET = tiny_target()

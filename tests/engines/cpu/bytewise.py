@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lantern.engines.cpu.packed import Arena
+from lantern.engines.cpu.kernels import Arena
 from lantern.engines.quantized import quantized
 
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from lantern.engines.cpu import build as building
-from lantern.engines.cpu.linear import linear
-from lantern.engines.cpu.packed import Arena
+from lantern.engines.cpu.kernels import Arena, linear
 from tests.engines.cpu.bytewise import rows, weights
 from tests.engines.cpu.test_target import PATH, TREE, Passes, by_single_passes, target_in, twin_of
 

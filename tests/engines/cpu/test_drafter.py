@@ -14,10 +14,9 @@ from lantern.drafters.base import target_logits
 from lantern.drafters.eagle.eagle1 import Eagle, EagleLayer
 from lantern.engines.cpu.drafter import PackedDrafterLayer, packed_drafter
 from lantern.engines.cpu.engine import CpuEngine
-from lantern.engines.cpu.linear import linear
-from lantern.engines.cpu.packed import Arena
+from lantern.engines.cpu.kernels import Arena, linear
 from lantern.engines.engine import EagerEngine
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_parts

@@ -14,11 +14,11 @@ from lantern.drafters.base import target_logits
 from lantern.engines.cpu import build as building
 from lantern.engines.cpu.drafter import packed_drafter
 from lantern.engines.cpu.engine import CpuEngine
-from lantern.engines.cpu.linear import linear
+from lantern.engines.cpu.kernels import linear
 from lantern.engines.cpu.target import CpuTarget
 from lantern.engines.engine import engine_from_flags
 from lantern.engines.quantized import quantized
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cpu.bytewise import rows, weights
 from tests.engines.cpu.test_target import TREE, Passes, check_bits, target_in, twin_of

@@ -10,8 +10,8 @@ from torch import Tensor
 from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling
 from lantern.engines.cpu.engine import CpuEngine
-from lantern.engines.cpu.sampling import sampler_of
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.engines.cpu.kernels import sampler_of
+from lantern.methods.registry import METHODS, build_decoder
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to build the library")

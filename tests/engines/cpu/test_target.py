@@ -18,9 +18,9 @@ from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.target import CpuTarget
 from lantern.engines.engine import EagerEngine
+from lantern.generation.images import NotFiniteError
 from lantern.generation.layer_watch import watched_layers
-from lantern.generation.picture import NotFiniteError
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_parts

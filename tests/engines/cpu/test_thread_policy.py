@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lantern.engines.cpu import build as building
-from lantern.engines.cpu.packed import LinearArgs
-from lantern.generation.memory import is_out_of_memory
+from lantern.engines.cpu.kernels import LinearArgs
+from lantern.generation.generator import is_out_of_memory
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from lantern.engines.cpu.build import find_compiler, has_amx
-from lantern.engines.cpu.linear import linear
-from lantern.engines.cpu.packed import Arena
+from lantern.engines.cpu.kernels import Arena, linear
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 

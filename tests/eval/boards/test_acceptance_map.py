@@ -17,7 +17,7 @@ from lantern.eval.boards.acceptance_map import (
     read_map,
     shade_of,
 )
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 

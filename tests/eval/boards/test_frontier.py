@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lantern.cli import measurement_options as measuring
+from lantern.cli import options as measuring
 from lantern.cli.frontier import main
 from lantern.eval.boards import frontier
 from lantern.eval.boards.acceptance_map import Portrait
@@ -18,7 +18,7 @@ from lantern.eval.boards.frontier import SWEEP, FrontierOptions, Point, Sweep, e
 from lantern.eval.boards.rounds import open_folder, pack, point_figures, speedup, step_compression, unpack
 from lantern.eval.speed.contenders import PLAIN_KINDS, Variant
 from lantern.eval.speed.race import warm
-from lantern.methods.decoder import METHODS
+from lantern.methods.registry import METHODS
 from lantern.models.folder import DTYPES
 from tests.tiny_folder import save_tiny_model
 

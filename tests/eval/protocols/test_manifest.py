@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lantern.eval.protocols.manifest import Entry, Manifest, read_entries
-from lantern.generation.picture import Statistics
+from lantern.generation.images import Statistics
 
 HERE = {"weights": {"model": "a"}, "config": {"batch": 1}, "versions": {"torch": "2"}}
 FIGURES = {

@@ -19,7 +19,7 @@ from lantern.eval.speed import equality
 from lantern.eval.speed.equality import ULPS, Margins, Place, first_difference, tie
 from lantern.eval.speed.surroundings import HERE, commit
 from lantern.generation.generator import Generator
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.models.folder import load_model
 from lantern.models.llamagen.transformer import Scores, Transformer
 from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target

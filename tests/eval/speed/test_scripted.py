@@ -11,7 +11,7 @@ from lantern.eval.speed import shapes
 from lantern.eval.speed.bench_table import WIDTH, render
 from lantern.eval.speed.scripted import FixedDrafter, ScriptedVerifier, deepest, script
 from lantern.eval.speed.shapes import ShapeOptions
-from lantern.methods.decoder import METHODS, Decoder
+from lantern.methods.registry import METHODS, Decoder
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 

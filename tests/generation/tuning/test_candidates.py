@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lantern.generation.tuning.candidates import Bounds, needs_drafter, swept, variants
-from lantern.methods.decoder import METHODS
+from lantern.methods.registry import METHODS
 
 KID = Bounds(max_kid=0.001, quality={"lantern++": {"2.0": 0.0004, "5": 0.02}})
 

@@ -6,12 +6,11 @@ from statistics import median
 import pytest
 
 from lantern.core.sampling import Sampling
-from lantern.engines.engine import EagerEngine, engine_from_flags
+from lantern.engines.engine import EagerEngine, Engine, engine_from_flags
 from lantern.generation.generator import Generator
 from lantern.generation.requests import Request
 from lantern.generation.tuning import measure
 from lantern.generation.tuning.measure import Setup, StepClock
-from lantern.methods.decoder import Engine
 from lantern.models.folder import Model
 from tests.tiny import tiny_condition, tiny_target
 

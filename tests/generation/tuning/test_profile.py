@@ -14,7 +14,7 @@ from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.engine import EagerEngine, engine_from_flags
 from lantern.generation.generator import choose_method
 from lantern.generation.tuning.profile import NAME, VERSION, cache_folder, describe_machine, too_far, write_profile
-from lantern.methods.decoder import METHODS
+from lantern.methods.registry import METHODS
 from lantern.models.folder import Model, load_model
 from tests.tiny_folder import save_tiny_model
 

@@ -1,4 +1,7 @@
-"""Weights in the order in which `pass.cpp` reads them, and the argument structures of its functions."""
+"""The C++ library seen from torch: packed weights, argument structures, and its functions as operations of torch.
+
+Weights are in the order in which `pass.cpp` reads them. torch.compile leaves the operations as they are.
+"""
 
 import contextlib
 import ctypes
@@ -8,15 +11,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
-from lantern.models.llamagen.layers import RMSNorm
+from lantern.core.noise import Purpose, purpose_key
+from lantern.core.sampling import Sampling
+from lantern.core.types import Sampler
+from lantern.engines.cpu.build import library
+from lantern.models.llamagen.transformer import RMSNorm
 
 PANEL, LANES = 32, 16
 LINE = 64  # bytes of a cache line, at which every tensor begins
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}  # of weights; in int8 they are bytes
 HEAD, GROUP = 8 * PANEL, 64  # int8: bytes before a panel; its inputs are padded to a multiple of GROUP
+_OPERATIONS = torch.library.Library("lantern", "DEF")
+_OPERATIONS.define("linear(Tensor x, Tensor panels, Tensor? bias, int outputs) -> Tensor")
+_OPERATIONS.define(
+    "layer(Tensor x, Tensor factors, Tensor mask, Tensor(a!) cache, Tensor places, Tensor?[] weights, float eps)"
+    " -> Tensor"
+)
+_OPERATIONS.define(
+    "sample(Tensor logits, Tensor places, Tensor? noise, float guidance, float temperature, int top_k, int interval,"
+    " int width) -> Tensor"
+)
 
 
 class LayerArgs(ctypes.Structure):
@@ -193,3 +210,139 @@ def has_eight_bits(weight: Tensor) -> bool:
     torchao: Any = sys.modules.get("torchao.quantization")  # without the import there is no such weight
     kind = () if torchao is None else torchao.Int8Tensor
     return isinstance(weight, kind) and getattr(weight, "scale").numel() == len(weight)  # noqa: B009 - of torchao's
+
+
+def linear(
+    x: Float[Tensor, "*b k"], panels: Tensor, bias: Float[Tensor, " n"] | None, outputs: int
+) -> Float[Tensor, "*b n"]:
+    """Return x times a packed weight plus an fp32 bias, in fp32.
+
+    Inputs are rounded to bf16 for a bf16 weight, and to 16-bit integers for an int8 weight.
+    """
+    return torch.ops.lantern.linear(x, panels, bias, outputs)
+
+
+def layer(
+    x: Float[Tensor, "b n c"],
+    factors: Float[Tensor, "b n 3 1 half 2"],
+    mask: Float[Tensor, "b n s"],
+    cache: Float[Tensor, "2 b h s d"],
+    places: Int[Tensor, " n"],
+    weights: tuple[Tensor | None, ...],
+    eps: float,
+) -> Float[Tensor, "b n c"]:
+    """Run a decoder layer; its keys and values are written to slots `places` of an fp32 cache. The result is fp32."""
+    return torch.ops.lantern.layer(x, factors, mask, cache, places, weights, eps)
+
+
+def _linear(x: Tensor, panels: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    assert panels.shape[0] * PANEL == outputs and panels[0].numel() == size_of(panels, x.shape[-1]), (
+        "inputs are not as wide as the weight"
+    )
+    out, a = x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32), x.float().contiguous()
+    sizes = (a[..., 0].numel(), a.shape[-1], outputs, torch.get_num_threads(), kind_of(panels))
+    places = (a.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr())
+    library().lantern_linear(ctypes.byref(LinearArgs(*sizes, *places)))
+    return out
+
+
+def _layer(
+    x: Tensor, factors: Tensor, mask: Tensor, cache: Tensor, places: Tensor, weights: list[Tensor | None], eps: float
+) -> Tensor:
+    rows, nodes, dim = x.shape
+    _, _, heads, slots, _ = cache.shape
+    linears = [weight for weight in weights[2:] if weight is not None]
+    assert cache.is_contiguous()
+    inputs, factors, places = x.float().contiguous(), factors.contiguous(), places.contiguous()
+    mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+    # each node has three rotary factors: of query, key and value
+    positions = torch.arange(0, 3 * rows * nodes, 3)
+    out = torch.empty(rows, nodes, dim)
+    only = (LayerArgs * 1)(arguments(tuple(weights)))
+    shape = (dim, heads, 1, len(linears[2]) * PANEL // 2, 0, kind_of(*linears))
+    model = ModelArgs(*shape, eps, only, None, None, factors.data_ptr())
+    run = PassArgs(
+        *(rows, nodes, slots, torch.get_num_threads(), 0),
+        *(inputs.data_ptr(), positions.data_ptr(), places.data_ptr(), mask.data_ptr()),
+        *(mask.stride(0), mask.stride(1), cache.data_ptr(), None, None, out.data_ptr(), None),
+    )
+    library().lantern_pass(ctypes.byref(model), ctypes.byref(run))
+    return out
+
+
+_OPERATIONS.impl("linear", _linear, "CPU")
+_OPERATIONS.impl("layer", _layer, "CPU")
+
+
+@torch.library.register_fake("lantern::linear")
+def _(x: Tensor, panels: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], outputs), dtype=torch.float32)
+
+
+@torch.library.register_fake("lantern::layer")
+def _(
+    x: Tensor, factors: Tensor, mask: Tensor, cache: Tensor, places: Tensor, weights: list[Tensor | None], eps: float
+) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.float32)
+
+
+def sampler_of(sampling: Sampling, noise: Any) -> Sampler | None:
+    """Return the sampler of `Target.sampler`, whose codes have the noise of `noise.gumbel_table`; None for top-p."""
+    if sampling.top_p < 1:
+        return None
+    last = 1 << 30  # interval and top-k are 32-bit integers in C++
+    settings = (float(sampling.guidance), float(sampling.temperature))
+    counts = (min(sampling.top_k, last), min(sampling.guidance_interval, last))
+
+    def best(
+        logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"], *, width: int = 1, purpose: int = Purpose.TARGET
+    ) -> Int[Tensor, "b n k"]:
+        return torch.ops.lantern.sample(logits, places, noise.gumbel_table(purpose), *settings, *counts, width)
+
+    return best
+
+
+def uniforms(
+    seeds: Int[Tensor, " b"], images: Int[Tensor, " b"], purpose: Purpose, positions: Int[Tensor, " n"], count: int
+) -> Float64[Tensor, "b n count"]:
+    """Return the numbers of `noise.random_uniforms`."""
+    key, out = purpose_key(seeds, purpose), torch.empty(len(seeds), len(positions), count, dtype=torch.float64)
+    given = [tensor.contiguous() for tensor in (key.low, key.high, images, positions)]
+    sizes = (len(seeds), len(positions), count, torch.get_num_threads())
+    places = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (*given, out))
+    library().lantern_uniforms(*map(ctypes.c_int32, sizes), *places)
+    return out
+
+
+def _sample(
+    logits: Tensor,
+    places: Tensor,
+    noise: Tensor | None,
+    guidance: float,
+    temperature: float,
+    top_k: int,
+    interval: int,
+    width: int,
+) -> Tensor:
+    images, rows, nodes, vocab = logits.shape
+    logits, places = logits.float().contiguous(), places.contiguous()
+    assert vocab % LANES == 0, f"{vocab} codes, expected a multiple of {LANES}"
+    codes = 0
+    if noise is not None:
+        assert noise.is_contiguous() and noise.shape[::2] == (images, vocab), "noise of other images or codes"
+        codes = noise.shape[1]
+        places = places.clamp(0, codes - 1)
+    sampled = places.new_empty(images, nodes, width)
+    sizes = (images, rows, nodes, vocab, codes, top_k, interval, width, torch.get_num_threads())
+    tensors = (logits, places, noise, sampled)
+    arguments = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
+    library().lantern_sample(ctypes.byref(SampleArgs(*sizes, guidance, temperature, *arguments)))
+    return sampled
+
+
+_OPERATIONS.impl("sample", _sample, "CPU")
+
+
+@torch.library.register_fake("lantern::sample")
+def _(logits: Tensor, places: Tensor, noise: Any, guidance: Any, temperature: Any, *settings: Any) -> Tensor:
+    return places.new_empty(*places.shape, settings[-1])
