@@ -1,55 +1,92 @@
-"""The tokenizer: agreement with numbers of the reference implementation, shapes and refusals."""
+"""The tokenizer: agreement with the implementation of transformers, shapes and refusals."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 
 DATA = Path(__file__).parent.parent / "data"
+SIZES: dict[str, Any] = {"ch": 32, "z_channels": 32, "codebook_size": 64, "codebook_embed_dim": 8}
+MULTIPLES = (1, 1, 2)
+# names of modules here and in JanusVQVAE, which has the architecture of LlamaGen's tokenizer
+RENAMED = (
+    (r"mid\.0", "mid.block_1"),
+    (r"mid\.1", "mid.attn_1"),
+    (r"mid\.2", "mid.block_2"),
+    (r"encoder\.conv_blocks", "encoder.down"),
+    (r"decoder\.conv_blocks", "decoder.up"),
+    (r"\.res\.", ".block."),
+)
 
 
 @pytest.fixture(scope="module")
-def vectors() -> dict:
-    return torch.load(DATA / "vq_tiny_io.pt", weights_only=True)
-
-
-@pytest.fixture(scope="module")
-def vq(vectors: dict) -> VQVAE:
-    given = vectors["config"]
-    mult = tuple(given["ch_mult"])
-    config = VQConfig(
-        ch=given["ch"],
-        encoder_ch_mult=mult,
-        decoder_ch_mult=mult,
-        z_channels=given["z_channels"],
-        codebook_size=given["codebook_size"],
-        codebook_embed_dim=given["codebook_embed_dim"],
-    )
-    model = VQVAE(config).eval()
-    model.load_state_dict(torch.load(DATA / "vq_tiny_state.pt", weights_only=True), strict=True)
+def vq() -> VQVAE:
+    """A tokenizer with random weights, code vectors of any length, and outputs of the size of trained ones."""
+    model = VQVAE(VQConfig(encoder_ch_mult=MULTIPLES, decoder_ch_mult=MULTIPLES, **SIZES)).eval()
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            scale = 1.0 if "embedding" in name else 1.5 / parameter[0].numel() ** 0.5
+            nn.init.normal_(parameter, 0, scale, generator=generator)
+        else:
+            nn.init.normal_(parameter, float("norm" in name and "weight" in name), 0.1, generator=generator)
     return model
 
 
-@torch.no_grad()
-def test_encoder_agrees_with_the_reference(vq: VQVAE, vectors: dict) -> None:
-    torch.testing.assert_close(vq.encoder(vectors["x"]), vectors["encoder_out"], atol=2e-5, rtol=0)
-    torch.testing.assert_close(vq.latents(vectors["x"]), vectors["pre_quant"], atol=2e-5, rtol=0)
+@pytest.fixture(scope="module")
+def reference(vq: VQVAE) -> Any:
+    """The same weights in transformers' implementation."""
+    from transformers.models.janus.configuration_janus import JanusVQVAEConfig
+    from transformers.models.janus.modeling_janus import JanusVQVAE
+
+    config = JanusVQVAEConfig(
+        embed_dim=SIZES["codebook_embed_dim"],
+        num_embeddings=SIZES["codebook_size"],
+        latent_channels=SIZES["z_channels"],
+        base_channels=SIZES["ch"],
+        channel_multiplier=list(MULTIPLES),
+        num_patches=4,
+    )
+    model = JanusVQVAE(config).eval()
+    state = {name: tensor for name, tensor in vq.state_dict().items() if "codebook_used" not in name}
+    for ours, theirs in RENAMED:
+        state = {re.sub(ours, theirs, name): tensor for name, tensor in state.items()}
+    model.load_state_dict(state, strict=True)
+    return model
+
+
+@pytest.fixture(scope="module")
+def pixels() -> torch.Tensor:
+    return torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1)) * 2 - 1
 
 
 @torch.no_grad()
-def test_codes_equal_the_reference(vq: VQVAE, vectors: dict) -> None:
-    assert torch.equal(vq.encode(vectors["x"]), vectors["indices"])
+def test_encoder_agrees_with_transformers(vq: VQVAE, reference: Any, pixels: torch.Tensor) -> None:
+    expected = reference.encoder(pixels)
+    torch.testing.assert_close(vq.encoder(pixels), expected, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(vq.latents(pixels), reference.quant_conv(expected), atol=2e-5, rtol=1e-5)
 
 
 @torch.no_grad()
-def test_decoded_bytes_are_within_one_of_the_reference(vq: VQVAE, vectors: dict) -> None:
-    decoded = vq.decode(vectors["codes"])
-    torch.testing.assert_close(decoded, vectors["decoded"], atol=2e-4, rtol=0)
-    assert (to_uint8(decoded).int() - vectors["decoded_uint8"].int()).abs().max() <= 1
-    torch.testing.assert_close(vq.decode(vectors["indices"]), vectors["recon_from_indices"], atol=2e-4, rtol=0)
+def test_codes_are_those_with_the_largest_cosine(vq: VQVAE, reference: Any, pixels: torch.Tensor) -> None:
+    latents = reference.quant_conv(reference.encoder(pixels)).flatten(2).mT
+    cosines = torch.cosine_similarity(latents[:, :, None], vq.quantize.embedding.weight, dim=-1)
+    assert torch.equal(vq.encode(pixels), cosines.argmax(-1))
+
+
+@torch.no_grad()
+def test_decoded_bytes_are_those_of_transformers(vq: VQVAE, reference: Any) -> None:
+    codes = torch.randint(64, (3, 16), generator=torch.Generator().manual_seed(2))
+    expected, decoded = reference.decode(codes), vq.decode(codes)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(decoded, expected, atol=2e-5, rtol=1e-5)
+    assert (to_uint8(decoded).int() - to_uint8(expected).int()).abs().max() <= 1
 
 
 def test_codebook_is_normalised_when_used_and_not_when_stored(vq: VQVAE) -> None:

@@ -127,6 +127,7 @@ def test_passes_without_a_cache_are_eager() -> None:
         assert torch.allclose(packed_drafter(module).training_forward(features, tokens), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of what the compiler itself imports
 def test_fused_drafters_can_be_compiled() -> None:
     target = tiny_target(**SHAPE)

@@ -172,6 +172,7 @@ def test_fused_passes_are_reproducible_over_any_number_of_codes() -> None:
     assert torch.equal(plain.generate(CONDITION, keys=KEYS).codes, wide.generate(CONDITION, keys=KEYS).codes)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of what the compiler itself imports
 def test_engines_do_not_change_the_target_or_the_codes() -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=3.0)
