@@ -15,13 +15,17 @@ if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 
 # Before any test module: torchvision must find its operators defined, whatever imports it first.
+import torch
+
 import lantern  # noqa: F401
 from lantern.engines.cpu import build as building
 
+# Without a GPU Triton's kernels run in its interpreter, which is chosen when triton is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    import torch
-
     if torch.cuda.is_available():
         return
     for item in items:

@@ -1,0 +1,597 @@
+"""The Triton kernels of a pass, and the functions that launch them.
+
+A pass scores the same number of rows for every image (`rows`), of which the first `live` hold nodes. Kernels skip the
+others, whose values stay zero. Each row is computed by the same operations in the same order, whatever stands in the
+other rows: one program computes one row, or a row of a tile of fixed size.
+
+Attention groups keys by their position in the picture, not by their slot in the cache. Block j holds the positions
+`block * j` to `block * (j + 1) - 1`; its partial result (maximum, sum, weighted values) is computed on its own, and
+`combine` adds partial results in the order of positions. Column c of a block is the same position in every pass, so a
+node's result does not depend on whether an ancestor is committed or staged, nor on the slot where it is staged.
+
+With TRITON_INTERPRET=1 in the environment at the first import of triton the kernels run on CPU tensors.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+BLOCK = 64  # positions of a block of keys
+TILE = 16  # rows of a tile: the smallest that matrix units multiply
+LANES = 1024  # columns of one program of `silu_mul`
+WARPS = 4
+# Numbers on whose value the code of a kernel must not depend: a pass of one node runs the code of a pass of many.
+NUMBERS = (
+    *("rows", "live", "lines", "slots", "guided", "blocks", "prefix", "conditioning", "mask_line", "mask_row"),
+    *("count", "nodes", "positions", "width", "top_k", "interval"),
+)
+
+
+def is_interpreted() -> bool:
+    """Return whether kernels run in Triton's interpreter, which takes tensors on a CPU."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def kernel(function: Callable[..., None]) -> Any:
+    """Return the kernel of a function; its code does not depend on the values of NUMBERS."""
+    names = [name for name in inspect.signature(function).parameters if name in NUMBERS]
+    return triton.jit(function, do_not_specialize=names)
+
+
+@triton.jit
+def dot(left, right, IS_WIDE: tl.constexpr):
+    """Multiply two tiles; the interpreter takes the bits of bf16 for integers."""
+    if IS_WIDE:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, input_precision="ieee")
+
+
+@kernel
+def norm_kernel(X, DELTA, WEIGHT, Y, eps, rows, live, DIM: tl.constexpr, SIZE: tl.constexpr, ADDS: tl.constexpr):
+    """Compute one row of `norm`."""
+    row = tl.program_id(0)
+    if row % rows < live:
+        at = tl.arange(0, SIZE)
+        inside = at < DIM
+        x = tl.load(X + row * DIM + at, mask=inside, other=0.0)
+        if ADDS:
+            delta = tl.load(DELTA + row * DIM + at, mask=inside, other=0.0)
+            x = (x.to(tl.float32) + delta.to(tl.float32)).to(X.dtype.element_ty)
+            tl.store(X + row * DIM + at, x, mask=inside)
+        wide = x.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, 0) / DIM + eps)
+        y = (wide * scale).to(Y.dtype.element_ty).to(tl.float32)
+        weight = tl.load(WEIGHT + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(Y + row * DIM + at, (y * weight).to(Y.dtype.element_ty), mask=inside)
+
+
+@kernel
+def rotary_kernel(
+    QKV,
+    ROPE,
+    POSITIONS,
+    SLOTS,
+    CACHE,
+    rows,
+    live,
+    lines,
+    slots,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEADS_SIZE: tl.constexpr,
+    WIDTH_SIZE: tl.constexpr,
+):
+    """Compute one row of `rotate_and_store`: its queries, keys or values."""
+    row, kind = tl.program_id(0), tl.program_id(1)
+    line, node = row // rows, row % rows
+    if node < live:
+        head = tl.arange(0, HEADS_SIZE)[:, None]
+        half: tl.constexpr = WIDTH_SIZE // 2
+        pair = tl.arange(0, half)
+        inside = (head < HEADS) & (pair[None] < WIDTH // 2)
+        place = head * WIDTH + 2 * pair[None]
+        source = QKV + (row * 3 + kind) * HEADS * WIDTH
+        even = tl.load(source + place, mask=inside, other=0.0)
+        odd = tl.load(source + place + 1, mask=inside, other=0.0)
+        if kind < 2:
+            turn = ROPE + tl.load(POSITIONS + line * live + node) * WIDTH + 2 * pair
+            cos = tl.load(turn, mask=pair < WIDTH // 2, other=0.0)[None]
+            sin = tl.load(turn + 1, mask=pair < WIDTH // 2, other=0.0)[None]
+            first, second = even.to(tl.float32), odd.to(tl.float32)
+            even = (first * cos - second * sin).to(QKV.dtype.element_ty)
+            odd = (second * cos + first * sin).to(QKV.dtype.element_ty)
+        if kind == 0:
+            tl.store(source + place, even, mask=inside)
+            tl.store(source + place + 1, odd, mask=inside)
+        else:
+            slot = tl.load(SLOTS + line * live + node)
+            base = ((kind - 1) * lines + line).to(tl.int64) * HEADS * slots * WIDTH
+            target = CACHE + base + (head * slots + slot) * WIDTH + 2 * pair[None]
+            tl.store(target, even.to(CACHE.dtype.element_ty), mask=inside)
+            tl.store(target + 1, odd.to(CACHE.dtype.element_ty), mask=inside)
+
+
+@kernel
+def plan_kernel(
+    POSITIONS,
+    MASK,
+    SLOTS,
+    TABLE,
+    PLACES,
+    FULL,
+    rows,
+    live,
+    guided,
+    conditioning,
+    prefix,
+    mask_line,
+    mask_row,
+    BLOCK: tl.constexpr,
+    SPAN: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Compute one row of `Plan.update`."""
+    image, row = tl.program_id(0), tl.program_id(1)
+    line = image * guided
+    if row >= live:
+        tl.store(PLACES + image * rows + row, -1)
+    else:
+        committed = tl.load(POSITIONS + line * live) - conditioning
+        full = committed // BLOCK
+        if row == 0:
+            tl.store(FULL + image, full.to(tl.int32))
+        tl.store(PLACES + image * rows + row, (tl.load(POSITIONS + line * live + row) - conditioning).to(tl.int32))
+        columns = tl.arange(0, SPAN)
+        places = full * BLOCK + columns
+        slot = tl.where(places < committed, places + prefix, -1)
+        for node in range(0, live):
+            staged = tl.load(SLOTS + line * live + node)
+            score = tl.load(MASK + line * mask_line + row * mask_row + staged)
+            place = tl.load(POSITIONS + line * live + node) - conditioning
+            slot = tl.where(places == tl.where(score == 0.0, place, -1), staged, slot)
+        tl.store(TABLE + (image * rows + row) * SIZE + columns, slot.to(tl.int32), mask=columns < SIZE)
+
+
+@kernel
+def partials_kernel(
+    QKV,
+    CACHE,
+    TABLE,
+    PLACES,
+    FULL,
+    MAXIMA,
+    SUMS,
+    VALUES,
+    scale,
+    rows,
+    live,
+    lines,
+    slots,
+    prefix,
+    guided,
+    blocks,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TAIL: tl.constexpr,
+    TILE: tl.constexpr,
+    IS_WIDE: tl.constexpr,
+):
+    """Compute a partial result of a head: of a whole block for a tile of rows, or of a block of one row's tail."""
+    line, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    tiles = (live + TILE - 1) // TILE
+    job = tl.program_id(1)
+    image = line // guided
+    full = tl.load(FULL + image)
+    is_tail = job >= blocks * tiles
+    first = tl.where(is_tail, (job - blocks * tiles) // TAIL, (job % tiles) * TILE)
+    part = (job - blocks * tiles) % TAIL
+    block = tl.where(is_tail, full + part, job // tiles)
+    start = tl.load(PLACES + image * rows + first)
+    # whole blocks are those before `full`; of the tail only blocks up to the row's own position
+    if (is_tail & (block < blocks) & (block * BLOCK <= start)) | ((is_tail == 0) & (block < full)):
+        lane = tl.arange(0, TILE)
+        row = tl.where(is_tail, first + 0 * lane, first + lane)
+        columns = tl.arange(0, BLOCK)
+        dims = tl.arange(0, WIDTH_SIZE)
+        table = TABLE + ((image * rows + first) * TAIL + part) * BLOCK + columns
+        staged = tl.load(table, mask=columns >= tl.where(is_tail, 0, BLOCK), other=0)
+        slot = tl.where(is_tail, staged, prefix + block * BLOCK + columns)
+        seen = slot >= 0
+        held = dims < WIDTH
+        is_live = row < live
+        q_at = QKV + ((line * rows + row) * 3 * HEADS + head)[:, None] * WIDTH + dims[None]
+        q = tl.load(q_at, mask=is_live[:, None] & held[None], other=0.0).to(CACHE.dtype.element_ty)
+        base = (line * HEADS + head).to(tl.int64) * slots * WIDTH
+        kv_at = base + slot[:, None] * WIDTH + dims[None]
+        kv_seen = seen[:, None] & held[None]
+        k = tl.load(CACHE + kv_at, mask=kv_seen, other=0.0)
+        v = tl.load(CACHE + lines.to(tl.int64) * HEADS * slots * WIDTH + kv_at, mask=kv_seen, other=0.0)
+        scores = dot(q, tl.trans(k), IS_WIDE) * scale
+        scores = tl.where(seen[None], scores, float("-inf"))
+        largest = tl.max(scores, 1)
+        weights = tl.exp(scores - tl.where(largest == float("-inf"), 0.0, largest)[:, None])
+        total = tl.sum(weights, 1)
+        values = dot(weights.to(v.dtype), v, IS_WIDE)
+        kept = is_live & (lane < tl.where(is_tail, 1, TILE))
+        at = ((line * HEADS + head) * rows + row) * blocks + block
+        tl.store(MAXIMA + at, largest, mask=kept)
+        tl.store(SUMS + at, total, mask=kept)
+        tl.store(VALUES + at[:, None] * WIDTH + dims[None], values, mask=kept[:, None] & held[None])
+
+
+@kernel
+def combine_kernel(
+    MAXIMA,
+    SUMS,
+    VALUES,
+    PLACES,
+    MASK,
+    CACHE,
+    OUT,
+    rows,
+    live,
+    lines,
+    slots,
+    guided,
+    blocks,
+    mask_line,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_SIZE: tl.constexpr,
+    BLOCKS_SIZE: tl.constexpr,
+    PREFIX: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add the partial results of one row and head, and the prompt."""
+    pair, row = tl.program_id(0), tl.program_id(1)
+    line, head = pair // HEADS, pair % HEADS
+    last = tl.load(PLACES + (line // guided) * rows + row) // BLOCK
+    number = tl.arange(0, BLOCKS_SIZE)
+    dims = tl.arange(0, WIDTH_SIZE)
+    held = dims < WIDTH
+    seen = number <= last
+    at = (pair * rows + row) * blocks + number
+    maxima = tl.load(MAXIMA + at, mask=seen, other=float("-inf"))
+    sums = tl.load(SUMS + at, mask=seen, other=0.0)
+    values = tl.load(VALUES + at[:, None] * WIDTH + dims[None], mask=seen[:, None] & held[None], other=0.0)
+    # the prompt: slots 0 .. PREFIX - 1 with keys of zeros, one value, and the mask's numbers as scores
+    score = tl.load(MASK + line * mask_line).to(tl.float32)
+    shared = tl.full((), 1.0, tl.float32)
+    for slot in tl.static_range(1, PREFIX):
+        shared += tl.exp(tl.load(MASK + line * mask_line + slot).to(tl.float32) - score)
+    source = CACHE + (lines + line).to(tl.int64) * HEADS * slots * WIDTH + head * slots * WIDTH + dims
+    prompt = tl.load(source, mask=held, other=0.0).to(tl.float32)
+    largest = tl.maximum(tl.max(maxima, 0), score)
+    factors = tl.exp(maxima - largest)
+    own = tl.exp(score - largest) * shared
+    total = own + tl.sum(factors * sums, 0)
+    mixed = own * prompt + tl.sum(factors[:, None] * values, 0)
+    out = OUT + ((line * rows + row) * HEADS + head) * WIDTH + dims
+    tl.store(out, (mixed / total).to(OUT.dtype.element_ty), mask=held)
+
+
+@kernel
+def silu_mul_kernel(GATED, OUT, rows, live, HIDDEN: tl.constexpr, LANES: tl.constexpr):
+    """Compute a part of one row of `silu_mul`."""
+    row = tl.program_id(0)
+    if row % rows < live:
+        at = tl.program_id(1) * LANES + tl.arange(0, LANES)
+        inside = at < HIDDEN
+        gate = tl.load(GATED + row * 2 * HIDDEN + at, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(GATED + row * 2 * HIDDEN + HIDDEN + at, mask=inside, other=0.0).to(tl.float32)
+        opened = (gate / (1.0 + tl.exp(-gate))).to(OUT.dtype.element_ty).to(tl.float32)
+        tl.store(OUT + row * HIDDEN + at, (opened * up).to(OUT.dtype.element_ty), mask=inside)
+
+
+@kernel
+def linear8_kernel(
+    X,
+    WEIGHT,
+    SCALE,
+    OUT,
+    count,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    IS_WIDE: tl.constexpr,
+):
+    """Compute a tile of `linear8`."""
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    x_at = X + row[:, None] * INPUTS
+    w_at = WEIGHT + column[:, None] * INPUTS
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, INPUTS, DEPTH):
+        at = start + tl.arange(0, DEPTH)
+        x = tl.load(x_at + at[None], mask=(row < count)[:, None] & (at < INPUTS)[None], other=0.0)
+        w = tl.load(w_at + at[None], mask=(column < OUTPUTS)[:, None] & (at < INPUTS)[None], other=0)
+        total += dot(x, tl.trans(w.to(tl.float32).to(x.dtype)), IS_WIDE)
+    total = total * tl.load(SCALE + column, mask=column < OUTPUTS, other=0.0).to(tl.float32)[None]
+    out = OUT + row[:, None] * OUTPUTS + column[None]
+    tl.store(out, total.to(OUT.dtype.element_ty), mask=(row < count)[:, None] & (column < OUTPUTS)[None])
+
+
+@kernel
+def sample_kernel(
+    LOGITS,
+    PLACES,
+    NOISE,
+    OUT,
+    guidance,
+    temperature,
+    top_k,
+    interval,
+    nodes,
+    positions,
+    line_stride,
+    node_stride,
+    width,
+    CODES: tl.constexpr,
+    IS_GUIDED: tl.constexpr,
+    IS_GREEDY: tl.constexpr,
+    HAS_NOISE: tl.constexpr,
+    HAS_TOP_K: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Compute the samples of one node."""
+    image, node = tl.program_id(0), tl.program_id(1)
+    at = tl.arange(0, SIZE)
+    inside = at < CODES
+    place = tl.load(PLACES + image * nodes + node)
+    line = image * 2 if IS_GUIDED else image
+    source = LOGITS + line.to(tl.int64) * line_stride + node * node_stride + at
+    scores = tl.load(source, mask=inside, other=0.0)
+    if IS_GUIDED:
+        rest = tl.load(source + line_stride, mask=inside, other=0.0)
+        guided = rest + (scores - rest) * guidance
+        is_in_interval = (interval < 0) | (place <= interval + 1)
+        scores = tl.where(is_in_interval, guided, scores)
+    if not IS_GREEDY:
+        scores = tl.div_rn(scores, temperature)
+    scores = tl.where(inside, tl.where(scores == 0.0, 0.0, scores), float("-inf"))  # no zeros of negative sign
+    if HAS_TOP_K:
+        # The k-th largest score, bit by bit: as signed integers in the order of the scores, it is the largest number
+        # that at least k of them reach.
+        bits = scores.to(tl.int32, bitcast=True)
+        order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+        reached = tl.sum((order >= 0).to(tl.int32), 0)
+        bound = tl.where(reached >= top_k, 0, -2147483648).to(tl.int32)
+        for step in range(0, 31):
+            trial = bound + (1 << (30 - step))
+            reached = tl.sum((order >= trial).to(tl.int32), 0)
+            bound = tl.where(reached >= top_k, trial, bound)
+        scores = tl.where(order >= bound, scores, float("-inf"))
+    if HAS_NOISE:
+        row = tl.minimum(tl.maximum(place, 0), positions - 1)
+        noise = NOISE + (image * positions + row).to(tl.int64) * CODES + at
+        scores = scores + tl.load(noise, mask=inside, other=0.0)
+    for choice in range(0, width):
+        best = tl.argmax(scores, 0)
+        tl.store(OUT + (image * nodes + node) * width + choice, best.to(tl.int64))
+        scores = tl.where(at == best, float("-inf"), scores)
+
+
+def norm(
+    x: Float[Tensor, "m c"],
+    delta: Float[Tensor, "m c"] | None,
+    weight: Float[Tensor, " c"],
+    out: Float[Tensor, "m c"],
+    *,
+    eps: float,
+    rows: int,
+    live: int,
+) -> None:
+    """Add `delta` to `x` in place, and write RMSNorm of the sum to `out`. Only the first `live` of each `rows` rows."""
+    dim = x.shape[1]
+    size = triton.next_power_of_2(dim)
+    norm_kernel[(len(x),)](
+        *(x, x if delta is None else delta, weight, out, eps, rows, live),
+        DIM=dim,
+        SIZE=size,
+        ADDS=delta is not None,
+        num_warps=min(max(size // 256, 1), 8),
+    )
+
+
+def rotate_and_store(
+    qkv: Float[Tensor, "m c3"],
+    rope: Float[Tensor, "p half 2"],
+    positions: Int[Tensor, "lines n"],
+    slots: Int[Tensor, "lines n"],
+    cache: Float[Tensor, "2 lines h s d"],
+    *,
+    rows: int,
+) -> None:
+    """Rotate the queries in place, and write rotated keys and values of the live rows to their slots of the cache."""
+    lines, heads, count, width = cache.shape[1:]
+    rotary_kernel[(lines * rows, 3)](
+        *(qkv, rope, positions, slots, cache, rows, positions.shape[1], lines, count),
+        HEADS=heads,
+        WIDTH=width,
+        HEADS_SIZE=triton.next_power_of_2(heads),
+        WIDTH_SIZE=head_size(width),
+        num_warps=WARPS,
+    )
+
+
+def head_size(width: int) -> int:
+    """Return the padded width of a head: a power of two of at least 16."""
+    return max(triton.next_power_of_2(width), 16)
+
+
+class Plan:
+    """Where each row of a pass finds its keys, by position.
+
+    `places[i, r]` is the position of row r of image i, -1 for rows without a node. `full[i]` is the number of blocks
+    whose positions are all committed. `table[i, r, c]` is the slot of position `block * full[i] + c`, -1 where row r
+    sees no key there. It holds `tail` blocks.
+    """
+
+    def __init__(
+        self,
+        *,
+        images: int,
+        guided: int,
+        rows: int,
+        live: int,
+        codes: int,
+        device: torch.device,
+        block: int = BLOCK,
+    ) -> None:
+        self.images, self.guided, self.rows, self.live, self.block = images, guided, rows, live, block
+        self.blocks = -(-codes // block)
+        # the last node of a chain stands `live - 1` positions after the first
+        self.tail = -(-(live - 1) // block) + 1
+        self.table = torch.full((images, rows, self.tail * block), -1, dtype=torch.int32, device=device)
+        self.places = torch.full((images, rows), -1, dtype=torch.int32, device=device)
+        self.full = torch.zeros(images, dtype=torch.int32, device=device)
+
+    def update(
+        self,
+        positions: Int[Tensor, "lines n"],
+        mask: Float[Tensor, "lines n s"],
+        slots: Int[Tensor, "lines n"],
+        *,
+        conditioning: int,
+        prefix: int,
+    ) -> None:
+        """Read which keys each node sees: all committed codes, which are those before node 0, and its ancestors.
+
+        Node j is an ancestor of node i, or i itself, if the mask is 0 at its slot. `mask[l, i, :prefix]` are the scores
+        of the prompt. Rows of an image see the same.
+        """
+        assert mask.stride(2) == 1 and positions.is_contiguous() and slots.is_contiguous()
+        size = self.table.shape[2]
+        plan_kernel[(self.images, self.rows)](
+            *(positions, mask, slots, self.table, self.places, self.full),
+            *(self.rows, self.live, self.guided, conditioning, prefix, mask.stride(0), mask.stride(1)),
+            BLOCK=self.block,
+            SPAN=triton.next_power_of_2(size),
+            SIZE=size,
+            num_warps=1,
+        )
+
+
+class Attention:
+    """Position-ordered attention of a shape of passes; holds the memory of the partial results."""
+
+    def __init__(self, plan: Plan, *, heads: int, width: int, device: torch.device) -> None:
+        self.plan, self.heads, self.width = plan, heads, width
+        size = (plan.images * plan.guided * heads, plan.rows, plan.blocks)
+        self.maxima, self.sums = torch.zeros(2, *size, device=device).unbind()
+        self.values = torch.zeros(*size, width, device=device)
+
+    def __call__(
+        self,
+        qkv: Float[Tensor, "m c3"],
+        cache: Float[Tensor, "2 lines h s d"],
+        mask: Float[Tensor, "lines n s"],
+        out: Float[Tensor, "m c"],
+        *,
+        prefix: int,
+    ) -> None:
+        """Write the attention of the live rows to `out`; queries are the first third of `qkv`, rotated."""
+        plan, lines, slots = self.plan, cache.shape[1], cache.shape[3]
+        partial = (self.maxima, self.sums, self.values)
+        jobs = plan.blocks * -(-plan.live // TILE) + plan.live * plan.tail
+        size = head_size(self.width)
+        partials_kernel[(lines * self.heads, jobs)](
+            *(qkv, cache, plan.table, plan.places, plan.full, *partial, self.width**-0.5),
+            *(plan.rows, plan.live, lines, slots, prefix, plan.guided, plan.blocks),
+            HEADS=self.heads,
+            WIDTH=self.width,
+            WIDTH_SIZE=size,
+            BLOCK=plan.block,
+            TAIL=plan.tail,
+            TILE=TILE,
+            IS_WIDE=is_interpreted(),
+            num_warps=WARPS,
+        )
+        combine_kernel[(lines * self.heads, plan.live)](
+            *(*partial, plan.places, mask, cache, out),
+            *(plan.rows, plan.live, lines, slots, plan.guided, plan.blocks, mask.stride(0)),
+            HEADS=self.heads,
+            WIDTH=self.width,
+            WIDTH_SIZE=size,
+            BLOCKS_SIZE=triton.next_power_of_2(plan.blocks),
+            PREFIX=prefix,
+            BLOCK=plan.block,
+            num_warps=WARPS,
+        )
+
+
+def silu_mul(gated: Float[Tensor, "m h2"], out: Float[Tensor, "m h"], *, rows: int, live: int) -> None:
+    """Write silu(gate) * up of the live rows to `out`; a row of `gated` is [gate | up]."""
+    hidden = out.shape[1]
+    silu_mul_kernel[(len(out), -(-hidden // LANES))](
+        gated, out, rows, live, HIDDEN=hidden, LANES=LANES, num_warps=WARPS
+    )
+
+
+def linear8(
+    x: Float[Tensor, "m k"], weight: Int[Tensor, "n k"], scale: Float[Tensor, " n"], out: Float[Tensor, "m n"]
+) -> None:
+    """Write x times the transpose of an 8-bit weight with one scale per output to `out`."""
+    rows = min(max(triton.next_power_of_2(len(x)), TILE), 64)
+    outputs, inputs = weight.shape
+    columns = 32
+    linear8_kernel[(-(-outputs // columns), -(-len(x) // rows))](
+        *(x, weight, scale, out, len(x)),
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        ROWS=rows,
+        COLUMNS=columns,
+        DEPTH=128,
+        IS_WIDE=is_interpreted(),
+        num_warps=WARPS,
+    )
+
+
+def sample(
+    logits: Float[Tensor, "b r n v"],
+    places: Int[Tensor, "b n"],
+    noise: Float[Tensor, "b p v"] | None,
+    *,
+    guidance: float,
+    temperature: float,
+    top_k: int,
+    interval: int,
+    width: int = 1,
+) -> Int[Tensor, "b n k"]:
+    """Return the `width` best codes by log p + g, best first: guidance, temperature, top-k and arg-max of the sum.
+
+    `interval` is `Sampling.guidance_interval`. With one row of logits they count as guided. Of equal codes the lowest
+    comes first, and codes equal to the k-th are kept with it.
+    """
+    images, guided, nodes, codes = logits.shape
+    logits = logits.float()
+    if logits.stride(3) != 1 or (guided > 1 and logits.stride(0) != guided * logits.stride(1)):
+        logits = logits.contiguous()
+    out = torch.empty(images, nodes, width, dtype=torch.long, device=logits.device)
+    size = triton.next_power_of_2(codes)
+    # Products are rounded before they are added, as torch rounds them.
+    unfused: dict[str, Any] = {} if is_interpreted() else {"enable_fp_fusion": False}
+    sample_kernel[(images, nodes)](
+        *(logits, places.contiguous(), logits if noise is None else noise, out),
+        *(float(guidance), float(temperature), top_k, interval, nodes, 1 if noise is None else noise.shape[1]),
+        *(logits.stride(1 if guided > 1 else 0), logits.stride(2), width),
+        CODES=codes,
+        IS_GUIDED=guided > 1,
+        IS_GREEDY=temperature == 0,
+        HAS_NOISE=noise is not None,
+        HAS_TOP_K=0 < top_k < codes and temperature != 0,
+        SIZE=size,
+        num_warps=min(max(size // 512, 1), 16),
+        **unfused,
+    )
+    return out

@@ -1,0 +1,205 @@
+"""Each kernel against plain PyTorch: on a GPU if there is one, else in Triton's interpreter."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.core.noise import Noise
+from lantern.core.sampling import Sampling
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from lantern.engines.cuda import kernels
+from lantern.models.llamagen.layers import RMSNorm
+from lantern.models.llamagen.rotary import rope_factors, rope_table, rotate
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# the interpreter rounds to bf16 toward zero
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 3e-3}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("adds", [False, True])
+def test_norm_adds_and_normalises_the_live_rows(dtype: torch.dtype, adds: bool) -> None:
+    x, delta = random(4, 48, dtype=dtype), random(4, 48, dtype=dtype, seed=1)
+    module = RMSNorm(48, 1e-5).to(DEVICE, dtype)
+    module.weight.data.copy_(random(48, seed=2))
+    total = x + delta if adds else x.clone()
+    expected, before, out = module(total), x.clone(), torch.zeros_like(x)
+    kernels.norm(x, delta if adds else None, module.weight, out, eps=1e-5, rows=2, live=1)
+    assert torch.allclose(x[::2].float(), total[::2].float(), atol=0.0, rtol=2**-7 if dtype == torch.bfloat16 else 0.0)
+    assert torch.equal(x[1::2], before[1::2])
+    assert torch.allclose(out[::2].float(), expected[::2].float(), atol=CLOSE[dtype], rtol=CLOSE[dtype])
+    assert not out[1::2].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rotation_stores_keys_and_values(dtype: torch.dtype) -> None:
+    lines, rows, live, heads, width, slots = 2, 4, 3, 3, 12, 9
+    qkv = random(lines * rows, 3 * heads * width, dtype=dtype)
+    rope = rope_table(4, 2, width, 1e4).to(DEVICE)
+    positions = torch.tensor([[3, 5, 17], [2, 2, 9]], device=DEVICE)
+    places = torch.tensor([[8, 0, 4]], device=DEVICE).expand(lines, -1).contiguous()
+    cache = torch.zeros(2, lines, heads, slots, width, dtype=dtype, device=DEVICE)
+    split = qkv.view(lines, rows, 3, heads, width)[:, :live]
+    expected = rotate(split, rope_factors(rope, positions)).to(dtype)
+    kernels.rotate_and_store(qkv, rope, positions, places, cache, rows=rows)
+    close = {"atol": CLOSE[dtype], "rtol": CLOSE[dtype]}
+    assert torch.allclose(qkv.view(lines, rows, 3, heads, width)[:, :live, 0], expected[:, :, 0], **close)
+    for j, slot in enumerate(places[0].tolist()):
+        assert torch.allclose(cache[:, :, :, slot], expected[:, j, 1:].transpose(0, 1), **close)
+    assert not cache[:, :, :, [1, 2, 3, 5, 6, 7]].any()
+
+
+class Scene:
+    """Images with committed codes, a tree staged behind them, and the mask of `TreeMask`, for blocks of 16."""
+
+    block, conditioning, prefix, codes, heads, width = 16, 3, 2, 49, 2, 12
+
+    def __init__(self, parents: list[int], committed: list[int], *, dtype: torch.dtype, guided: int = 2) -> None:
+        self.images, self.guided, self.nodes = len(committed), guided, len(parents)
+        depths, seen = [0] * self.nodes, torch.eye(self.nodes, dtype=torch.bool)
+        for i in range(1, self.nodes):
+            depths[i] = depths[parents[i]] + 1
+            seen[i] |= seen[parents[i]]
+        slots, lines = self.prefix + self.codes + self.nodes, self.images * guided
+        known, first = torch.tensor(committed), self.prefix + self.codes
+        places = (known[:, None] + torch.tensor(depths)).clamp(max=self.codes - 1)
+        self.positions = (places + self.conditioning).repeat_interleave(guided, 0).to(DEVICE)
+        mask = torch.full((self.images, self.nodes, slots), -torch.inf)
+        mask[..., : self.prefix] = torch.tensor([1.25, -0.5])
+        mask[..., self.prefix : first].masked_fill_((torch.arange(self.codes) < known[:, None])[:, None], 0.0)
+        mask[..., first:].masked_fill_(seen, 0.0)
+        self.mask = mask.repeat_interleave(guided, 0).to(DEVICE, dtype)
+        self.slots = torch.arange(first, slots, device=DEVICE).expand(lines, -1).contiguous()
+        self.cache = random(2, lines, self.heads, slots, self.width, dtype=dtype, seed=3)
+        self.cache[0, :, :, : self.prefix] = 0.0
+        self.cache[1, :, :, 1] = self.cache[1, :, :, 0]
+
+    def plan(self, rows: int) -> kernels.Plan:
+        sizes = {"images": self.images, "guided": self.guided, "rows": rows, "live": self.nodes}
+        plan = kernels.Plan(**sizes, codes=self.codes, device=DEVICE, block=self.block)
+        plan.update(self.positions, self.mask, self.slots, conditioning=self.conditioning, prefix=self.prefix)
+        return plan
+
+    def attention(self, qkv: Tensor, rows: int) -> Tensor:
+        out = torch.zeros(len(qkv), self.heads * self.width, dtype=qkv.dtype, device=DEVICE)
+        run = kernels.Attention(self.plan(rows), heads=self.heads, width=self.width, device=DEVICE)
+        run(qkv, self.cache, self.mask, out, prefix=self.prefix)
+        return out.view(-1, rows, self.heads, self.width)
+
+
+PARENTS = [0, 0, 0, 1, 1, 3, 5, 2]
+
+
+@pytest.mark.parametrize("committed", [[0], [15], [16], [13, 40], [47, 2]])
+def test_plan_lists_keys_by_position(committed: list[int]) -> None:
+    scene = Scene(PARENTS, committed, dtype=torch.float32)
+    plan, first = scene.plan(16), scene.prefix + scene.codes
+    assert plan.tail == 2 and plan.full.tolist() == [known // 16 for known in committed]
+    for image, known in enumerate(committed):
+        for row in range(scene.nodes):
+            path = [row]
+            while path[0]:
+                path.insert(0, PARENTS[path[0]])
+            place = int(scene.positions[image * 2, row]) - scene.conditioning
+            assert plan.places[image, row] == place
+            if known + len(path) > scene.codes:
+                continue  # past the end of the picture: no code depends on this row
+            start = known // 16 * 16
+            expected = [scene.prefix + p for p in range(start, known)] + [first + node for node in path]
+            assert plan.table[image, row].tolist() == expected + [-1] * (32 - len(expected))
+    assert plan.places[:, scene.nodes :].eq(-1).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "committed", "guided"),
+    [(torch.float32, [13, 37], 1), (torch.bfloat16, [29], 2), (torch.float16, [0], 1)],
+)
+def test_attention_is_that_of_the_mask(dtype: torch.dtype, committed: list[int], guided: int) -> None:
+    scene, rows = Scene(PARENTS, committed, dtype=dtype, guided=guided), 16
+    lines = len(committed) * guided
+    qkv = random(lines * rows, 3 * scene.heads * scene.width, dtype=dtype, seed=4)
+    q = qkv.view(lines, rows, 3, scene.heads, scene.width)[:, : scene.nodes, 0].transpose(1, 2)
+    k, v = scene.cache.float()
+    expected = torch.nn.functional.scaled_dot_product_attention(q.float(), k, v, attn_mask=scene.mask.float()[:, None])
+    out = scene.attention(qkv, rows)[:, : scene.nodes].transpose(1, 2).float()
+    assert torch.allclose(out, expected, atol=3 * CLOSE[dtype], rtol=3 * CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_of_a_node_do_not_depend_on_where_its_ancestors_are(dtype: torch.dtype) -> None:
+    """A chain of eight across the border of a block, and its last node alone behind the other seven, committed."""
+    rows, lines = 16, 1
+    chain = Scene([0, 0, 1, 2, 3, 4, 5, 6], [12], dtype=dtype, guided=1)
+    alone = Scene([0], [19], dtype=dtype, guided=1)
+    first, own = chain.prefix + chain.codes, alone.prefix + alone.codes
+    alone.cache[:, :, :, : chain.prefix + 12] = chain.cache[:, :, :, : chain.prefix + 12]
+    alone.cache[:, :, :, chain.prefix + 12 : chain.prefix + 19] = chain.cache[:, :, :, first : first + 7]
+    alone.cache[:, :, :, own] = chain.cache[:, :, :, first + 7]
+    qkv = random(lines * rows, 3 * chain.heads * chain.width, dtype=dtype, seed=4)
+    other = torch.zeros_like(qkv)
+    other.view(lines, rows, -1)[:, 0] = qkv.view(lines, rows, -1)[:, 7]
+    made, expected = chain.attention(qkv, rows)[:, 7], alone.attention(other, rows)[:, 0]
+    assert torch.equal(made, expected) and made.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_silu_mul(dtype: torch.dtype) -> None:
+    gated, out = random(4, 96, dtype=dtype), torch.zeros(4, 48, dtype=dtype, device=DEVICE)
+    kernels.silu_mul(gated, out, rows=2, live=1)
+    gate, up = gated[::2].chunk(2, -1)
+    expected = torch.nn.functional.silu(gate) * up
+    assert torch.allclose(out[::2].float(), expected.float(), atol=CLOSE[dtype], rtol=CLOSE[dtype])
+    assert not out[1::2].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize(("count", "inputs", "outputs"), [(3, 40, 24), (70, 160, 40)])
+def test_linear8_multiplies_and_scales(dtype: torch.dtype, count: int, inputs: int, outputs: int) -> None:
+    x = random(count, inputs, dtype=dtype)
+    weight = (random(outputs, inputs) * 40).clamp(-127, 127).to(torch.int8)
+    scale, out = random(outputs, seed=2).abs().to(dtype) / 40, torch.empty(count, outputs, dtype=dtype, device=DEVICE)
+    kernels.linear8(x, weight, scale, out)
+    expected = (x.float() @ weight.float().T) * scale.float()
+    assert torch.allclose(out.float(), expected, atol=10 * CLOSE[dtype], rtol=3 * CLOSE[dtype])
+
+
+@pytest.mark.parametrize("codes", [24, 70])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(guidance=3.0),
+        Sampling(guidance=1.0, temperature=0.7),
+        Sampling(guidance=7.5, top_k=7, guidance_interval=4),
+        Sampling(guidance=2.0, top_k=1),
+        Sampling(guidance=2.0, temperature=0.0, top_k=5),
+    ],
+)
+def test_samples_are_those_of_log_p_plus_noise(sampling: Sampling, codes: int) -> None:
+    # tied scores, and zeros of both signs
+    logits = (random(2, sampling.rows, 2, codes) * 4).round() / 2
+    places = torch.tensor([[0, 6], [5, 20]], device=DEVICE)
+    noise = Noise([(3, 0), (3, 1)], positions=16, vocab_size=codes, device=DEVICE, is_silent=sampling.is_greedy)
+    scores = sampling.scores(logits, places) + noise.gumbel(places)
+    how = {"guidance": sampling.guidance, "temperature": sampling.temperature, "top_k": sampling.top_k}
+    table = noise.gumbel_table()
+    made = kernels.sample(logits, places, table, **how, interval=sampling.guidance_interval, width=1)
+    assert torch.equal(made[..., 0], scores.argmax(-1))
+    if sampling.top_k != 1 and not sampling.is_greedy:
+        made = kernels.sample(logits, places, table, **how, interval=sampling.guidance_interval, width=3)
+        assert torch.equal(made, scores.topk(3).indices)
+
+
+def test_samples_of_guided_logits_and_of_part_of_a_pass() -> None:
+    logits = random(4, 8, 40)[:, :3].unflatten(0, (2, 2))
+    places = torch.zeros(2, 3, dtype=torch.long, device=DEVICE)
+    how = {"guidance": 3.0, "temperature": 1.0, "top_k": 0, "interval": -1}
+    guided = Sampling(guidance=3.0).guide(logits, places)
+    expected = guided.argmax(-1)
+    assert torch.equal(kernels.sample(logits, places, None, **how)[..., 0], expected)
+    assert torch.equal(kernels.sample(guided[:, None], places, None, **how)[..., 0], expected)
