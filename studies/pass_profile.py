@@ -21,7 +21,7 @@ from lantern.decoding.cache import StaticCache
 from lantern.engines.cpu.kernels import PARTS
 from lantern.engines.cpu.target import CpuTarget
 from lantern.eval.speed.race import interleave
-from lantern.eval.speed.surroundings import load_average, surroundings
+from lantern.eval.speed.surroundings import about, load_average
 from lantern.models.folder import load_model
 
 RESULTS = Path(__file__).resolve().parents[1] / "eval" / "results" / "pass_profile.json"
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     print(" ".join(f"{name:>9}" for name in ("nodes", "pass", *PARTS, "rest")))
     for row in rows:
         print(" ".join(f"{value:9.0f}" for value in (row["nodes"], row["us"], *row["parts"].values())))
-    found = {"model": model.name, "dtype": args.dtype, "int8": args.int8, "surroundings": surroundings(model.device)}
+    found = about(model) | {"dtype": args.dtype, "int8": args.int8}
     write_json(args.out, found | {"load_average": {"begin": before, "end": load_average()}, "rows": rows})
     return DONE
 

@@ -9,7 +9,6 @@ structure in common with p; in real distributions neighbours have similar probab
 """
 
 import argparse
-import json
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -274,7 +273,8 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table and write it as JSON."""
-    from lantern.core.io import atomic_write
+    from lantern.core.io import write_json
+    from lantern.eval.speed.surroundings import surroundings
 
     parser = argparse.ArgumentParser(prog="python -m studies.relaxation_cost", description=__doc__)
     parser.add_argument("--codes", type=int, default=64, help="codes of a distribution (default 64)")
@@ -284,8 +284,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     figures = table(args.codes, args.cases, args.seed)
     print("\n".join(lines(figures)))
-    with atomic_write(args.out) as temporary:
-        temporary.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write_json(args.out, figures | {"surroundings": surroundings(torch.device("cpu"))})
 
 
 def _overlap(case: Case) -> float:

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the TV per code of every rounding and write it."""
     from lantern.core.io import write_json
     from lantern.eval.speed.contenders import PROMPTS
-    from lantern.eval.speed.surroundings import surroundings
+    from lantern.eval.speed.surroundings import about
     from lantern.generation.generator import Generator
     from lantern.generation.requests import Request
     from lantern.models.folder import load_model
@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
         rows[-1]["max"] = _short(spent.max())
         print(f"{name}: TV per code {rows[-1]['mean']}, at most {rows[-1]['max']}")
     settings = {name: getattr(sampling, name) for name in ("guidance", "temperature", "top_k", "top_p")}
-    found = {"model": model.name, "fingerprint": model.fingerprint, "pictures": args.pictures, "sampling": settings}
-    write_json(args.out, found | {"codes": codes.numel(), "surroundings": surroundings(model.device), "rows": rows})
+    found = about(model) | {"pictures": args.pictures, "sampling": settings}
+    write_json(args.out, found | {"codes": codes.numel(), "rows": rows})
     return DONE
 
 

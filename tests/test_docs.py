@@ -145,6 +145,8 @@ BENCH = Exercise(f"--model {{model}} --variants eager {QUICK} --nodes 1 2")
 EQUALITY = Exercise("--model {model} --guidance 3 --batch 1", is_slow=True)
 INSTALLATION = Installation()
 EMBEDDED = "assets/lantern-emoji"
+# a name that is refused before anything runs: the command writes into this repository
+REFRESHED = {"leaderboard-figures": "leaderboard-figure"}
 SWEPT = "bounded-window:delta=0.05/0.2"
 VENV, INSTALL = "python3 -m venv .venv", ".venv/bin/pip install -q ."
 FIRST = '.venv/bin/lantern-generate --prompt "a red apple"'
@@ -200,6 +202,8 @@ EXERCISES: dict[str, Exercise | Installation] = {
     ),
     "lantern frontier --from eval/results/frontier.json --out frontier": Exercise(prepare=saved_results, is_slow=True),
     "lantern leaderboard --from eval/results/leaderboard.json --docs board --out board": Exercise(is_slow=True),
+    "lantern results": Exercise(),
+    "lantern results --refresh equality_int8 leaderboard-figures": Exercise(replace=REFRESHED, codes=(2,)),
     "python -m lantern.eval.speed.equality --methods gumbel-jacobi --seeds 2 --prompts 1 --out equality.json": EQUALITY,
 }  # fmt: skip
 

@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
     from lantern.core.io import resolve_model
     from lantern.eval.boards.card_figures import FIGURES, component_sizes, weight_hashes
+    from lantern.eval.speed.surroundings import HERE, commit
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         figure = FIGURES[name](study) if study and name in FIGURES else sizes
         if name == "sheet":
             figure["recognised"] = recognised(figure, card["figures"].get(name, {}), args.recognised)
-        card["figures"][name] = {"command": command_line(args, name)} | figure
+        card["figures"][name] = {"command": command_line(args, name), "commit": commit(HERE)} | figure
         card["figures"] = {known: card["figures"][known] for known in NAMES if known in card["figures"]}
         write(card, args.out, home)
         print(f"{name}: written to {args.out / RESULTS_NAME}", file=sys.stderr)
@@ -200,13 +201,15 @@ def insert(readme: str, block: str) -> str:
 
 def render(card: Mapping[str, Any]) -> str:
     """Return the block of a card: table, memorisation in words, and commands."""
+    from lantern.eval.boards.results import figures_mark
+
     figures = card.get("figures", {})
     rows = [row for kind, rows_of in ROWS.items() for row in (rows_of(figures[kind]) if kind in figures else [])]
     if not rows:
         return "No figures yet."
     lines = ["| figure | value | `--only` |", "|---|---|---|"]
     lines += [f"| {what} | {value} | {name} |" for what, value, name in rows]
-    parts = ["\n".join(lines)]
+    parts = [f"<!-- {figures_mark(card)} -->", "\n".join(lines)]
     if "memorisation" in figures:
         parts.append(in_words(figures["memorisation"]))
     parts.append("\n".join(["Commands that repeat each figure:", "", *commands(figures)]))

@@ -17,6 +17,7 @@ from lantern.core.io import atomic_write
 from lantern.eval.boards.acceptance_map import Portrait, draw_map, legend, mean_share
 from lantern.eval.boards.axes import FEW, GAINS, QUALITY, Axis, shared_axes, staircase
 from lantern.eval.boards.plotting import LOOKS, reach, save_figure
+from lantern.eval.boards.results import figures_mark
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -164,7 +165,7 @@ def draw_legend(beside: Any, figures: Mapping[str, Any]) -> None:
 
 def save_plot(figures: Mapping[str, Any], stem: Path) -> list[Path]:
     """Write the plot as `stem`.png and `stem`.svg; equal figures give equal bytes."""
-    return save_figure(lambda: draw_plot(figures), stem)
+    return save_figure(lambda: draw_plot(figures), stem, mark=figures_mark(figures))
 
 
 LONG_RUN = 4
@@ -194,7 +195,7 @@ def render(figures: Mapping[str, Any], plot: bytes) -> str:
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<style>{STYLE}</style></head><body>",
+        f"<style>{STYLE}</style><!-- {figures_mark(figures)} --></head><body>",
         f"<h1>{title}</h1>",
         how(figures),
         f'<h2>Frontier</h2><img class="plot" alt="{escape(in_words(figures))}" src="{image}">',

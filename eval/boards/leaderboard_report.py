@@ -14,6 +14,7 @@ from lantern.eval.boards.axes import QUALITY
 from lantern.eval.boards.equal_budget import FIGURES, INT4, statement_of
 from lantern.eval.boards.leaderboard import DISTRIBUTION, RELAXED
 from lantern.eval.boards.plotting import LOOKS, reach, save_figure
+from lantern.eval.boards.results import figures_mark
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +56,7 @@ are fewer than three pictures.
 
 def page(figures: Mapping[str, Any]) -> str:
     """Return docs/leaderboard.md."""
-    parts = ["# Leaderboard", "", HOW, surroundings(figures), ""]
+    parts = ["# Leaderboard", "", f"<!-- {figures_mark(figures)} -->", "", HOW, surroundings(figures), ""]
     reported: set[str] = set()
     for contest in figures["contests"]:
         parts += [f"## Temperature {contest['temperature']:g}", "", about(contest), "", *main_table(contest), ""]
@@ -385,4 +386,4 @@ def cost_of(row: Mapping[str, Any], axis: str) -> Mapping[str, Any] | None:
 
 def save_plot(figures: Mapping[str, Any], stem: Path) -> list[Path]:
     """Write the plot as `stem`.png and `stem`.svg; equal figures give equal bytes."""
-    return save_figure(lambda: draw_plot(figures), stem)
+    return save_figure(lambda: draw_plot(figures), stem, mark=figures_mark(figures))

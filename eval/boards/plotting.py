@@ -30,12 +30,15 @@ SETTINGS: dict[Any, Any] = {
 }
 
 
-def save_figure(draw: "Callable[[], Figure]", stem: Path) -> list[Path]:
-    """Write the figure that `draw` returns as `stem`.png and `stem`.svg, without time and program names."""
+def save_figure(draw: "Callable[[], Figure]", stem: Path, *, mark: str) -> list[Path]:
+    """Write the figure that `draw` returns as `stem`.png and `stem`.svg, without time and program names.
+
+    `mark` names the figures that it shows (`results.figures_mark`); both files hold it.
+    """
     from matplotlib import rc_context
 
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
-    facts: list[dict[str, Any]] = [{"Software": None}, {"Date": None, "Creator": None}]
+    facts: list[dict[str, Any]] = [{"Software": None, "Source": mark}, {"Date": None, "Creator": None, "Source": mark}]
     with rc_context(SETTINGS):
         figure = draw()
         for path, metadata in zip(paths, facts, strict=True):

@@ -29,7 +29,7 @@ from lantern.eval.speed.memory import peak_of
 from lantern.eval.speed.pass_curve import PassCurve, most
 from lantern.eval.speed.phases import copy_bandwidth, describe, layer_seconds, time_phases
 from lantern.eval.speed.race import Entry, fastest, identity, now, results, rounded, run_race
-from lantern.eval.speed.surroundings import load_average, surroundings
+from lantern.eval.speed.surroundings import about, load_average
 from lantern.models.folder import Model, load_model
 
 MIN_ROUNDS = 3
@@ -82,12 +82,11 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         failed += [failure | {"batch": batch} for failure in lineup.failed]
     return {
         "what": "model",
-        "model": model.name,
+        **about(model),
         "method_specs": specs,
         "sampling": {name: getattr(sampling, name) for name in ("guidance", "temperature", "top_k", "top_p")},
         "seed": options.seed,
         "reproducible": options.reproducible,
-        "surroundings": surroundings(model.device),
         "copy_gbps": rounded(copy_gbps),
         "races": races,
         "phases": phases,

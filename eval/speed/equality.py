@@ -162,7 +162,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--int8", action="store_true", help="8-bit weights for plain decoding and methods")
     add("--device", default="auto", help="cpu, cuda or auto")
     add("--threads", type=integer(1, 1024), help="CPU threads to compute on")
-    add("--out", type=Path, default=RESULTS / "equality.json", help="file of the results")
+    add("--out", type=Path, default=RESULTS / "equality.json", help="file of the results, which a later run extends")
+    add("--anew", action="store_true", help="replace the results of the file instead of extending them")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -185,7 +186,7 @@ def run(args: argparse.Namespace) -> int:
         | {name: True for name in ("compile", "fused", "int8") if getattr(args, name)},
         block=args.plain_batch,
     )
-    report = read(args.out, model.fingerprint, name=model.name)
+    report = read(args.out, model.fingerprint, name=model.name, anew=args.anew)
     cells = []
     for guidance in args.guidance:
         of_distribution = [
@@ -310,10 +311,10 @@ def rounded(value: float | int) -> float | int:
     return value if isinstance(value, int) else float(f"{value:.4g}")
 
 
-def read(path: Path, fingerprint: str, *, name: str) -> dict[str, Any]:
-    """Return the results so far; empty if there are none or if they belong to other weights."""
+def read(path: Path, fingerprint: str, *, name: str, anew: bool = False) -> dict[str, Any]:
+    """Return the results so far; empty if there are none, if they belong to other weights, or with `anew`."""
     empty: dict[str, Any] = {"model": name, "fingerprint": fingerprint, "cells": []}
-    if not path.is_file():
+    if anew or not path.is_file():
         return empty
     try:
         report = json.loads(path.read_text(encoding="utf-8"))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import lantern
+from lantern.models.folder import Model
 
 HERE = Path(lantern.__file__).resolve().parents[1]
 
@@ -28,6 +29,11 @@ def surroundings(device: torch.device) -> dict[str, Any]:
         "device": device.type,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
     }
+
+
+def about(model: Model) -> dict[str, Any]:
+    """Return which model a measurement is of and its setting: name, fingerprint of the files, surroundings."""
+    return {"model": model.name, "fingerprint": model.fingerprint, "surroundings": surroundings(model.device)}
 
 
 def commit(folder: Path) -> str:

@@ -20,6 +20,7 @@ SUMMARIES = {
     "reproduce": "make the pictures of a published protocol, measure them, and write the row; resumes if stopped",
     "frontier": "sweep the settings of methods and draw speedup against cost in quality",
     "leaderboard": "measure every method in one run, as a table and a plot",
+    "results": "list the committed results, and make those of other weights or code again",
 }
 
 

@@ -152,23 +152,25 @@ class Model:
         """SHA-256 over the names and bytes of all component files."""
         if self.folder is None:
             raise ValueError("a model that was assembled in memory has no files for a fingerprint")
-        digest = hashlib.sha256()
-        for path in sorted(
-            path
-            for name in COMPONENTS
-            for path in (self.folder / name).glob("*")
-            if path.is_file() and path.name != SUMS_NAME
-        ):
-            digest.update(f"{path.relative_to(self.folder).as_posix()}\0{path.stat().st_size}\0".encode())
-            with path.open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-        return digest.hexdigest()
+        return fingerprint_of(self.folder)
 
     def sampling(self, **given: Any) -> Sampling:
         """Return the model's default sampling with the given fields that are not None; ValueError as of Sampling."""
         own = {name: value for name, value in self.generation.items() if name in SAMPLING_FIELDS}
         return Sampling(**own | {name: value for name, value in given.items() if value is not None})
+
+
+def fingerprint_of(folder: Path) -> str:
+    """Return the SHA-256 over the names and bytes of all component files of a model folder."""
+    digest = hashlib.sha256()
+    for path in sorted(
+        path for name in COMPONENTS for path in (folder / name).glob("*") if path.is_file() and path.name != SUMS_NAME
+    ):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def load_model(

@@ -20,7 +20,7 @@ from lantern.core.io import save_component, weights_digest, write_json
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.drafters.eagle.fr_spec import FrequencyTable, nearest
-from lantern.eval.speed.surroundings import surroundings
+from lantern.eval.speed.surroundings import about
 from lantern.generation.requests import read_prompts
 from lantern.models.folder import Model, load_model
 from lantern.training.sampled_codes import sampled_codes
@@ -129,8 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     table, curve = measure(model, prompts)
     if args.parts is not None:
         save_component(table.state_dict(), table.config, args.parts / "fr-spec")
-    about = {"model": model.name, "fingerprint": model.fingerprint, "surroundings": surroundings(model.device)}
-    write_json(args.out, about | {"prompts": prompts, "sampling": dict(model.generation)} | curve)
+    write_json(args.out, about(model) | {"prompts": prompts, "sampling": dict(model.generation)} | curve)
     for i, size in enumerate(curve["sizes"]):
         print(f"{size:>6}  " + "  ".join(f"{way} {curve['coverage'][way][i]:.3f}" for way in WAYS))
 

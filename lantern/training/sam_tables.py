@@ -16,7 +16,7 @@ from torch import Tensor
 from lantern.core.io import save_component, weights_digest, write_json
 from lantern.drafters.lookup.suffix_automaton import SuffixAutomaton
 from lantern.drafters.lookup.tables import SamTables
-from lantern.eval.speed.surroundings import surroundings
+from lantern.eval.speed.surroundings import about
 from lantern.generation.requests import read_prompts
 from lantern.models.folder import load_model
 from lantern.training.sampled_codes import sampled_codes
@@ -84,8 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.parts is not None:
         save_component(tables.state_dict(), tables.config, args.parts / "sam")
     found = agreement(tables, sampled_codes(model, prompts, seed=MEASURED))
-    about = {"model": model.name, "fingerprint": model.fingerprint, "surroundings": surroundings(model.device)}
-    write_json(args.out, about | {"prompts": prompts, "groups": args.groups, "pictures": len(corpus)} | found)
+    write_json(args.out, about(model) | {"prompts": prompts, "groups": args.groups, "pictures": len(corpus)} | found)
     for name in ("own_codes", "own_super_codes", "corpus_super_codes"):
         print(f"{name:<20}" + "  ".join(f"{share:.3f}" for share in found[name]))
 
