@@ -177,7 +177,7 @@ class Results:
             if not marks:
                 reasons.append(f"{name} does not record its figures")
             elif wanted not in marks:
-                reasons.append(f"{name} is drawn from other figures")
+                reasons.append(f"{name} shows other figures")
         return State(state.weights, state.commit, tuple(reasons))
 
     def _fault_of_weights(self, recorded: str | Mapping[str, str] | None) -> str:

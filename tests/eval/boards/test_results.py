@@ -105,7 +105,7 @@ def test_changed_or_unknown_code_makes_a_result_stale(toy: Path) -> None:
 
 def test_a_drawing_is_stale_if_its_figures_changed(toy: Path) -> None:
     edit(toy, ratio=2.0)
-    assert reasons(toy, "board") == "docs/board.md is drawn from other figures"
+    assert reasons(toy, "board") == "docs/board.md shows other figures"
     (toy / "docs" / "board.md").write_text("1.5")
     assert reasons(toy, "board") == "docs/board.md does not record its figures"
     (toy / "docs" / "board.md").unlink()
