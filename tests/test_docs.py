@@ -175,11 +175,17 @@ EXERCISES: dict[str, Exercise | Installation] = {
     'lantern-generate --prompt "a red apple" --method woven': TINY,
     'lantern-generate --prompt "a red apple" --method bounded-window --delta 0.1': Exercise("--model {model} --k 6"),
     'lantern-generate --prompt "a red apple" --compare': TINY,
-    'lantern-generate --prompt "a red apple" --json': TINY,
-    'lantern-generate --prompt "a red apple" --engine cpu': Exercise(is_slow=True),
+    'lantern-generate --prompt "a red apple" --json --overwrite': TINY,
+    'lantern-generate --prompt "a blue car" -n 9 --grid 3 --out sheet.png': TINY,
+    'lantern-generate --prompt "a blue car" --name "{prompt}-{method}-seed{seed}" --format webp --quality 80': (
+        TINY
+    ),
+    'lantern-generate --prompt "a blue car" --scale 1 --out raw.png': TINY,
+    "lantern-generate --list-words": Exercise(codes=(0, 2)),
+    'lantern-generate --prompt "a red apple" --engine cpu --out apple.png': Exercise(is_slow=True),
     'lantern-generate --prompt "a red apple" --engine cpu --dtype bf16 --weights int8': Exercise(is_slow=True),
     "lantern tune": Exercise("--model {model} --images 1 --max-nodes 4 --max-depth 2 --methods eagle1", is_slow=True),
-    'lantern-generate --prompt "a red apple" --method auto': TINY,
+    'lantern-generate --prompt "a red apple" --method auto --out apple.png': TINY,
     "lantern eval images --reference real --metrics kid fid --weights inception=inception.pth": Exercise(
         "--draws 10", prepare=images
     ),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,7 +104,9 @@ def _read(path: Path, prepare: Mapping[str, Prepare], before: Callable[[np.ndarr
         content = path.read_bytes()
         with Image.open(io.BytesIO(content)) as picture:
             prompt = picture.info.get("prompt")
-            pixels = np.array(picture.convert("RGB"))
+            pixels = raw_size(np.array(picture.convert("RGB")), picture.info, path)
+    except EnlargedError:
+        raise
     except (UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
         raise ValueError(f"{path} is not a complete picture: {one_line(error)}") from error
     except OSError as error:
@@ -113,6 +116,26 @@ def _read(path: Path, prepare: Mapping[str, Prepare], before: Callable[[np.ndarr
     pixels = before(pixels) if before else pixels
     inputs = {judge: one(pixels) for judge, one in prepare.items()}
     return _Read(path.name, hashlib.sha256(content).digest(), prompt, inputs)
+
+
+class EnlargedError(ValueError):
+    """A picture file was enlarged by a filter that cannot be undone."""
+
+
+def raw_size(pixels: np.ndarray, facts: Mapping[str, Any], path: Path) -> np.ndarray:
+    """Return the pixels of the model for a PNG that `lantern-generate --scale` enlarged, others as they are.
+
+    EnlargedError if the filter was not "nearest", whose pixels are the only ones that can be read back.
+    """
+    scale = str(facts.get("scale", "1"))
+    if "Software" not in facts or not str(facts["Software"]).startswith("lantern") or not scale.isdecimal():
+        return pixels
+    if scale != "1" and facts.get("resample") != "nearest":
+        raise EnlargedError(
+            f"{path} was enlarged {scale} times and metrics need the pixels of the model: make pictures for metrics"
+            " with --scale 1"
+        )
+    return pixels[:: int(scale), :: int(scale)] if int(scale) > 1 else pixels
 
 
 def raw(pixels: np.ndarray) -> Tensor:

@@ -29,7 +29,7 @@ import lantern
 from lantern.core.types import Callback
 from lantern.eval.protocols.manifest import Entry, Manifest, read_entries
 from lantern.generation.generator import Generator, make_batches
-from lantern.generation.images import NotFiniteError, Picture, save_png, to_image
+from lantern.generation.images import NotFiniteError, Picture, save_image, to_image
 from lantern.generation.requests import Request
 
 THOUSAND = 1000
@@ -155,7 +155,7 @@ class Worker:
         assert picture.pixels is not None
         number = picture.request.number
         path, temporary = picture_path(self.folder, number), self._staging / f"{number:06d}.png"
-        save_png(to_image(picture.pixels), temporary, facts_of(self.decoder, picture))
+        save_image(to_image(picture.pixels), temporary, facts_of(self.decoder, picture))
         raw = temporary.read_bytes()
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.replace(path)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lantern.cli.command import DONE, Command, run_command
 from lantern.cli.options import existing, integer, real
+from lantern.generation.file_names import MAX_SCALE
 
 if TYPE_CHECKING:
     from lantern.models.llamagen.transformer import Transformer
@@ -27,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for part in PARTS:
         parser.add_argument(_option(part), type=existing, metavar="DIR", help=f"copied to OUT/{part}")
     parser.add_argument(
+        "--data",
+        type=existing,
+        metavar="DIR",
+        help="prepared data, whose words of captions are listed in OUT/words.txt",
+    )
+    parser.add_argument(
         "--neighbours", type=integer(1, 1024), default=100, metavar="K", help="columns of the proximity table (100)"
     )
     parser.add_argument("--method", help="default method of the model")
@@ -34,11 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=real(0, 100), help="default temperature")
     parser.add_argument("--top-k", type=integer(0, 10**6), help="default top-k")
     parser.add_argument("--top-p", type=real(0, 1), help="default top-p")
+    parser.add_argument("--scale", type=integer(1, MAX_SCALE), metavar="N", help="default enlargement of picture files")
 
 
 def run(args: argparse.Namespace) -> int:
     """Check that drafter and target fit, copy, write table and index, load the model, sign the drafter."""
-    from lantern.models.folder import load_model, read_index, write_index
+    from lantern.models.folder import load_model, read_index, write_index, write_words
 
     pair = [getattr(args, part) or args.out / part for part in ("transformer", "drafter")]
     _check_pair(*pair, name=args.out.name)
@@ -47,7 +55,12 @@ def run(args: argparse.Namespace) -> int:
         if given is not None and given.resolve() != (args.out / part).resolve():
             _copy(given, args.out / part, skips_weights=part == "tokenizer")
     _write_table(args.out, args.neighbours)
-    names = ("method", "guidance", "temperature", "top_k", "top_p")
+    if args.data is not None:
+        from lantern.training.data import Prepared
+
+        records = [record for record in Prepared.open(args.data).records if record.split == "train"]
+        write_words(args.out, (text for record in records for text, _ in record.captions))
+    names = ("method", "guidance", "temperature", "top_k", "top_p", "scale")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     write_index(args.out, generation={**(read_index(args.out).get("generation") or {}), **given})
     model = load_model(args.out, device="cpu")

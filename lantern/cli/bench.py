@@ -13,6 +13,7 @@ from lantern.cli.options import (
     DTYPES,
     PLAIN_KINDS,
     add_distribution,
+    check_file,
     distribution_of,
     integer,
     one_of,
@@ -124,8 +125,8 @@ def _check(args: argparse.Namespace) -> None:
         if getattr(args, name) is not None:
             other = "a model, not of --shape" if args.shape else "--shape, which is missing"
             raise ValueError(f"--{name.replace('_', '-')} is an option of {other}")
-    if args.out is not None and args.out.is_dir():
-        raise ValueError(f"--out {args.out} is a folder, wanted a file")
+    if args.out is not None:
+        check_file("--out", args.out)
 
 
 def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:

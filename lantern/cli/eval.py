@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import DONE, Command, nearest, run_command
-from lantern.cli.options import existing, integer
+from lantern.cli.options import check_file, existing, integer
 
 if TYPE_CHECKING:
     from lantern.eval.metrics.quality import Figure
@@ -62,8 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write."""
-    if args.out is not None and args.out.is_dir():
-        raise ValueError(f"--out {args.out} is a folder, wanted a file")
+    if args.out is not None:
+        check_file("--out", args.out)
     given = _by_name(args.weights)
     import torch
 

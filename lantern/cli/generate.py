@@ -1,23 +1,19 @@
 """`lantern-generate`: pictures from prompts or class labels, by any method, with statistics on request."""
 
 import argparse
-import dataclasses
-import errno
-import json
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lantern.cli.command import DONE, Command, explained, run_command
+from lantern.cli.command import DONE, Command, run_command
+from lantern.cli.generate_job import STDOUT, Job, Results, reporter
 from lantern.cli.options import (
     add_engine,
     add_method_options,
     add_set,
     advice,
+    check_file,
+    check_folder,
     dtype_of,
     engine_of,
     integer,
@@ -25,19 +21,8 @@ from lantern.cli.options import (
     real,
     settings_of,
 )
+from lantern.generation.file_names import FIELDS, FORMATS, MAX_SCALE, RESAMPLINGS, SUFFIXES, destination
 from lantern.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from lantern.core.sampling import Sampling
-    from lantern.core.signals import Stopping
-    from lantern.core.types import Callback, Step
-    from lantern.drafters.policies.records import Recorder
-    from lantern.generation.comparison import Comparison
-    from lantern.generation.images import Picture
-    from lantern.generation.progress import Progress
-    from lantern.generation.requests import Request
-    from lantern.methods.registry import Method
-    from lantern.models.folder import Model
 
 SAMPLING = ("guidance", "guidance_interval", "temperature", "top_k", "top_p")
 OWN = "default: the model's"
@@ -76,6 +61,9 @@ def _what(group: Any) -> None:
         "-n", "--num-images", type=integer(1, 100_000), default=1, metavar="N", help="pictures of each prompt or class"
     )
     group.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the noise (default 0)")
+    group.add_argument(
+        "--list-words", action="store_true", help="print the words of the model's training captions, and make nothing"
+    )
 
 
 def _how(group: Any) -> None:
@@ -107,6 +95,11 @@ def _dtype(text: str) -> str:
     return one_of(("auto", "fp32", "bf16", "fp16"))(names.get(text, text))
 
 
+def _format(text: str) -> str:
+    """The name of a picture format."""
+    return one_of(tuple(SUFFIXES))({"jpg": "jpeg"}.get(text.lower(), text.lower()))
+
+
 def _distribution(group: Any) -> None:
     group.add_argument("--guidance", type=real(0, 1000), help="classifier-free guidance; 1 or less is none")
     group.add_argument(
@@ -118,12 +111,39 @@ def _distribution(group: Any) -> None:
 
 
 def _results(group: Any) -> None:
-    group.add_argument("--out", type=Path, metavar="PATH", help="a .png file or a folder (default: here)")
+    group.add_argument(
+        "--out", type=Path, metavar="PATH", help=f"a file ({', '.join(FORMATS)}) or a folder (default: here)"
+    )
+    group.add_argument(
+        "--name",
+        metavar="TEMPLATE",
+        help=f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(FIELDS)}",
+    )
+    group.add_argument(
+        "--overwrite", action="store_true", help="replace files that exist; a file named by --out is always replaced"
+    )
+    group.add_argument("--format", type=_format, metavar="NAME", help=f"of {', '.join(SUFFIXES)} (default png)")
+    group.add_argument("--quality", type=integer(1, 100), help="of JPEG and WebP, 1 to 100 (default 90)")
+    group.add_argument(
+        "--scale",
+        type=integer(1, MAX_SCALE),
+        metavar="N",
+        help="enlarge pictures N times; 1 is the raw size (default: the model's)",
+    )
+    group.add_argument("--resample", choices=RESAMPLINGS, default="lanczos", help="filter of --scale (default lanczos)")
+    group.add_argument(
+        "--grid",
+        type=integer(1, 1000),
+        nargs="?",
+        const=0,
+        metavar="COLUMNS",
+        help="write all pictures as one contact sheet, with their prompts if there are several",
+    )
     group.add_argument(
         "--tokens",
         type=Path,
         metavar="FILE",
-        help="write the code grid as JSON; no picture unless --out; if interrupted, of the finished pictures",
+        help="write the code grid as JSON, - is stdout; no picture unless --out; if interrupted, of the finished ones",
     )
     group.add_argument(
         "--json",
@@ -152,16 +172,14 @@ def _results(group: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, load the model, make the pictures, save and report them."""
+    if args.list_words:
+        from lantern.core.io import resolve_model
+        from lantern.models.folder import read_words
+
+        print("\n".join(read_words(resolve_model(args.model))))
+        return DONE
     prompts = _prompts(args.prompt, args.prompts_file, args.class_label)
-    results = Results(
-        out=_destination(args.out, has_pixels=args.out is not None or args.tokens is None),
-        tokens=args.tokens,
-        record=args.record,
-        has_prompt=not args.no_prompt_in_metadata,
-        is_json=args.json,
-        is_quiet=args.quiet,
-    )
-    _check_results(results, args.method, is_comparison=args.compare)
+    results = _results_of(args)
     from lantern.core.sampling import Sampling
     from lantern.generation.generator import choose_method
     from lantern.generation.requests import requests
@@ -171,255 +189,23 @@ def run(args: argparse.Namespace) -> int:
     Sampling(**given)
     if args.method not in (None, "auto"):
         settings_of(args, METHODS[args.method])  # refuses before the model is loaded
-    parts = _parts(args.method, has_prompts=bool(prompts), has_pixels=results.out is not None)
+    parts = _parts(args.method, has_prompts=bool(prompts), has_pixels=results.place is not None)
     how: dict[str, Any] = {"device": args.device, "dtype": dtype_of(args), "engine": engine_of(args)}
     model = load_model(args.model, parts=parts, verify=not args.no_verify, **how)
     sampling = model.sampling(**given)
-    method = choose_method(model, args.method, sampling=sampling, report=_reporter(args.quiet))
+    method = choose_method(model, args.method, sampling=sampling, report=reporter(args.quiet))
     settings = settings_of(args, method)
     method = method.with_options(**settings)
     settings = method.changed() | settings
     requested = requests(prompts=prompts, labels=args.class_label, seed=args.seed, count=args.num_images)
-    job = Job(model, method, settings, sampling, requested, results, args.stopping)
+    job = Job(model, method, settings, sampling, requested, results, args.stopping, is_comparison=args.compare)
     if args.compare:
         job.compare(repeats=args.repeats)
     else:
         job.make(batch=args.batch, debug=args.debug)
     if (hint := advice(model)) is not None:
-        _reporter(args.quiet)(hint)
+        reporter(args.quiet)(hint)
     return DONE
-
-
-@dataclass(frozen=True)
-class Results:
-    """Where the results of a run go. `out` is a folder or a .png file, None for no pictures."""
-
-    out: Path | None
-    tokens: Path | None = None
-    record: Path | None = None
-    has_prompt: bool = True
-    is_json: bool = False
-    is_quiet: bool = False
-
-
-class Job:
-    """One run of the command after all choices are made."""
-
-    def __init__(
-        self,
-        model: "Model",
-        method: "Method",
-        settings: Mapping[str, Any],
-        sampling: "Sampling",
-        requested: Sequence["Request"],
-        results: Results,
-        stopping: "Stopping",
-    ) -> None:
-        from lantern.generation.images import FileNames
-
-        self.model, self.method, self.settings, self.sampling = model, method, dict(settings), sampling
-        self.requested, self.results, self.stopping = requested, results, stopping
-        self.names = None if results.out is None else FileNames(results.out, len(requested))
-        self.paths: list[Path] = []
-        self.halved: int | None = None
-
-    def make(self, *, batch: int, debug: bool) -> None:
-        """Make the pictures, save each when it is done, write the codes, print paths or statistics.
-
-        After a signal or an error, codes and statistics are those of the finished pictures.
-        """
-        from lantern.generation.generator import generate
-
-        recorder, done = self._recorder(), []
-        try:
-            with self._progress(1) as progress:
-                for picture in generate(
-                    self.model,
-                    self.requested,
-                    method=self.method,
-                    sampling=self.sampling,
-                    batch=batch,
-                    with_pixels=self.names is not None,
-                    callback=self._callback(progress),
-                    on_halved=partial(self._report_halving, progress),
-                    on_unknown=_reporter(self.results.is_quiet),
-                    debug=debug,
-                    record=recorder,
-                ):
-                    with self.stopping.shield():
-                        self._save(picture)
-                        done.append(picture)
-        except (Exception, KeyboardInterrupt) as error:
-            if done:
-                self._finish(done, batch, recorder, error)
-            raise
-        self._finish(done, batch, recorder)
-
-    def compare(self, *, repeats: int) -> None:
-        """Make each picture by plain decoding and by the method, print the comparison, save both side by side."""
-        from lantern.generation.comparison import compare
-
-        reported: list[dict[str, Any]] = []
-        try:
-            with self._progress(2 * repeats) as progress:
-                for comparison in compare(
-                    self.model,
-                    self.requested,
-                    method=self.method,
-                    sampling=self.sampling,
-                    repeats=repeats,
-                    callback=self._callback(progress),
-                ):
-                    with self.stopping.shield():
-                        reported.append(self._report_pair(comparison))
-        except (Exception, KeyboardInterrupt) as error:
-            if reported and self.results.is_json:
-                _print_json(self._head() | self._ending(error) | {"comparisons": reported})
-            raise
-        if self.results.is_json:
-            _print_json(self._head() | self._ending() | {"comparisons": reported})
-
-    def _recorder(self) -> "Recorder | None":
-        if self.results.record is None:
-            return None
-        from lantern.core.io import weights_digest
-        from lantern.drafters.policies.records import Recorder
-
-        sampling = dataclasses.asdict(self.sampling)
-        target = weights_digest(self.model.target.state_dict())
-        return Recorder(method=self.method.name, settings=self.settings, sampling=sampling, target=target)
-
-    def _progress(self, runs: int) -> "Progress":
-        from lantern.generation.progress import Progress
-
-        is_quiet = self.results.is_quiet or self.results.is_json
-        return Progress(runs * len(self.requested), self.model.target.config.block_size, is_quiet=is_quiet)
-
-    def _callback(self, progress: "Progress") -> "Callback":
-        """Return the callback of a generation: it updates the bar, and stops if a signal's exception was swallowed."""
-
-        def call(step: "Step") -> None:
-            self.stopping.check()
-            progress(step)
-
-        return call
-
-    def _report_halving(self, progress: "Progress", tried: int, fits: int) -> None:
-        from lantern.generation.generator import halving_message
-
-        self.halved = fits
-        if not self.results.is_quiet:
-            progress.say(f"lantern: {halving_message(tried, fits)}")
-
-    def _save(self, picture: "Picture") -> None:
-        if self.names is None or picture.pixels is None:
-            return
-        from lantern.generation.images import save_png, to_image
-
-        request = picture.request
-        path = self.names.of(request.subject, request.seed, request.number)
-        save_png(to_image(picture.pixels), path, self._facts(picture))
-        self.paths.append(path)
-        if not self.results.is_json:
-            _print(str(path))
-
-    def _report_pair(self, comparison: "Comparison") -> dict[str, Any]:
-        """Save both pictures side by side and print the comparison; return it as JSON values."""
-        from lantern.generation.images import save_png, sheet, to_image
-
-        assert self.names is not None
-        pair = [picture.pixels for picture in (comparison.plain, comparison.other)]
-        request = comparison.plain.request
-        path = self.names.of(request.subject, request.seed, request.number)
-        row = sheet([to_image(pixels) for pixels in pair if pixels is not None], columns=2, margin=0)
-        save_png(row, path, self._facts(comparison.other) | {"layout": f"left plain, right {self.method.name}"})
-        if not self.results.is_json:
-            _print(f"{request.subject}, seed {request.seed}, image {request.number}")
-            _print("\n".join([*comparison.lines(), f"  {path}"]))
-        return comparison.as_dict() | {"path": str(path)}
-
-    def _facts(self, picture: "Picture") -> dict[str, Any]:
-        """Return the metadata of a PNG."""
-        request, head = picture.request, self._head()
-        return {
-            "prompt": request.prompt if self.results.has_prompt else None,
-            "class": request.label,
-            "model": self.model.name,
-            "method": self.method.name,
-            "settings": self.settings or None,
-            "seed": str(request.seed),
-            "image": str(request.number),
-            **{name: head[name] for name in ("sampling", "dtype", "engine", "versions")},
-            "tokens_sha256": picture.tokens_sha256,
-        }
-
-    def _head(self) -> dict[str, Any]:
-        """Return the JSON values that all pictures of the run share."""
-        import torch
-
-        from lantern import __version__
-
-        return {
-            "model": self.model.name,
-            "method": self.method.name,
-            "settings": self.settings,
-            "seed": self.requested[0].seed,
-            "sampling": dataclasses.asdict(self.sampling),
-            "device": str(self.model.device),
-            "dtype": str(self.model.dtype).removeprefix("torch."),
-            "engine": self.model.engine.as_dict(),
-            "versions": {"lantern": __version__, "torch": torch.__version__},
-        }
-
-    def _ending(self, error: BaseException | None = None) -> dict[str, Any]:
-        """Return how many pictures were requested, and why the run ended before they were done."""
-        stopped = explained(error) if isinstance(error, Exception) else str(error) if error is not None else None
-        return {"asked": len(self.requested), "stopped": stopped}
-
-    def _finish(
-        self, done: list["Picture"], batch: int, recorder: "Recorder | None", error: BaseException | None = None
-    ) -> None:
-        """Write the codes and print the statistics; after an error they are printed only as JSON."""
-        from lantern.generation.images import totals
-
-        if self.results.tokens is not None:
-            _write_tokens(self.results.tokens, done, is_list=len(self.requested) > 1)
-        if recorder is not None and self.results.record is not None:
-            recorder.records().save(self.results.record)
-        figures = totals([picture.statistics for picture in done])
-        seconds = max(sum(figures["seconds"].values()), 1e-9)
-        speed = {
-            "batch": batch,
-            "batch_halved": self.halved,
-            "latency": round(done[0].latency, 4),
-            "images_per_second": round(len(done) / seconds, 4),
-            "codes_per_second": round(figures["codes"] / seconds, 2),
-        }
-        if self.results.is_json:
-            paths = [str(path) for path in self.paths]
-            pictures = [picture.as_dict() | {"path": paths[i] if paths else None} for i, picture in enumerate(done)]
-            digests = [picture.tokens_sha256 for picture in done]
-            reported = {"tokens_sha256": digests, "paths": paths, "pictures": pictures}
-            _print_json(self._head() | self._ending(error) | figures | speed | reported)
-        elif error is None:
-            if self.results.tokens is not None:
-                _print(str(self.results.tokens))
-            if not self.results.is_quiet:
-                print(self._summary(figures, speed), file=sys.stderr)
-
-    def _summary(self, figures: dict[str, Any], speed: dict[str, Any]) -> str:
-        cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per code, "
-        return (
-            f"{self.method.name} ({'exact' if figures['exact'] else 'relaxed'}): {figures['codes']} codes in "
-            f"{figures['passes']} passes, {figures['step_compression']:.2f} codes per pass, {cost}"
-            f"{sum(figures['seconds'].values()):.2f} s, {speed['images_per_second']:.2f} images and "
-            f"{speed['codes_per_second']:.0f} codes per second"
-        )
-
-
-def _reporter(is_quiet: bool) -> Callable[[str], None]:
-    """Return a function that prints a line on stderr, unless `is_quiet`."""
-    return lambda line: None if is_quiet else print(f"lantern: {line}", file=sys.stderr, flush=True)
 
 
 def _prompts(given: Sequence[str], file: str | None, labels: Sequence[int]) -> list[str]:
@@ -436,44 +222,53 @@ def _prompts(given: Sequence[str], file: str | None, labels: Sequence[int]) -> l
     return prompts
 
 
-def _destination(given: Path | None, *, has_pixels: bool) -> Path | None:
-    """Return the folder or .png file for pictures, None without pictures; ValueError or OSError if it is unusable."""
-    out = given if given is not None else Path(".")
-    is_file = out.suffix.lower() == ".png" and not out.is_dir()
-    if out.is_file() and not is_file:
-        raise ValueError(f"--out {out} is a file without .png, wanted a .png file or a folder")
-    if out.suffix.lower() in (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff") and not out.is_dir():
-        raise ValueError(f"--out {out} ends in {out.suffix}, wanted a .png file or a folder")
-    if not has_pixels:
-        return None
-    check_writable(out.parent if is_file else out)
-    return out
+def _results_of(args: argparse.Namespace) -> Results:
+    """Return where results go; checks before anything is made: ValueError or OSError for what is unusable."""
+    place = None
+    if args.out is not None or args.tokens is None:
+        place = destination(args.out, template=args.name, form=args.format, overwrites=args.overwrite)
+        check_folder(place.out.parent if place.is_file else place.out)
+    _check_needed(args, place)
+    _check_combinations(args)
+    for option, path in (("--record", args.record), ("--tokens", args.tokens)):
+        if path is not None and path != STDOUT:
+            check_file(option, path)
+    if args.quality is not None and place is not None and FORMATS[place.suffix] == "png":
+        raise ValueError("--quality is an option of JPEG and WebP, and PNG is lossless: give --format jpeg or webp")
+    return Results(
+        place=place,
+        tokens=args.tokens,
+        record=args.record,
+        scale=args.scale,
+        resample=args.resample,
+        quality=args.quality,
+        columns=args.grid,
+        has_prompt=not args.no_prompt_in_metadata,
+        is_json=args.json,
+        is_quiet=args.quiet,
+    )
 
 
-def _check_results(results: Results, method: str | None, *, is_comparison: bool) -> None:
-    """Check the files of codes and records before anything is made; ValueError or OSError if one is unusable."""
-    if is_comparison and results.tokens is not None:
-        raise ValueError("--tokens writes the codes of one method, --compare runs two: leave one of them out")
-    if is_comparison and results.record is not None:
-        raise ValueError("--record writes the drafts of one method, --compare runs two: leave one of them out")
-    if results.record is not None and method == "plain":
+def _check_needed(args: argparse.Namespace, place: Any) -> None:
+    """Raise ValueError for options of pictures where none is written."""
+    given = {"--name": args.name, "--format": args.format, "--quality": args.quality, "--scale": args.scale}
+    for option, value in (given | {"--grid": args.grid}).items():
+        if value is not None and place is None:
+            raise ValueError(f"{option} is an option of picture files, which --tokens alone does not write: give --out")
+
+
+def _check_combinations(args: argparse.Namespace) -> None:
+    """Raise ValueError for options that contradict each other."""
+    if args.compare:
+        for option, value in (("--tokens", args.tokens), ("--record", args.record)):
+            if value is not None:
+                raise ValueError(f"{option} is of one method, --compare runs two: leave one of them out")
+        if args.grid is not None:
+            raise ValueError("--compare puts two pictures side by side, --grid all on one sheet: leave one of them out")
+    if args.tokens == STDOUT and args.json:
+        raise ValueError("--tokens - and --json both write to standard output: give --tokens a file")
+    if args.record is not None and args.method == "plain":
         raise ValueError('method "plain" drafts nothing, so there is nothing to --record: choose one that drafts trees')
-    for option, path in (("--record", results.record), ("--tokens", results.tokens)):
-        if path is not None:
-            if path.is_dir():
-                raise ValueError(f"{option} {path} is a folder, wanted a file")
-            check_writable(path.parent)
-
-
-def check_writable(folder: Path) -> None:
-    """Raise OSError if a folder cannot be written to or made."""
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, "cannot be written to", str(there))
 
 
 def _parts(method: str | None, *, has_prompts: bool, has_pixels: bool) -> frozenset[Any]:
@@ -482,28 +277,6 @@ def _parts(method: str | None, *, has_prompts: bool, has_pixels: bool) -> frozen
     if method != "plain":
         parts |= {"drafter", "neighbours"}
     return frozenset(parts | ({"vq"} if has_pixels else set()))
-
-
-def _write_tokens(path: Path, done: Sequence["Picture"], *, is_list: bool) -> None:
-    """Write the code grid of one picture as rows of codes, or a list of such grids."""
-    from lantern.core.io import atomic_write
-
-    grids = [picture.grid for picture in done]
-    try:
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(grids if is_list else grids[0]) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-
-
-def _print(text: str) -> None:
-    """Print text that may hold characters the terminal's encoding lacks, such as file names."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, allow_nan=False), flush=True)
 
 
 COMMAND = Command(

@@ -1,10 +1,13 @@
 """Options that commands share: one function adds a group of them, one turns their values into plain values.
 
-Also the types of arguments: numbers with bounds, names from a list, paths. Their errors state what was wanted.
+Also the types of arguments: numbers with bounds, names from a list, paths. Their errors state what was wanted. Output
+paths are checked before anything is computed.
 """
 
 import argparse
+import errno
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,6 +41,26 @@ PLAIN_KINDS = (
 )
 NETWORKS = ("inception", "clip")
 LEAST = 8  # pictures that KID needs: bootstrap samples of fewer may hold no two different pictures
+
+
+def check_folder(folder: Path) -> None:
+    """Raise OSError if a folder cannot be written to or made."""
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "cannot be written to", str(there))
+
+
+def check_file(option: str, path: Path) -> None:
+    """Raise ValueError if a file is a folder or its folder is missing, OSError if it cannot be written."""
+    if path.is_dir():
+        raise ValueError(f"{option} {path} is a folder, wanted a file")
+    check_folder(path.parent)
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} {path}: the folder {path.parent} does not exist")
 
 
 def integer(low: int, high: int) -> Callable[[str], int]:

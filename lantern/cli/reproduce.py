@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import DONE, FAILED, Command, complain, run_command
-from lantern.cli.generate import check_writable
-from lantern.cli.options import add_engine, dtype_of, engine_of, existing, integer, one_of
+from lantern.cli.options import add_engine, check_folder, dtype_of, engine_of, existing, integer, one_of
 
 if TYPE_CHECKING:
     from lantern.core.types import Step
@@ -80,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     from lantern.eval.protocols.reproduce import obstacles
 
     row = _row(args)
-    check_writable(row.out)
+    check_folder(row.out)
     task = reproduce.prepare(row)
     say = (lambda line: None) if args.quiet else (lambda line: print(f"lantern: {line}", file=sys.stderr, flush=True))
     for name, why in obstacles(task).items():

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.generate import check_writable
-from lantern.cli.options import add_engine, dtype_of, engine_of, existing, integer, one_of, real
+from lantern.cli.options import add_engine, check_file, dtype_of, engine_of, existing, integer, one_of, real
 
 if TYPE_CHECKING:
     from lantern.generation.requests import Request
@@ -98,10 +97,8 @@ def run(args: argparse.Namespace) -> int:
     from lantern.core.config import read_json_object
     from lantern.generation.tuning.candidates import Bounds
 
-    if args.out is not None and args.out.is_dir():
-        raise ValueError(f"--out {args.out} is a folder, wanted a file")
     if args.out is not None:
-        check_writable(args.out.parent)
+        check_file("--out", args.out)
     bounds = Bounds(args.max_tv, args.max_kid, read_json_object(args.quality) if args.quality else {})
     from lantern.generation.tuning.measure import Setup
     from lantern.generation.tuning.profile import write_profile

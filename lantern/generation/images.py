@@ -1,20 +1,25 @@
-"""Finished pictures and their statistics; PNG files with their settings as metadata, file names, sheets of pictures."""
+"""Finished pictures and their statistics; pixels as images, enlarged for the eye, on sheets, and as files.
+
+The metadata of a file are the settings of the picture and the marks of a generated picture: "Source: AI generated" and
+IPTC's digital source type. PNG files have them as text chunks, JPEG and WebP files as JSON in EXIF's UserComment; all
+formats have the source type as XMP.
+"""
 
 import hashlib
 import json
-import re
 import textwrap
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from lantern.core.io import atomic_write
+from lantern.generation.file_names import FORMATS, MAX_SCALE, RESAMPLINGS
 from lantern.generation.requests import Request
 
 if TYPE_CHECKING:
@@ -22,15 +27,17 @@ if TYPE_CHECKING:
 
 
 SOURCE_TYPE = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
-MAX_SLUG = 60
-GAP = 8  # pixels between the pictures of a sheet
-LINE, LETTER = 12, 6  # height of a line and mean width of a letter of a label, in pixels
 XMP = (
     '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>'
     '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
     '<rdf:Description rdf:about="" xmlns:Iptc4xmpExt="http://iptc.org/std/Iptc4xmpExt/2008-02-29/"'
     f' Iptc4xmpExt:DigitalSourceType="{SOURCE_TYPE}"/></rdf:RDF></x:xmpmeta><?xpacket end="w"?>'
 )
+EXIF_SOFTWARE, EXIF_DESCRIPTION, EXIF_IFD, EXIF_COMMENT = 0x0131, 0x010E, 0x8769, 0x9286
+QUALITY = 90  # default of JPEG and WebP
+GAP = 8  # pixels between the pictures of a sheet
+LINE, LETTER = 12, 6  # height of a line and mean width of a letter of a label, in pixels
+MAX_SIDE = 16383  # pixels of a side of a sheet: the most that WebP holds
 
 
 class NotFiniteError(FloatingPointError):
@@ -161,6 +168,35 @@ def to_image(pixels: UInt8[Tensor, "h w 3"]) -> "Image":
     return Image.fromarray(pixels.cpu().numpy())
 
 
+def enlarge(pixels: UInt8[Tensor, "*b h w 3"], scale: int, resample: str = "lanczos") -> UInt8[Tensor, "*b h2 w2 3"]:
+    """Return pixels `scale` times as wide and high, by Pillow's filter "lanczos" or "nearest"; 1 is the same pixels.
+
+    ValueError for another scale or filter.
+    """
+    check_scale(scale, resample)
+    if scale == 1:
+        return pixels
+    if resample == "nearest":
+        return pixels.repeat_interleave(scale, -3).repeat_interleave(scale, -2)
+    from PIL.Image import Resampling
+
+    height, width = pixels.shape[-3:-1]
+    size = (width * scale, height * scale)
+    made = [
+        torch.from_numpy(np.array(to_image(one).resize(size, Resampling.LANCZOS)))
+        for one in pixels.reshape(-1, height, width, 3)
+    ]
+    return torch.stack(made).view(*pixels.shape[:-3], *made[0].shape).to(pixels.device)
+
+
+def check_scale(scale: Any, resample: str = RESAMPLINGS[0]) -> None:
+    """Raise ValueError for a scale that is no whole number from 1 to MAX_SCALE, and for an unknown filter."""
+    if not isinstance(scale, int) or isinstance(scale, bool) or not 1 <= scale <= MAX_SCALE:
+        raise ValueError(f"scale is {str(scale)[:40]}, wanted a whole number from 1 to {MAX_SCALE}")
+    if resample not in RESAMPLINGS:
+        raise ValueError(f"resample is {str(resample)[:40]!r}, wanted {' or '.join(RESAMPLINGS)}")
+
+
 def convert(pixels: UInt8[Tensor, "b h w 3"], form: str) -> Any:
     """Return pixels in one of diffusers' forms: "pil", "pt" (b 3 h w, in [0, 1]) or "np" (b h w 3, in [0, 1])."""
     if form == "pil":
@@ -185,9 +221,9 @@ def sheet(
     from PIL import Image, ImageDraw, ImageFont
 
     columns = min(columns, len(pictures))
-    rows = -(-len(pictures) // columns)
     width, height = pictures[0].width + gap, pictures[0].height + gap + (lines * LINE if labels else 0)
-    size = (columns * width - gap + 2 * margin, rows * height - gap + 2 * margin)
+    cell = pictures[0].size
+    size = sheet_size(cell, len(pictures), columns, lines=lines if labels else 0, gap=gap, margin=margin)
     result = Image.new("RGB", size, "white")
     draw, font = ImageDraw.Draw(result), ImageFont.load_default()
     for i, picture in enumerate(pictures):
@@ -197,6 +233,16 @@ def sheet(
             for row, line in enumerate(wrap(labels[i], picture.width // LETTER, lines)):
                 draw.text((left, top + picture.height + 1 + row * LINE), line, fill="black", font=font)
     return result
+
+
+def sheet_size(
+    cell: tuple[int, int], count: int, columns: int, *, lines: int = 0, gap: int = GAP, margin: int = GAP
+) -> tuple[int, int]:
+    """Return width and height in pixels of a sheet of `count` pictures of (width, height) `cell`."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    width, height = cell[0] + gap, cell[1] + gap + lines * LINE
+    return columns * width - gap + 2 * margin, rows * height - gap + 2 * margin
 
 
 def wrap(label: str, width: int, lines: int) -> list[str]:
@@ -210,10 +256,10 @@ def save_sheet(image: "Image", path: str | Path) -> None:
         image.save(temporary, format="PNG", optimize=True)
 
 
-def save_png(image: "Image", path: str | Path, facts: Mapping[str, Any]) -> None:
-    """Write a PNG atomically, with `facts` as text chunks and the marks of a generated picture.
+def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, quality: int = QUALITY) -> None:
+    """Write a picture atomically in the format of its suffix, with `facts` and the marks of a generated picture.
 
-    The marks are "Source: AI generated" and IPTC's digital source type, as text and as XMP. OSError names `path`.
+    `quality` is that of JPEG and WebP, from 1 to 100. OSError names `path`.
     """
     from lantern import __version__
 
@@ -223,49 +269,19 @@ def save_png(image: "Image", path: str | Path, facts: Mapping[str, Any]) -> None
         "Comment": "AI generated: this picture was made by a generative model",
         "DigitalSourceType": SOURCE_TYPE,
     }
-    info = _text_chunks(marks | {name: _text(value) for name, value in facts.items() if value is not None})
+    texts = marks | {name: _text(value) for name, value in facts.items() if value is not None}
+    form = FORMATS[Path(path).suffix.lower()]
+    options: dict[str, Any] = {"pnginfo": _text_chunks(texts)} if form == "png" else _exif(texts)
+    if form == "jpeg":
+        options |= {"quality": quality, "subsampling": 0}
+    elif form == "webp":
+        options |= {"quality": quality, "method": 6}
     try:
         with atomic_write(path) as temporary:
-            image.save(temporary, format="PNG", pnginfo=info)
+            image.save(temporary, format=form.upper(), **options)
     except OSError as error:
         # the message names the requested file, not the temporary one
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-
-
-def slug(text: str) -> str:
-    """Return a short name of lower-case letters, digits and hyphens; for text without any, a digest."""
-    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
-    words = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_SLUG].rstrip("-")
-    return words or "picture-" + hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
-
-
-class FileNames:
-    """Distinct paths for the pictures of a run: in a folder by subject and seed, or numbered after one file.
-
-    `out` is a file if it ends in .png and is not a folder. A picture's name does not depend on the other pictures of
-    its run, except where two names would be equal.
-    """
-
-    def __init__(self, out: Path, pictures: int) -> None:
-        self._file = out if out.suffix.lower() == ".png" and not out.is_dir() else None
-        self._folder, self._pictures = out, pictures
-        self._used: set[str] = set()
-
-    def of(self, subject: str, seed: int, number: int) -> Path:
-        """Return the path of picture `number` of a subject (its prompt or class) and a seed."""
-        if self._file is not None and self._pictures == 1:
-            return self._file
-        if self._file is not None:
-            path = self._file.with_name(f"{self._file.stem}-{len(self._used)}.png")
-            self._used.add(path.name)
-            return path
-        end = f"-seed{seed}{f'-{number}' if number else ''}.png"
-        name, twin = f"{slug(subject)}{end}", 1
-        while name in self._used:
-            twin += 1
-            name = f"{slug(subject)}.{twin}{end}"
-        self._used.add(name)
-        return self._folder / name
 
 
 def _text_chunks(texts: Mapping[str, str]) -> Any:
@@ -276,6 +292,15 @@ def _text_chunks(texts: Mapping[str, str]) -> Any:
         info.add_text(name, text)
     info.add_itxt("XML:com.adobe.xmp", XMP)
     return info
+
+
+def _exif(texts: Mapping[str, str]) -> dict[str, Any]:
+    from PIL.Image import Exif
+
+    exif = Exif()
+    exif[EXIF_SOFTWARE], exif[EXIF_DESCRIPTION] = texts["Software"], texts["Comment"]
+    exif.get_ifd(EXIF_IFD)[EXIF_COMMENT] = b"ASCII\0\0\0" + json.dumps(texts).encode("ascii")
+    return {"exif": exif, "xmp": XMP.encode()}
 
 
 def _text(value: Any) -> str:

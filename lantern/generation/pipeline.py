@@ -34,8 +34,9 @@ from lantern.decoding.prefill import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import Engine
 from lantern.engines.engine import engine as make_engine
+from lantern.generation.file_names import MAX_SCALE
 from lantern.generation.generator import BatchSize, Generator, choose_method
-from lantern.generation.images import Picture, convert
+from lantern.generation.images import Picture, check_scale, convert, enlarge
 from lantern.generation.progress import Watcher, make_watched
 from lantern.generation.requests import (
     CALLBACK_TENSORS,
@@ -307,6 +308,8 @@ class LanternPipeline(DiffusionPipeline):
         debug: bool | None = None,
         height: int | None = None,
         width: int | None = None,
+        scale: int | None = None,
+        resample: str = "lanczos",
         negative_prompt: str | list[str] | None = None,
         prompt_embeds: Tensor | None = None,
         prompt_attention_mask: Tensor | None = None,
@@ -321,8 +324,11 @@ class LanternPipeline(DiffusionPipeline):
         timestep is the number of codes that every picture of the batch has, `known` that of each picture, and codes
         still unknown are -1. `batch_size` limits how many pictures run at once; where memory runs out it is halved with
         a warning and the batch is repeated. With `debug` NotFiniteError names the layer that gave NaN.
+        `scale` enlarges the images by `resample` ("lanczos" or "nearest"), 1 is the raw size, `pipe.size`; `height` and
+        `width`, multiples of that size, are another way to give it.
         """
-        self._check_unsupported(height, width, negative_prompt)
+        scale = self._scale(scale, resample, height, width)
+        self._check_unsupported(negative_prompt)
         if prompt_embeds is not None or prompt_attention_mask is not None:
             raise ValueError("prompt_embeds and prompt_attention_mask are not supported: give prompt")
         check_call(output_type, callback_on_step_end_tensor_inputs, num_images_per_prompt, batch_size)
@@ -339,18 +345,32 @@ class LanternPipeline(DiffusionPipeline):
         maker = Generator(model, chosen, sampling, size=size, debug=debug)
         callback = callback_on_step_end, callback_on_step_end_tensor_inputs
         pictures = self._make(maker, requested, *callback, with_pixels=output_type != "latent")
-        return _output(pictures, output_type, return_dict)
+        return _output(pictures, output_type, return_dict, scale, resample)
 
     @property
     def size(self) -> int:
         """Side of a picture in pixels, as the model was trained; 16 pixels a code where there is no VQ tokenizer."""
         return self.transformer.config.grid * (16 if self.vqvae is None else self.vqvae.config.downsample)
 
-    def _check_unsupported(self, height: int | None, width: int | None, negative_prompt: Any) -> None:
+    def _scale(self, scale: int | None, resample: str, height: int | None = None, width: int | None = None) -> int:
+        """Return the scale of the images; ValueError for an invalid scale, filter, height or width."""
+        for name, side in (("height", height), ("width", width)):
+            if side is None:
+                continue
+            if (
+                scale is None
+                and isinstance(side, int)
+                and side in range(self.size, self.size * MAX_SCALE + 1, self.size)
+            ):
+                scale = side // self.size
+            if scale is None or side != self.size * scale:
+                raise ValueError(f"{name} is {side}, wanted {self.size} (the size of the model's pictures) times scale")
+        scale = int(self.config["generation"].get("scale", 1)) if scale is None else scale
+        check_scale(scale, resample)
+        return scale
+
+    def _check_unsupported(self, negative_prompt: Any) -> None:
         """Raise ValueError, by name, for arguments of diffusers' pipelines that this model cannot follow."""
-        for name, value in (("height", height), ("width", width)):
-            if value is not None and value != self.size:
-                raise ValueError(f"{name} is {value}, wanted {self.size}: the model makes pictures of one size")
         if negative_prompt is not None and negative_prompt not in ("", [""]):
             raise ValueError(
                 "negative_prompt is not supported: guidance of this model uses its own unconditional caption"
@@ -367,16 +387,21 @@ class LanternPipeline(DiffusionPipeline):
         return found.embeddings, found.mask
 
     @torch.no_grad()
-    def decode_latents(self, codes: Tensor, output_type: str = "pil") -> Any:
+    def decode_latents(
+        self, codes: Tensor, output_type: str = "pil", *, scale: int | None = None, resample: str = "lanczos"
+    ) -> Any:
         """Return the pictures of code grids (b rows columns), as `output_type="latent"` gives them.
 
-        `output_type`: "pil", "pt" (b 3 h w in [0, 1]) or "np" (b h w 3 in [0, 1]). ValueError for codes out of range.
+        `output_type`: "pil", "pt" (b 3 h w in [0, 1]) or "np" (b h w 3 in [0, 1]). `scale` and `resample` are those of
+        a call. ValueError for codes out of range.
         """
+        scale = self._scale(scale, resample)
         if self.vqvae is None:
             raise ValueError("the pipeline has no vqvae, without which codes are not decoded")
         if output_type not in ("pil", "pt", "np"):
             raise ValueError(f"output_type is {output_type!r}, wanted pil, pt or np")
-        return convert(to_uint8(self.vqvae.decode(codes.flatten(1).to(self.vqvae.device))), output_type)
+        pixels = to_uint8(self.vqvae.decode(codes.flatten(1).to(self.vqvae.device)))
+        return convert(enlarge(pixels, scale, resample), output_type)
 
     def _make(
         self,
@@ -394,11 +419,13 @@ class LanternPipeline(DiffusionPipeline):
             return make_watched(maker, requested, Watcher(self, bar, callback, names), with_pixels=with_pixels)
 
 
-def _output(pictures: list[Picture], output_type: str, return_dict: bool) -> LanternOutput | tuple[Any, ...]:
+def _output(
+    pictures: list[Picture], output_type: str, return_dict: bool, scale: int, resample: str
+) -> LanternOutput | tuple[Any, ...]:
     side = round(len(pictures[0].codes) ** 0.5)
     tokens: Int[Tensor, "b h w"] = torch.stack([picture.codes for picture in pictures]).unflatten(1, (side, side))
     pixels = [picture.pixels for picture in pictures if picture.pixels is not None]
-    images = tokens if output_type == "latent" else convert(torch.stack(pixels), output_type)
+    images = tokens if output_type == "latent" else convert(enlarge(torch.stack(pixels), scale, resample), output_type)
     stats = [picture.as_dict() for picture in pictures]
     found = LanternOutput(images=images, tokens=tokens, stats=stats)
     return found if return_dict else (found.images, found.tokens, found.stats)

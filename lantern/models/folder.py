@@ -5,6 +5,7 @@
     vqvae/              pictures from codes; neighbours.safetensors beside it
     text_encoder/ tokenizer/    for models that take prompts
     drafter/            EAGLE-1, which most methods use
+    words.txt           the words of the training captions, if they are recorded
     parts/<name>/       add-ons: other drafters and policies, each read at its first use
 
 Drafters and add-ons are checked against the target: by their sizes, and by the digest of the weights that they were
@@ -15,7 +16,7 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lantern.core.config import build_config, load_config, read_json_object
+from lantern.core.config import build_config, load_config, one_line, read_json_object
 from lantern.core.io import (
     CONFIG_NAME,
     EMBEDDED_MODEL,
@@ -52,6 +53,7 @@ from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 
 INDEX_NAME = "model_index.json"
 NEIGHBOURS_NAME = "neighbours.safetensors"
+WORDS_NAME = "words.txt"
 Part = Literal["vq", "text", "drafter", "neighbours"]
 ALL_PARTS: frozenset[Part] = frozenset(("vq", "text", "drafter", "neighbours"))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -72,21 +74,27 @@ ADVICE = "train one for it (lantern train drafter), or decode with --method plai
 
 @dataclass(frozen=True)
 class Defaults(Sampling):
-    """The defaults of a call in `model_index.json`; ValueError for an unknown method."""
+    """The defaults of a call in `model_index.json`; ValueError for an unknown method.
+
+    scale: how many times picture files are as wide and high as the pixels of the model.
+    """
 
     method: str = "auto"
+    scale: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         find(self.method)
+        if self.scale < 1:
+            raise ValueError(f"scale is {self.scale}, wanted at least 1")
 
 
 @dataclass(frozen=True)
 class Model:
     """The components of one model. Components that were not requested or that the model lacks are None.
 
-    `generation` holds the model's defaults: fields of Sampling, and "method". `add_ons` holds its add-ons (other
-    drafters and policies) by name. ValueError for components that do not fit each other.
+    `generation` holds the model's defaults: fields of Sampling, "method" and "scale". `add_ons` holds other drafters
+    and policies by name. ValueError for components that do not fit each other.
     """
 
     name: str
@@ -153,6 +161,11 @@ class Model:
         if self.folder is None:
             raise ValueError("a model that was assembled in memory has no files for a fingerprint")
         return fingerprint_of(self.folder)
+
+    @property
+    def scale(self) -> int:
+        """How many times picture files are as wide and high as the model's pixels, unless a call decides otherwise."""
+        return int(self.generation.get("scale", 1))
 
     def sampling(self, **given: Any) -> Sampling:
         """Return the model's default sampling with the given fields that are not None; ValueError as of Sampling."""
@@ -277,6 +290,24 @@ def describe(folder: Path) -> dict[str, Any]:
         if (folder / name).is_dir():
             index[name] = [LIBRARY, CLASSES[name]] if name in CLASSES else ["transformers", _class_in(folder / name)]
     return index
+
+
+def read_words(folder: Path) -> list[str]:
+    """Return the words of the captions that a model was trained on; ValueError where its folder does not list them."""
+    path = folder / WORDS_NAME
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: the words of the training captions are not recorded for this model")
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {one_line(error)}") from error
+
+
+def write_words(folder: Path, captions: Iterable[str]) -> None:
+    """Write the distinct words of captions, in lower case and sorted, one a line."""
+    words = sorted({word for caption in captions for word in re.findall(r"[^\W_]+(?:['-][^\W_]+)*", caption.lower())})
+    with atomic_write(folder / WORDS_NAME) as temporary:
+        temporary.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
 
 
 def write_index(folder: str | Path, *, generation: Mapping[str, Any] | None = None) -> None:

@@ -31,7 +31,7 @@ def test_a_picture_is_saved_and_its_path_is_printed(model: str, capsys: Capture)
 
     assert made(model) == 0
     path = Path(capsys.readouterr().out.strip())
-    assert path.name == "a-red-apple-seed0.png" and list(Path().iterdir()) == [path]
+    assert path.name == "a-red-apple-eagle1-fp32-g3-seed0-0.png" and list(Path().iterdir()) == [path]
     with Image.open(path) as image:
         assert image.size == (8, 8)
 
@@ -195,7 +195,7 @@ def test_prompts_with_equal_file_names_do_not_overwrite_each_other(model: str) -
 def test_the_bar_is_off_if_stderr_is_not_a_terminal(model: str, capsys: Capture) -> None:
     assert made(model) == 0
     assert len(capsys.readouterr().err.splitlines()) == 1
-    assert made(model, "--quiet") == 0
+    assert made(model, "--quiet", "--overwrite") == 0
     assert capsys.readouterr().err == ""
 
 

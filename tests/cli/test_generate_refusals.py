@@ -45,7 +45,9 @@ def test_no_prompt_writes_outside_of_the_folder(model: str, prompt: str, tmp_pat
 
 def test_class_labels_are_sampled_and_prompts_refused_by_a_class_model(classes: str, capsys: Capture) -> None:
     assert main(["--model", classes, "--class-label", "7", "--class-label", "8", "--out", "c"]) == 0
-    assert sorted(path.name for path in Path("c").iterdir()) == ["class-7-seed0.png", "class-8-seed0.png"]
+    assert sorted(path.name for path in Path("c").iterdir()) == [
+        f"class-{label}-eagle1-fp32-g3-seed0-0.png" for label in (7, 8)
+    ]
     capsys.readouterr()
     assert "takes class labels" in refusal(capsys, made(classes))
     assert "0 to 999" in refusal(capsys, main(["--model", classes, "--class-label", "1000"]))
@@ -88,7 +90,27 @@ def test_a_class_is_refused_by_a_model_that_takes_prompts(model: str, capsys: Ca
         (["--prompts-file", "missing.txt"], "No such file"),
         (["--prompts-file", "."], "Is a directory"),
         (["--class-label", "3"], "either words or classes"),
-        (["--out", "x.jpg"], "wanted a .png file or a folder"),
+        (["--out", "x.gif"], "wanted a folder or a file that ends in .png"),
+        (["--out", "-"], "not written to standard output"),
+        (["--out", "x.png", "--format", "jpeg"], "--format is jpeg"),
+        (["--out", "x.png", "--name", "{seed}"], "--name names the files of a folder"),
+        (["--format", "gif"], "wanted one of png, jpeg, webp"),
+        (["--format", "png", "--quality", "50"], "PNG is lossless"),
+        (["--name", "{promt}"], "unknown field {promt}; did you mean 'prompt'?"),
+        (["--name", "{seed.real}"], "unknown field {seed.real}"),
+        (["--name", "{prompt"], "fields are written {prompt}"),
+        (["--name", "a/b"], "give its folder with --out"),
+        (["--name", "{prompt:d}"], "--name is '{prompt:d}'"),
+        (["--name", "-"], "wanted from 1 to 200 bytes"),
+        (["--name", "a" * 300], "wanted from 1 to 200 bytes"),
+        (["--name", "a.webp", "--format", "png"], "--format is png"),
+        (["--scale", "0"], "whole number from 1 to 16"),
+        (["--grid", "0"], "whole number from 1 to 1000"),
+        (["--grid", "1", "-n", "200", "--scale", "16"], "give --grid COLUMNS or --scale 1"),
+        (["--grid", "--compare"], "leave one of them out"),
+        (["--tokens", "t.json", "--grid"], "--grid is an option of picture files"),
+        (["--tokens", "-", "--json"], "both write to standard output"),
+        (["--tokens", "a/b.json"], "the folder a does not exist"),
         (["--tokens", "."], "is a folder"),
         (["--tokens", "t.json", "--compare"], "leave one of them out"),
         (["--model", "lantern-emojy"], "did you mean"),

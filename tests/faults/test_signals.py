@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def raise_after(saved: int, number: int, monkeypatch: pytest.MonkeyPatch, *, halfway: bool = False) -> None:
     """Send a signal during decoding after picture number `saved`, or while that picture is being saved."""
-    seen, save = [0], images.save_png
+    seen, save = [0], images.save_image
 
     class Raising(progress.Progress):
         def __call__(self, step: Any) -> None:
@@ -35,14 +35,14 @@ def raise_after(saved: int, number: int, monkeypatch: pytest.MonkeyPatch, *, hal
                 signal.raise_signal(number)
             super().__call__(step)
 
-    def counting(*args: Any) -> None:
+    def counting(*args: Any, **options: Any) -> None:
         seen[0] += 1
         if halfway and seen[0] == saved:
             signal.raise_signal(number)
-        save(*args)
+        save(*args, **options)
 
     monkeypatch.setattr(progress, "Progress", Raising)
-    monkeypatch.setattr(images, "save_png", counting)
+    monkeypatch.setattr(images, "save_image", counting)
 
 
 def arguments(folder: Path, tmp_path: Path, *more: str) -> list[str]:

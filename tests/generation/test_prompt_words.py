@@ -60,6 +60,21 @@ def test_arguments_that_the_model_cannot_follow_are_refused_by_name(folder: Path
             pipe("a red apple", **{name: value})
 
 
+def test_images_are_enlarged_by_scale_or_size(tmp_path: Path) -> None:
+    pipe: Any = LanternPipeline.from_pretrained(save_tiny_model(tmp_path / "m", generation={"scale": 2}))
+    raw = pipe("a red apple", generator=1, scale=1, output_type="np").images
+    assert pipe.size == 8 and raw.shape == (1, 8, 8, 3)
+    assert pipe("a red apple", generator=1).images[0].size == (16, 16)
+    near = pipe("a red apple", generator=1, height=24, width=24, resample="nearest", output_type="np").images
+    assert (near[:, ::3, ::3] == raw).all()
+    codes = pipe("a red apple", generator=1, output_type="latent").tokens
+    assert (pipe.decode_latents(codes, "np", scale=1) == raw).all()
+    assert pipe.decode_latents(codes)[0].size == (16, 16)
+    for given in ({"scale": 0}, {"scale": 2, "height": 8}, {"height": 8, "width": 16}, {"resample": "cubic"}):
+        with pytest.raises(ValueError, match="scale|width|height|resample"):
+            pipe("a red apple", generator=1, **given)
+
+
 def test_codes_become_pictures_again(folder: Path) -> None:
     pipe: Any = LanternPipeline.from_pretrained(folder)
     made = pipe("a red apple", generator=torch.Generator().manual_seed(1), output_type="latent")

@@ -69,6 +69,7 @@ def test_a_folder_of_captioned_pictures_becomes_a_model(
     assert main(given) == 0
     assert not list(out.glob("*/checkpoint.pt")) and not list(out.glob("*/pictures.npy"))
     assert "| target | 3 |" in (out / "model" / "README.md").read_text()
+    assert "square" in (out / "model" / "words.txt").read_text().split()
     pictures = tmp_path / "pictures"
     prompt = ["--prompt", "a red square", "--out", str(pictures)]
     assert generate.main(["--model", str(out / "model"), *prompt]) == 0

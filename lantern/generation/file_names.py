@@ -1,0 +1,153 @@
+"""Names of picture files: from a template, distinct within a run, and never of a file that exists."""
+
+import hashlib
+import re
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lantern.core.config import hint_for
+
+SUFFIXES = {"png": ".png", "jpeg": ".jpg", "webp": ".webp"}
+FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".webp": "webp"}
+RESAMPLINGS = ("lanczos", "nearest")
+MAX_SCALE = 16
+OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jxl")
+MAX_SLUG, MAX_NAME = 60, 200
+FIELDS = {
+    "prompt": "the prompt in lower case with hyphens (with a digest where that is not unique), or class-N",
+    "method": "name of the method",
+    "settings": "settings of the method, temperature, top-k and top-p that are not the defaults",
+    "model": "name of the model",
+    "engine": "name of the engine",
+    "dtype": "fp32, bf16 or fp16",
+    "weights": "int8 or int4; empty for the model's own weights",
+    "guidance": "guidance scale",
+    "temperature": "temperature",
+    "top_k": "top-k",
+    "top_p": "top-p",
+    "seed": "seed of the noise",
+    "image": "number of the picture within its prompt or class, from 0",
+}
+TEMPLATE = "{prompt}-{method}-{settings}-{dtype}-{weights}-g{guidance}-seed{seed}-{image}"
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where pictures are written: `out` is a file, or a folder of files with names of a template.
+
+    suffix: of the files of a folder. overwrites: files that exist are replaced; otherwise only `out` itself is.
+    """
+
+    out: Path
+    is_file: bool
+    suffix: str = ".png"
+    template: str = TEMPLATE
+    overwrites: bool = False
+
+    def paths(self, values: Sequence[Mapping[str, Any]]) -> list[Path]:
+        """Return distinct paths for pictures with these values of FIELDS; ValueError if one exists or has no name.
+
+        A name does not depend on the other pictures of the run, except where two names would be equal: the second one
+        ends in ".2". With a file as `out`, several pictures are numbered after it.
+        """
+        if self.is_file and len(values) == 1:
+            return [self.out]
+        if self.is_file:
+            found = [self.out.with_name(f"{self.out.stem}-{i}{self.out.suffix}") for i in range(len(values))]
+        else:
+            seen: Counter[str] = Counter()
+            found = []
+            for each in values:
+                name = fill(self.template, each)
+                seen[name] += 1
+                found.append(self.out / f"{name}{f'.{seen[name]}' if seen[name] > 1 else ''}{self.suffix}")
+        if not self.overwrites:
+            check_absent(found)
+        return found
+
+
+def check_absent(paths: Sequence[Path]) -> None:
+    """Raise ValueError if a file exists."""
+    there = [path for path in paths if path.exists()]
+    if there:
+        more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
+        raise ValueError(f"{there[0]}{more} exists: give --overwrite to replace it, or another --out or --name")
+
+
+def destination(
+    out: Path | None, *, template: str | None = None, form: str | None = None, overwrites: bool = False
+) -> Destination:
+    """Return where pictures go for --out, --name and --format; ValueError if they are invalid or contradict."""
+    place = out if out is not None else Path(".")
+    ending = place.suffix.lower()
+    is_file = ending in FORMATS and not place.is_dir()
+    if str(place) == "-":
+        raise ValueError("--out is -, wanted a file or a folder: pictures are not written to standard output")
+    if not is_file and (place.is_file() or (ending in OTHER_SUFFIXES and not place.is_dir())):
+        raise ValueError(f"--out is {place}, wanted a folder or a file that ends in {', '.join(FORMATS)}")
+    if is_file:
+        if template is not None:
+            raise ValueError(f"--name names the files of a folder, and --out is the file {place}: give one of them")
+        if form is not None and FORMATS[ending] != form:
+            raise ValueError(f"--out ends in {ending}, --format is {form}: give one of them")
+        return Destination(place, True, ending, overwrites=overwrites)
+    template = TEMPLATE if template is None else check_template(template)
+    own = Path(template).suffix.lower()
+    if own in FORMATS:
+        if form is not None and FORMATS[own] != form:
+            raise ValueError(f"--name ends in {own}, --format is {form}: give one of them")
+        template, form = template[: -len(own)], FORMATS[own]
+    return Destination(place, False, SUFFIXES[form or "png"], template, overwrites)
+
+
+def check_template(template: str) -> str:
+    """Return a template of file names; ValueError for an unknown field, with the nearest one, and for a folder."""
+    if "/" in template or "\0" in template:
+        raise ValueError(f"--name is {template[:60]!r}, wanted the name of a file: give its folder with --out")
+    try:
+        fields = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise ValueError(f"--name is {template[:60]!r}: {error}; fields are written {{prompt}}") from error
+    for name in fields:
+        if name not in FIELDS:
+            raise ValueError(f"--name has the unknown field {{{name[:40]}}}; {hint_for(name, FIELDS)}")
+    return template
+
+
+def fill(template: str, values: Mapping[str, Any]) -> str:
+    """Return a file name without suffix; an empty field leaves no hyphen. ValueError for an unusable name."""
+    try:
+        name = re.sub("-{2,}", "-", template.format_map(values)).strip("- ")
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"--name is {template[:60]!r}: {error}") from error
+    if name in ("", ".", "..") or len(name.encode("utf-8", "replace")) > MAX_NAME:
+        raise ValueError(f"--name gives the file name {name[:40]!r}, wanted from 1 to {MAX_NAME} bytes")
+    return name
+
+
+def slug(text: str) -> str:
+    """Return a short name of lower-case letters, digits and hyphens.
+
+    Where the text cannot be read back from it, it ends in a digest of the text: different texts have different names.
+    """
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
+    words = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:MAX_SLUG].rstrip("-")
+    if words and words.replace("-", " ") == text.lower():
+        return words
+    return f"{words or 'picture'}.{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:8]}"
+
+
+def compact(values: Mapping[str, Any]) -> str:
+    """Return settings as a part of a file name, such as "k10-delta0.2"; a digest if they are long."""
+    parts = [f"{name.rstrip('_')}{value:g}" if isinstance(value, float) else f"{name.rstrip('_')}{value}"
+             for name, value in sorted(values.items())]  # fmt: skip
+    text = "-".join(parts)
+    plain = re.sub(r"[^A-Za-z0-9.+_-]+", "", text)
+    if plain == text and len(text) <= MAX_SLUG:
+        return text
+    return f"{plain[:MAX_SLUG]}.{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:8]}"
