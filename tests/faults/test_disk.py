@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lantern.cli import generate
+from lantern.cli import options
 from lantern.cli.generate import main
 from tests.tiny_folder import save_tiny_model
 
@@ -47,7 +47,7 @@ def test_a_full_disk_keeps_and_reports_earlier_pictures(
     assert main(arguments(folder, tmp_path, "--json", "--tokens", str(tokens))) == 1
     seen = capsys.readouterr()
     found = json.loads(seen.out)
-    assert seen.err == f"lantern: error: {tmp_path}/out/a-red-apple-seed0-2.png: No space left on device\n"
+    assert seen.err == f"lantern: error: {tmp_path}/out/a-red-apple-plain-fp32-g3-seed0-2.png: No space left on device\n"
     assert sorted(map(str, (tmp_path / "out").iterdir())) == sorted(found["paths"]) and len(found["paths"]) == 2
     assert len(json.loads(tokens.read_text())) == 2 and found["stopped"].endswith("No space left on device")
 
@@ -72,7 +72,7 @@ def test_a_read_only_folder_is_refused_before_anything_is_made(
     locked = tmp_path / "locked"
     locked.mkdir()
     # permissions do not bind the superuser, who may be running this
-    monkeypatch.setattr(generate.os, "access", lambda path, mode: Path(path) != locked)
+    monkeypatch.setattr(options.os, "access", lambda path, mode: Path(path) != locked)
     monkeypatch.setattr("lantern.generation.generator.generate", lambda *_, **__: pytest.fail("something was made"))
     path = locked / "deep" / "x" if option == "--out" else locked / "t.json"
     assert main(["--model", str(folder), "--prompt", "a red apple", option, str(path)]) == 1
