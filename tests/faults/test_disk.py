@@ -47,7 +47,8 @@ def test_a_full_disk_keeps_and_reports_earlier_pictures(
     assert main(arguments(folder, tmp_path, "--json", "--tokens", str(tokens))) == 1
     seen = capsys.readouterr()
     found = json.loads(seen.out)
-    assert seen.err == f"lantern: error: {tmp_path}/out/a-red-apple-plain-fp32-g3-seed0-2.png: No space left on device\n"
+    lost = tmp_path / "out" / "a-red-apple-plain-fp32-g3-seed0-2.png"
+    assert seen.err == f"lantern: error: {lost}: No space left on device\n"
     assert sorted(map(str, (tmp_path / "out").iterdir())) == sorted(found["paths"]) and len(found["paths"]) == 2
     assert len(json.loads(tokens.read_text())) == 2 and found["stopped"].endswith("No space left on device")
 
