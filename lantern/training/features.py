@@ -8,6 +8,7 @@ most often.
 
 import hashlib
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from lantern.core.io import atomic_write, load_tensors
+from lantern.core.types import Condition
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.vqvae import VQVAE, to_pixels
 from lantern.training.data import Prepared
@@ -82,12 +84,48 @@ def picture_codes(
 
 
 @dataclass(frozen=True)
-class Captions:
-    """Features of distinct captions, left-padded to `slots`; padding is zero."""
+class Conditions:
+    """What the target is conditioned on: row `index[caption]` of `features` and `mask` for a caption.
+
+    `names` are those of classes, in the order of their numbers; none for captions.
+    """
 
     index: dict[str, int]
-    features: Float[Tensor, "m t c"]
+    features: Tensor
     mask: Bool[Tensor, "m t"]
+    names: tuple[str, ...] = ()
+
+    @abstractmethod
+    def condition(self, features: Tensor, mask: Bool[Tensor, "b t"]) -> Condition:
+        """Return rows of `features` and `mask` as the condition of decoding."""
+
+
+class Classes(Conditions):
+    """Classes of a class-conditional target; `features` are their numbers."""
+
+    @classmethod
+    def of(cls, prepared: Prepared) -> "Classes":
+        """Number the concepts of prepared pictures by name; ValueError for a picture that has not exactly one."""
+        for record in prepared.records:
+            if len(record.concepts) != 1:
+                found = ", ".join(record.concepts) or "none"
+                raise ValueError(f"{prepared.folder}: picture {record.image} has the classes {found}, wanted one")
+        names = tuple(sorted({record.concepts[0] for record in prepared.records}))
+        numbers = {name: number for number, name in enumerate(names)}
+        index = {text: numbers[record.concepts[0]] for record in prepared.records for text, _ in record.captions}
+        return cls(index, torch.arange(len(names)), torch.ones(len(names), 1, dtype=torch.bool), names)
+
+    def condition(self, features: Int[Tensor, " b"], mask: Bool[Tensor, "b 1"]) -> Condition:
+        """Return class numbers as the condition of decoding."""
+        return Condition(labels=features)
+
+
+class Captions(Conditions):
+    """Features of distinct captions, left-padded to `slots`; padding is zero."""
+
+    def condition(self, features: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> Condition:
+        """Return caption features as the condition of decoding."""
+        return Condition(embeddings=features.float(), mask=mask)
 
     @classmethod
     @torch.no_grad()

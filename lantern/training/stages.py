@@ -84,8 +84,8 @@ STAGES = {
         "lantern.training.target",
         "train",
         "TargetConfig",
-        required=("data", "vq", "text_encoder"),
-        optional=("tokenizer", "init", "steps", "decay", "minutes"),
+        required=("data", "vq"),
+        optional=("text_encoder", "tokenizer", "init", "steps", "decay", "minutes"),
     ),
     "drafter": Stage(
         "lantern.training.drafter",

@@ -1,4 +1,4 @@
-"""Training of the target: a LlamaGen transformer on the codes of captioned pictures (arXiv:2406.06525, section 3.2)."""
+"""Training of the target: a LlamaGen transformer on codes of pictures with captions or classes (arXiv:2406.06525)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,24 +9,29 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.io import load_component, load_state, save_component
+from lantern.core.io import load_component, load_state, save_component, write_json
 from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.training.config import load_training_config, with_overrides
 from lantern.training.data import Prepared
-from lantern.training.features import Captions, fingerprint, picture_codes
+from lantern.training.features import Captions, Classes, Conditions, fingerprint, picture_codes
 from lantern.training.log import save_sheet
 from lantern.training.loop import LoopConfig, Task, step_seed
 from lantern.training.loop import train as run_loop
 from lantern.training.schedule import adjusted
 from lantern.verifiers.relaxations.neighbours import proximity_table
 
+CLASSES_NAME = "classes.json"  # names of the classes of a class-conditional target, in the order of their numbers
+
 
 @dataclass(frozen=True)
 class TargetConfig:
     """Model and settings of the target. `kinds` weighs the kinds of records, `slots` is the number of caption slots.
+
+    A model of type t2i is conditioned on captions. One of type c2i is conditioned on classes: each picture's concept;
+    its `num_classes` is set to their number.
 
     `unify_background` gives white background one code. `corruption` is input noise: up to this share of a picture's
     input codes, never the codes to be predicted, is replaced by one of their `corruption_neighbours` nearest codes. The
@@ -88,9 +93,11 @@ def grow(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
 
 
 class TargetTask(Task):
-    """Next-code cross-entropy; one caption in ten is replaced by the unconditional one."""
+    """Next-code cross-entropy; `class_dropout_prob` of the conditions are replaced by the unconditional one."""
 
-    def __init__(self, config: TargetConfig, prepared: Prepared, codes: Tensor, captions: Captions, vq: VQVAE) -> None:
+    def __init__(
+        self, config: TargetConfig, prepared: Prepared, codes: Tensor, captions: Conditions, vq: VQVAE
+    ) -> None:
         super().__init__()
         self.config = config
         torch.manual_seed(config.loop.seed)  # the unconditional caption is random and is not trained
@@ -134,7 +141,10 @@ class TargetTask(Task):
     def _examples(
         self, records: Int[Tensor, " b"], uniforms: Float[Tensor, " b"] | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features, mask and codes of records: of their first captions, or of those that uniforms select."""
+        """Return features, mask and codes of records: of their first captions, or of those that uniforms select.
+
+        Features of captions are in fp32; those of classes are their numbers.
+        """
         chosen = self._first_caption[records]
         if uniforms is not None:
             last = self._first_caption[records + 1] - 1
@@ -142,7 +152,8 @@ class TargetTask(Task):
             chosen = chosen.clamp(min=self._first_caption[records], max=last)
         rows = self._caption_rows[chosen]
         codes = self._codes[self._images[records]].long()
-        return self._captions.features[rows].float(), self._captions.mask[rows], codes
+        features = self._captions.features[rows]
+        return features.float() if features.is_floating_point() else features, self._captions.mask[rows], codes
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return caption features, their mask, codes, input codes, and which captions are dropped."""
@@ -165,13 +176,13 @@ class TargetTask(Task):
 
     def _token_loss(
         self,
-        features: Float[Tensor, "b t c"],
+        features: Float[Tensor, "b t c"] | Int[Tensor, " b"],
         mask: Bool[Tensor, "b t"],
         codes: Int[Tensor, "b n"],
         given: Int[Tensor, "b n"],
         is_dropped: Bool[Tensor, " b"],
     ) -> Float[Tensor, "b n"]:
-        target, slots = self.target, features.shape[1]
+        target, slots = self.target, mask.shape[1]
         embed = target.cls_embedding
         prefix = torch.where(is_dropped[:, None, None], embed.unconditional(features), embed(features))
         inputs = torch.cat([prefix, target.tok_embeddings(given[:, :-1])], dim=1)
@@ -202,14 +213,13 @@ class TargetTask(Task):
     def sample(self, path: Path) -> None:
         """Write pictures sampled for sixteen training captions, above the pictures of these captions."""
         from lantern.core.sampling import Sampling
-        from lantern.core.types import Condition
         from lantern.decoding.plain import generate
 
         pool = self._pool[: int(self._pool_sizes[0])]
         records = pool[:: max(1, len(pool) // 16)][:16]
         features, mask, codes = self._examples(records)
         device, vq = self.target.norm.weight.device, cast(VQVAE, self.frozen[0])
-        condition = Condition(embeddings=features.to(device), mask=mask.to(device))
+        condition = self._captions.condition(features.to(device), mask.to(device))
         keys = [(0, i) for i in range(len(records))]
         made = generate(self.target, condition, sampling=Sampling(guidance=2.0), keys=keys)
         with torch.no_grad():
@@ -217,8 +227,23 @@ class TargetTask(Task):
         save_sheet(torch.cat(pictures), path, columns=16)
 
     def export(self, folder: Path) -> None:
-        """Write the target to `folder/transformer`."""
+        """Write the target to `folder/transformer`; of a class-conditional one the names of the classes as well."""
         save_component(self.target.state_dict(), self.config.model, folder / "transformer", dtype=torch.bfloat16)
+        if self._captions.names:
+            write_json(folder / "transformer" / CLASSES_NAME, {"classes": self._captions.names})
+
+
+def conditions_of(
+    config: TargetConfig, prepared: Prepared, cache: Path, text_encoder: Path | None, tokenizer: Path | None
+) -> Conditions:
+    """Return the classes of the pictures, or the features of their captions, which are cached in a file in `cache`."""
+    if config.model.model_type == "c2i":
+        return Classes.of(prepared)
+    if text_encoder is None:
+        raise ValueError("the target takes captions, got no text encoder: give --text-encoder")
+    encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
+    read = fingerprint([text_encoder / "model.safetensors", prepared.folder / "records.jsonl"])
+    return Captions.encode(encoder, prepared, cache / f"captions-{read}.safetensors", slots=config.slots)
 
 
 def train(
@@ -227,7 +252,7 @@ def train(
     out: Path,
     data: Path,
     vq: Path,
-    text_encoder: Path,
+    text_encoder: Path | None = None,
     tokenizer: Path | None = None,
     init: Path | None = None,
     steps: int | None = None,
@@ -236,15 +261,16 @@ def train(
 ) -> None:
     """Train a target on prepared pictures and write `out/transformer`; resume what `out` holds.
 
-    `init` is a trained target to start from, of the same width and the same or a smaller depth.
+    A target of type t2i needs a text encoder; ValueError without one. `init` is a trained target to start from, of the
+    same width and the same or a smaller depth.
     """
     config = with_overrides(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
     prepared = Prepared.open(data)
     pictures = load_component(VQVAE, VQConfig, vq)
-    encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
+    captions = conditions_of(config, prepared, out, text_encoder, tokenizer)
+    if captions.names:
+        config = with_overrides(config, model=with_overrides(config.model, num_classes=len(captions.names)))
     codes = picture_codes(pictures, prepared, vq_folder=vq, cache=out, unify=config.unify_background)
-    read = fingerprint([text_encoder / "model.safetensors", data / "records.jsonl"])
-    captions = Captions.encode(encoder, prepared, out / f"captions-{read}.safetensors", slots=config.slots)
     task = TargetTask(config, prepared, codes, captions, pictures)
     if init is not None and not (out / "checkpoint.pt").exists():
         task.target.load_state_dict(grow(load_state(init), config.model.n_layer))

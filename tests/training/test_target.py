@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lantern.core.config import read_json_object
 from lantern.core.io import load_component
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
@@ -14,9 +15,9 @@ from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.training.data import Prepared, Record
-from lantern.training.features import Captions, background_patches, unify_background
+from lantern.training.features import Captions, Classes, background_patches, unify_background
 from lantern.training.loop import LoopConfig, train
-from lantern.training.target import TargetConfig, TargetTask, grow, prefix_mask
+from lantern.training.target import CLASSES_NAME, TargetConfig, TargetTask, conditions_of, grow, prefix_mask
 from tests.tiny import tiny_config, tiny_target
 
 SLOTS = 4
@@ -123,3 +124,33 @@ def test_grown_model_has_the_output_of_the_shallow_one() -> None:
     torch.testing.assert_close(deep(inputs, positions).logits, shallow(inputs, positions).logits)
     with pytest.raises(ValueError, match="has 5 layers, wanted at most 2"):
         grow(deep.state_dict(), 2)
+
+
+def test_a_class_conditional_target_generates_the_pictures_of_its_classes(tmp_path: Path) -> None:
+    model = replace(MODEL, model_type="c2i", cls_token_num=1, num_classes=3)
+    loop = LoopConfig(steps=80, warmup=2, precision="fp32", log_every=50, evaluate_every=80)
+    config = TargetConfig(model=model, loop=loop, batch=8)
+    prepared = Prepared(tmp_path, records_of(), {})
+    codes = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
+    task = TargetTask(config, prepared, codes, Classes.of(prepared), vq_of())
+    train(task, loop, out=tmp_path)
+    target = load_component(Transformer, TransformerConfig, tmp_path / "transformer")
+    condition = Condition(labels=torch.tensor([1, 0]))
+    made = generate(target, condition, sampling=Sampling(guidance=2.0, temperature=0), keys=[(0, 0), (0, 1)])
+    assert torch.equal(made.codes, codes[[1, 0]].long())
+    assert read_json_object(tmp_path / "transformer" / CLASSES_NAME) == {"classes": ["c0", "c1", "c2"]}
+
+
+def test_classes_are_numbered_by_name_and_each_picture_has_one() -> None:
+    captions = {name: ((name, 0.5), (f"a {name}", 0.5)) for name in "ab"}
+    named = zip(records_of(), "bab", strict=True)
+    records = [replace(record, concepts=(name,), captions=captions[name]) for record, name in named]
+    classes = Classes.of(Prepared(Path("data"), records, {}))
+    assert classes.names == ("a", "b") and classes.index == {"a": 0, "a a": 0, "b": 1, "a b": 1}
+    with pytest.raises(ValueError, match="picture 0 has the classes none, wanted one"):
+        Classes.of(Prepared(Path("data"), [replace(records[0], concepts=())], {}))
+
+
+def test_a_target_of_captions_needs_a_text_encoder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give --text-encoder"):
+        conditions_of(TargetConfig(MODEL, LoopConfig(1)), Prepared(tmp_path, [], {}), tmp_path, None, None)
