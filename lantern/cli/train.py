@@ -94,7 +94,7 @@ def _run_all(config: str, out: Path, given: dict[str, Any], recipe: Recipe | Non
         run_stage(stage, name, folder, options, recipe)
 
     if not config:
-        raise ValueError("stage all needs --config: a file, or small (pictures of one's own), or emoji")
+        raise ValueError("stage all needs --config: a file, or small (pictures of one's own), or --recipe NAME")
     path = find_config(config, recipe, stage=ALL)
     return run_all(path, out=out, given=given, run_step=run_step)
 

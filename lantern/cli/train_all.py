@@ -25,13 +25,15 @@ class Step:
 
     `config` is the name of a config, or a path relative to the file that lists the steps. `share` is its part of the
     time, 0 for a step that takes as long as it takes. `options` maps options of the stage to folders relative to OUT,
-    or "@NAME" for the value of an option of the command line.
+    or "@NAME" for the value of an option of the command line. A step with `only_with` is left out if this option is not
+    given.
     """
 
     name: str
     stage: str
     config: str
     share: float = 0.0
+    only_with: str = ""
     options: dict[str, str] = field(default_factory=dict)
 
 
@@ -66,12 +68,17 @@ class Build:
         self.done: dict[str, float] = read_json_object(path)["done"] if path.exists() else {}
         self.allotted: dict[str, float] = read_json_object(path)["minutes"] if path.exists() else {}
 
+    @property
+    def steps_to_run(self) -> list[Step]:
+        """The steps whose options are given."""
+        return [step for step in self.config.steps if not step.only_with or self.inputs.get(step.only_with)]
+
     def run(self, only: str | None) -> None:
         """Run the steps that are not done, or one of them; ValueError for a name that is no step."""
-        names = [step.name for step in self.config.steps]
+        names = [step.name for step in self.steps_to_run]
         if only is not None and only not in names:
             raise ValueError(f"step is {only[:40]!r}, wanted one of {', '.join(names)}")
-        for step in self.config.steps:
+        for step in self.steps_to_run:
             if step.name not in self.done and only in (None, step.name):
                 self._run(step)
 
@@ -104,7 +111,7 @@ class Build:
         """Return the share of the remaining time of a step among the steps that are not done."""
         assert self.minutes is not None
         left = max(0.05, self.minutes - sum(self.done.values()) / 60)
-        shares = sum(each.share for each in self.config.steps if each.name not in self.done)
+        shares = sum(each.share for each in self.steps_to_run if each.name not in self.done)
         return left * step.share / shares
 
     def _write(self) -> None:
@@ -135,7 +142,7 @@ def card(build: Build) -> str:
     """Return the model card: what was trained, for how long, on what."""
     lines = [f"# {build.out.name}", "", "Trained with `lantern train all`.", ""]
     lines += ["| step | steps | minutes |", "|---|---|---|"]
-    for step in build.config.steps:
+    for step in build.steps_to_run:
         path = build.out / step.name / "training.json"
         steps = read_json_object(path)["loop"]["steps"] if path.exists() else "-"
         lines.append(f"| {step.name} | {steps} | {build.done[step.name] / 60:.1f} |")
@@ -165,7 +172,7 @@ def run_all(
     config = load_config(AllConfig, path)
     build = Build(config, path.parent, out, inputs, run_step, inputs.get("steps"), inputs.get("minutes"))
     build.run(inputs.get("only"))
-    left = [step.name for step in config.steps if step.name not in build.done]
+    left = [step.name for step in build.steps_to_run if step.name not in build.done]
     if left:
         print(f"{out}: {', '.join(left)} to do")
         return DONE
@@ -173,5 +180,6 @@ def run_all(
     if not inputs.get("keep"):
         for cache in [*out.glob("*/pictures.npy"), *out.glob("*/features-*")]:
             shutil.rmtree(cache) if cache.is_dir() else cache.unlink()
-    print(f'{model}: try lantern-generate --model {model} --prompt "..."')
+    what = '--prompt "..."' if "text_encoder" in config.components else "--class-label 0"
+    print(f"{model}: try lantern-generate --model {model} {what}")
     return DONE

@@ -28,8 +28,8 @@ class DataConfig:
     """What to prepare.
 
     source: one of SOURCES. path: the folder or file to read, relative to the folder of the config. size: side of
-    a picture in pixels, 8 to 4096. held_out: share of pictures kept from training, from 0 to below 0.5. seed: written
-    to the summary; nothing here is random.
+    a picture in pixels, 8 to 4096. held_out: share of pictures kept from training, from 0 to below 0.5. mirrors: add
+    the mirror image of every training picture. seed: written to the summary; nothing here is random.
     """
 
     source: str = "folder"
@@ -37,6 +37,7 @@ class DataConfig:
     size: int = 64
     seed: int = 0
     held_out: float = 0.05
+    mirrors: bool = False
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -80,26 +81,34 @@ def prepare(config: DataConfig, *, out: Path, path: Path | None = None, progress
     readers = {"folder": read_folder, "classes": read_classes, "webdataset": read_shards}
 
     def fill(writer: Writer) -> Filled:
-        jobs = (partial(make, sample, config) for sample in readers[config.source](origin))
-        skipped = []
+        variants = ("original", "mirror") if config.mirrors else ("original",)
+        jobs = (
+            partial(make, sample, config, variant)
+            for sample in readers[config.source](origin)
+            for variant in variants
+            if variant == "original" or not is_held_out(sample, config.held_out)
+        )
+        skipped: dict[str, None] = {}
         for done, reason in enumerate(writer.add_all(jobs), 1):
             if reason is not None:
-                skipped.append(reason)
+                skipped[reason] = None
             if progress is not None:
                 progress(done, 0)
-        return Filled(skipped)
+        return Filled([*skipped])
 
     return write_prepared(out, fill, source=config.source, origin=str(origin), seed=config.seed, size=config.size)
 
 
-def make(sample: Sample, config: DataConfig) -> Made | str:
-    """Return the picture and the record of a sample, or "name: reason" if it cannot be used."""
+def make(sample: Sample, config: DataConfig, variant: str = "original") -> Made | str:
+    """Return the picture and the record of a sample or its mirror, or "name: reason" if it cannot be used."""
     if not sample.captions:
         return f"{sample.name}: no caption"
     picture = read_square(sample.data, config.size)
     if picture is None:
         return f"{sample.name}: not a picture that can be read"
-    return picture, record_for(sample, config.held_out)
+    if variant == "mirror":
+        picture = np.ascontiguousarray(picture[:, ::-1])
+    return picture, replace(record_for(sample, config.held_out), variant=variant)
 
 
 def record_for(sample: Sample, held_out: float) -> Record:
@@ -111,8 +120,13 @@ def record_for(sample: Sample, held_out: float) -> Record:
         kind="plain",
         concepts=(sample.label,) if sample.label else (),
         style="",
-        split="heldout" if share_of(sample.name) < held_out else "train",
+        split="heldout" if is_held_out(sample, held_out) else "train",
     )
+
+
+def is_held_out(sample: Sample, held_out: float) -> bool:
+    """Return whether a sample is kept from training."""
+    return share_of(sample.name) < held_out
 
 
 def read_square(data: bytes, size: int) -> UInt8[np.ndarray, "h w 3"] | None:

@@ -12,8 +12,9 @@ from lantern.training import stages
 from lantern.training.stages import CONFIGS, OPTIONS, STAGES, find_config, find_recipe, find_recipes, find_stage
 
 EMOJI = find_recipe("emoji")
-EVERY_STAGE = [*STAGES.items(), *EMOJI.stages.items()]
-EVERY_CONFIG = sorted([*CONFIGS.glob("*.json"), *EMOJI.configs.glob("*.json")])
+RECIPES = list(find_recipes().values())
+EVERY_STAGE = [*STAGES.items(), *(item for recipe in RECIPES for item in recipe.stages.items())]
+EVERY_CONFIG = sorted(path for folder in (CONFIGS, *(r.configs for r in RECIPES)) for path in folder.glob("*.json"))
 
 
 @pytest.mark.parametrize(("name", "stage"), EVERY_STAGE)
@@ -25,7 +26,8 @@ def test_options_of_a_stage_are_the_keywords_of_its_function(name: str, stage: s
     assert names == {"out", *stage.options} | ({"progress"} if stage.reports_progress else set())
     required = {keyword.name for keyword in keywords if keyword.default is inspect.Parameter.empty}
     assert required == {"out", *stage.required}
-    assert {*stage.options, *stage.ignored} <= {*OPTIONS, *EMOJI.options}
+    known = {*OPTIONS}.union(*(recipe.options for recipe in RECIPES))
+    assert {*stage.options, *stage.ignored} <= known
     assert callable(getattr(module, stage.config_class).load)
 
 
@@ -33,7 +35,8 @@ def test_options_of_a_stage_are_the_keywords_of_its_function(name: str, stage: s
 def test_every_committed_config_loads(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if path.stem.startswith("all-"):
         return  # tests/training/test_own_pictures.py
-    stage = find_stage(path.stem.split("-")[0], EMOJI if path.is_relative_to(EMOJI.configs) else None)
+    recipe = next((recipe for recipe in RECIPES if path.is_relative_to(recipe.configs)), None)
+    stage = find_stage(path.stem.split("-")[0], recipe)
     getattr(import_module(stage.module), stage.config_class).load(path)
     assert capsys.readouterr().err == ""
 

@@ -96,7 +96,8 @@ def test_every_step_of_the_committed_configs_has_the_options_of_its_stage() -> N
     from lantern.core.config import load_config
     from lantern.training.stages import find_recipe, find_stage
 
-    for name, recipe in (("all-small", None), ("all-emoji", find_recipe("emoji"))):
+    recipes = {"all-small": None, "all-emoji": find_recipe("emoji"), "all-photos": find_recipe("photos")}
+    for name, recipe in recipes.items():
         config = load_config(AllConfig, find_config(name, recipe))
         names = {step.name for step in config.steps}
         for step in config.steps:

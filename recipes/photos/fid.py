@@ -1,0 +1,151 @@
+"""FID and KID of a class-conditional target, and of its tokenizer alone, against the training pictures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from lantern.core.config import load_config, read_json_object
+from lantern.core.io import atomic_write, load_component, write_json
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition
+from lantern.decoding.plain import generate
+from lantern.eval.metrics.quality import Figure, Options, measure
+from lantern.eval.speed.surroundings import surroundings
+from lantern.models.llamagen.config import TransformerConfig
+from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels, to_uint8
+from lantern.training.data import Prepared, Progress, encode_png
+from lantern.training.features import training_device
+from lantern.training.log import save_sheet
+from lantern.training.target import CLASSES_NAME
+
+SHOWN = 8  # pictures of a class on the sheet
+
+
+@dataclass(frozen=True)
+class FidConfig:
+    """How pictures are generated: their number, sampling and seed. Classes are as frequent as in training."""
+
+    pictures: int = 2048
+    guidance: float = 2.0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    batch: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.pictures < 2 or self.batch < 1:
+            raise ValueError(f"pictures is {self.pictures}, batch {self.batch}: wanted at least 2 and at least 1")
+
+    @classmethod
+    def load(cls, path: Path) -> "FidConfig":
+        """Read a JSON config; ValueError names the file and the wrong field."""
+        return load_config(cls, path)
+
+
+@dataclass(frozen=True)
+class FidSummary:
+    """FID and KID of generated pictures and of reconstructed ones."""
+
+    generated: dict[str, Figure]
+    reconstructed: dict[str, Figure]
+
+    def __str__(self) -> str:
+        parts = []
+        for name, figures in (("generated", self.generated), ("reconstructed", self.reconstructed)):
+            values = ", ".join(f"{figure.name} {figure.value:.4g}" for figure in figures.values())
+            parts.append(f"{name}: {values}")
+        return "; ".join(parts)
+
+
+def measure_fid(
+    config: FidConfig,
+    *,
+    out: Path,
+    data: Path,
+    target: Path,
+    vq: Path,
+    inception: Path | None = None,
+    progress: Progress | None = None,
+) -> FidSummary:
+    """Generate pictures of all classes and compare them with the training pictures at their prepared size.
+
+    Writes `out/generated`, `out/real`, `out/reconstructed` (PNG files), a sheet with a row per class, and fid.json.
+    Weights of Inception are searched as by `lantern eval` unless given; FileNotFoundError names the missing file.
+    """
+    from lantern.eval.metrics.weights import find_weights
+
+    weights = {} if inception is None else {"inception": inception}
+    find_weights("inception", weights)  # before pictures are made
+    prepared, device = Prepared.open(data), training_device()
+    names = read_json_object(target / CLASSES_NAME)["classes"]
+    model = load_component(Transformer, TransformerConfig, target).to(device).eval()
+    pictures = load_component(VQVAE, VQConfig, vq).to(device).eval()
+    used = [r for r in prepared.records if r.split == "train" and r.variant == "original"]
+    if not used:
+        raise ValueError(f"{data} holds no training picture: prepare it with a smaller held_out")
+    real = prepared.images()[torch.tensor([record.image for record in used])]
+    save_pictures(real, out / "real")
+    save_pictures(reconstruct(pictures, real, config.batch), out / "reconstructed")
+    of_used = torch.tensor([names.index(record.concepts[0]) for record in used])
+    labels = of_used[torch.arange(config.pictures) % len(of_used)]
+    made = sample(model, pictures, labels, config, progress)
+    save_pictures(made, out / "generated")
+    rows = [(labels == number).nonzero()[:SHOWN, 0] for number in range(len(names))]
+    shown = torch.cat([row[torch.arange(SHOWN) % len(row)] for row in rows if len(row)])
+    save_sheet(made[shown], out / "sheet.png", columns=SHOWN)
+    options = Options(device=device, batch=config.batch)
+    found = {
+        name: measure(sorted((out / name).glob("*.png")), out / "real", ["fid"], weights=weights, options=options)
+        for name in ("generated", "reconstructed")
+    }
+    figures = {name: {k: v.as_dict() for k, v in one.items()} for name, one in found.items()}
+    write_json(out / "fid.json", {"classes": names, "figures": figures, "surroundings": surroundings(device)})
+    return FidSummary(**found)
+
+
+@torch.no_grad()
+def sample(
+    model: Transformer, vq: VQVAE, labels: Int[Tensor, " n"], config: FidConfig, progress: Progress | None = None
+) -> UInt8[Tensor, "n 3 h w"]:
+    """Return one picture per class number by plain decoding; picture i depends on seed, i and its class."""
+    sampling = Sampling(
+        guidance=config.guidance, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p
+    )
+    device, found = model.tok_embeddings.weight.device, []
+    for numbers in torch.arange(len(labels)).split(config.batch):
+        condition = Condition(labels=labels[numbers].to(device))
+        keys = [(config.seed, number) for number in numbers.tolist()]
+        codes = generate(model, condition, sampling=sampling, keys=keys).codes
+        found.append(channels_first(to_uint8(vq.decode(codes))))
+        if progress is not None:
+            progress(int(numbers[-1]) + 1, len(labels))
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def reconstruct(vq: VQVAE, pictures: UInt8[Tensor, "n 3 h w"], batch: int) -> UInt8[Tensor, "n 3 h w"]:
+    """Return the pictures after encoding and decoding."""
+    device = next(vq.parameters()).device
+    return torch.cat(
+        [channels_first(to_uint8(vq.decode(vq.encode(to_pixels(x).to(device))))) for x in pictures.split(batch)]
+    )
+
+
+def channels_first(pictures: UInt8[Tensor, "n h w 3"]) -> UInt8[Tensor, "n 3 h w"]:
+    """Return pictures with channels first, on the CPU."""
+    return pictures.permute(0, 3, 1, 2).cpu()
+
+
+def save_pictures(pictures: Sequence[Tensor] | UInt8[Tensor, "n 3 h w"], folder: Path) -> None:
+    """Write pictures as 000000.png, ...; others in the folder are removed."""
+    for path in folder.glob("*.png"):
+        path.unlink()
+    for number, picture in enumerate(pictures):
+        with atomic_write(folder / f"{number:06d}.png") as temporary:
+            temporary.write_bytes(encode_png(picture.permute(1, 2, 0).numpy()))

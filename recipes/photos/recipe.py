@@ -1,0 +1,21 @@
+"""The recipe `photos`: general stages with configs for classes of photographs, and a stage that measures FID."""
+
+from pathlib import Path
+
+from lantern.training.stages import Option, Recipe, Stage
+
+RECIPE = Recipe(
+    name="photos",
+    stages={
+        "fid": Stage(
+            "recipes.photos.fid",
+            "measure_fid",
+            "FidConfig",
+            required=("data", "target", "vq"),
+            optional=("inception",),
+            reports_progress=True,
+        ),
+    },
+    options={"inception": Option("weights of Inception for FID: a file, or the package that holds it")},
+    configs=Path(__file__).parent / "configs",
+)

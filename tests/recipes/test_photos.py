@@ -1,0 +1,100 @@
+"""The recipe of photographs: from class folders to class-conditional pictures and their FID, at toy size."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lantern.cli import generate
+from lantern.cli.main import main
+from lantern.training.data import Prepared
+from lantern.training.sources import DataConfig, prepare
+from lantern.training.stages import find_config, find_recipe
+from tests.eval.tiny_metrics import save_tiny_inception
+
+COLOURS = {"green_leaf": (30, 180, 60), "red_brick": (220, 30, 30), "sky": (40, 60, 220)}
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Eight pictures in each of three class folders, darker on the right; one file is no picture."""
+    shade = np.linspace(60, 0, 48)[None, :, None]
+    for number, (name, colour) in enumerate(COLOURS.items()):
+        folder = tmp_path / "photos" / name
+        folder.mkdir(parents=True)
+        for i in range(8):
+            noise = np.random.default_rng(8 * number + i).integers(0, 20, (40, 48, 3))
+            picture = (np.array(colour) + noise + shade).clip(0, 255).astype(np.uint8)
+            Image.fromarray(picture).save(folder / f"{i}.jpg")
+    (tmp_path / "photos" / "sky" / "torn.jpg").write_bytes(b"no picture")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """The committed config with small models, and pictures of 16 x 16 pixels."""
+    recipe, home = find_recipe("photos"), tmp_path / "configs"
+    home.mkdir()
+    sizes = {"ch": 32, "encoder_ch_mult": [1, 1, 1], "decoder_ch_mult": [1, 1, 1], "z_channels": 32}
+    small = {"dim": 64, "n_layer": 2, "n_head": 1, "vocab_size": 64, "block_size": 16}
+    changes = {
+        "data-photos": {"size": 16, "held_out": 0.2},
+        "tokenizer-small": {"model": {**sizes, "codebook_size": 64}, "batch": 4, "free_steps": 1},
+        "target-photos": {"model": small, "batch": 4},
+        "fid-photos": {"pictures": 6, "batch": 4},
+    }
+    for name, changed in changes.items():
+        raw = json.loads(find_config(name, recipe).read_text())
+        raw |= changed | ({"model": raw["model"] | changed["model"]} if "model" in raw else {})
+        if "loop" in raw:
+            raw["loop"] |= {"warmup": 1, "decay": 1, "evaluate_every": 100, "precision": "fp32"}
+        (home / f"{name}.json").write_text(json.dumps(raw))
+    steps = json.loads(find_config("all-photos", recipe).read_text())
+    for step in steps["steps"]:
+        step["config"] += ".json"
+    (home / "all-photos.json").write_text(json.dumps(steps))
+    return home / "all-photos.json"
+
+
+def test_mirrors_of_training_pictures_are_added(photos: Path, tmp_path: Path) -> None:
+    summary = prepare(DataConfig("classes", size=16, held_out=0.2, mirrors=True), out=tmp_path / "data", path=photos)
+    assert (summary.num_skipped, summary.skipped) == (1, ("sky/torn.jpg: not a picture that can be read",))
+    prepared = Prepared.open(tmp_path / "data")
+    pictures, held = prepared.images(), [r for r in prepared.records if r.split == "heldout"]
+    assert held and all(record.variant == "original" for record in held)
+    assert len(prepared.records) == 2 * 24 - len(held)
+    mirrors = [record.image for record in prepared.records if record.variant == "mirror"]
+    assert len(mirrors) == 24 - len(held)
+    for number in mirrors:
+        assert torch.equal(pictures[number], pictures[number - 1].flip(2))
+        assert prepared.records[number].concepts == prepared.records[number - 1].concepts
+
+
+@pytest.mark.slow
+def test_class_folders_become_a_model_with_an_fid(
+    photos: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    given = ["train", "all", "--recipe", "photos", "--config", str(config), "--path", str(photos), "--out", str(out)]
+    inception = save_tiny_inception(tmp_path / "inception.pt")
+    assert main([*given, "--steps", "3", "--inception", str(inception)]) == 0
+    text = capsys.readouterr().out
+    assert "--class-label 0" in text
+    names = [name.replace("_", " ") for name in COLOURS]
+    assert json.loads((out / "model" / "transformer" / "classes.json").read_text())["classes"] == names
+    found = json.loads((out / "fid" / "fid.json").read_text())
+    assert found["classes"] == names
+    for name in ("generated", "reconstructed"):
+        assert found["figures"][name]["fid"]["value"] >= 0 and "kid" in found["figures"][name]
+        assert found["figures"][name]["fid"]["reference_images"] == len(list((out / "fid" / "real").glob("*.png")))
+    assert len(list((out / "fid" / "generated").glob("*.png"))) == 6
+    assert (out / "fid" / "sheet.png").is_file()
+    label = ["--class-label", "2", "--out", str(tmp_path / "made.png")]
+    assert generate.main(["--model", str(out / "model"), *label]) == 0
+    with Image.open(tmp_path / "made.png") as picture:
+        assert picture.size[0] >= 16
+    assert main([*given, "--steps", "3", "--stage", "fid"]) == 2  # without the option the step is left out
+    assert "wanted one of data, tokenizer, target" in capsys.readouterr().err
