@@ -99,6 +99,13 @@ def trained(folder: Path) -> None:
         shutil.copytree(model / part, folder / "runs" / place / part)
 
 
+def trained_on_classes(folder: Path) -> None:
+    """The folder of a class-conditional model, at toy size."""
+    from tests.tiny_folder import save_tiny_model
+
+    save_tiny_model(folder / "my-classes" / "model", model_type="c2i", cls_token_num=1)
+
+
 def saved_results(folder: Path) -> None:
     """The results of this repository, where a clone has them."""
     (folder / "eval").symlink_to(ROOT / "eval")
@@ -193,6 +200,7 @@ EXERCISES: dict[str, Exercise | Installation] = {
     "lantern reproduce emoji --method gumbel-jacobi --limit 2 --metrics --out runs/emoji": Exercise(is_slow=True),
     "lantern reproduce runs/emoji/row.json --out runs/again": Exercise(is_slow=True),
     'lantern-generate --model my-model/model --prompt "a sandy beach" --out pictures': Exercise(prepare=trained),
+    "lantern-generate --model my-classes/model --class-label 0 --out pictures": Exercise(prepare=trained_on_classes),
     "lantern assemble my-model --transformer runs/target/transformer --vqvae runs/tokenizer/vqvae "
     f"--text-encoder {EMBEDDED}/text_encoder --tokenizer {EMBEDDED}/tokenizer "
     "--drafter runs/drafter/drafter --guidance 2": Exercise(
