@@ -2,10 +2,13 @@
 
     python -m tests.faults.fuzz --count 2000 --seed 0
 
-Each mutation damages one file of a toy model folder (or of a checkpoint for `lantern convert`) in one way. Loading must
-either succeed, which only a mutated JSON file may, or raise one ValueError or OSError whose text is one line that names
-the file or a folder above it. Nothing may run that a pickle contains, and nothing may be written. Each mutation has
-10 seconds; the process stays within 1 GiB beyond what it used after loading the undamaged model.
+Each mutation damages one file, or one component's folder, in one way. The places are a toy model with every component
+and add-on, with and without checksums, loaded as a command and as a diffusers pipeline do; a checkpoint and a released
+drafter, as `lantern convert` reads them; and a drafter's folder, as training continues it. Loading must raise one
+ValueError or OSError whose text is one line that names the file or its folder. Files that no checksum covers, and JSON
+files, may load as well; then a picture must come out or the same kinds of error. Nothing may run that a file contains,
+and nothing may be written. Each mutation has 10 seconds; the process stays within 1 GiB beyond what it used after
+loading the undamaged model.
 """
 
 import argparse
@@ -16,21 +19,34 @@ import random
 import resource
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
+from lantern import LanternPipeline
 from lantern.core.config import one_line
+from lantern.core.io import CONFIG_NAME, WEIGHTS_NAME, write_json
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.generation.generator import generate
+from lantern.generation.requests import requests
 from lantern.models.folder import load_model
 from lantern.models.llamagen.checkpoint import read_checkpoint
+from lantern.models.llamagen.transformer import Transformer
+from lantern.training.kinds import load_kind
+from lantern.verifiers.relaxations.neighbours import proximity_table, save_table
 from tests.tiny_folder import save_tiny_model
 
-SECONDS, GROWTH_KIB = 10, 1 << 20
+SECONDS, GROWTH_KIB, HUGE = 10, 1 << 20, 1 << 36
 JUNK: tuple[Any, ...] = (None, [], {}, "x", -1, 0, 10**9, 10**30, 1.5, True, [[1]], {"a": 1}, "\u0000", 1e308)
+FOREIGN: tuple[Any, ...] = (["os", "system"], ["subprocess", "Popen"], ["tests.faults.hostile", "Model"], "os.system")
+Mutation = Callable[[Path, random.Random, Path], None]
 
 
 class TooSlowError(Exception):
@@ -70,26 +86,35 @@ def replace_with_pickle(path: Path, lot: random.Random, marker: Path) -> None:
 
 
 def replace_with_junk(path: Path, lot: random.Random, marker: Path) -> None:
-    """Put random bytes, or JSON of another kind, in the place of the file."""
-    path.write_bytes(lot.choice([lot.randbytes(lot.randrange(200)), *(json.dumps(junk).encode() for junk in JUNK)]))
+    """Put random bytes, JSON of another kind or deep JSON in the place of the file."""
+    junk = [json.dumps(value).encode() for value in JUNK]
+    path.write_bytes(lot.choice([lot.randbytes(lot.randrange(200)), b"[" * 100_000, *junk]))
+
+
+def enlarge(path: Path, lot: random.Random, marker: Path) -> None:
+    """Extend the file by zeros to 64 GiB, which occupy no disk."""
+    os.truncate(path, HUGE)
 
 
 def remove(path: Path, lot: random.Random, marker: Path) -> None:
-    """Remove the file, or put a folder, a dangling link or a device in its place."""
-    path.unlink()
-    kind = lot.randrange(4)
-    if kind == 1:
-        path.mkdir()
-    elif kind == 2:
-        path.symlink_to(path.with_name("missing"))
-    elif kind == 3:
-        path.symlink_to("/dev/zero")
+    """Remove a file or folder, or put a folder, a link to nothing, to itself or to a device, or a pipe in its place."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    put: list[Callable[[], object]] = [
+        lambda: None,
+        path.mkdir,
+        path.touch,
+        lambda: path.symlink_to(path.with_name("missing")),
+        lambda: path.symlink_to(path.name),
+        lambda: path.symlink_to("/dev/zero"),
+        lambda: os.mkfifo(path),
+    ]
+    lot.choice(put)()
 
 
 def change_json(path: Path, lot: random.Random, marker: Path) -> None:
-    """Change, add or remove a value of a JSON file; of others, flip bits."""
+    """Change, add or remove a value of a JSON file; of weights, change the header."""
     if path.suffix != ".json":
-        return flip_bits(path, lot, marker)
+        return change_header(path, lot, marker)
     values = json.loads(path.read_text(encoding="utf-8"))
     place = values
     while (
@@ -102,48 +127,137 @@ def change_json(path: Path, lot: random.Random, marker: Path) -> None:
     if kind == 0 and names:
         del place[lot.choice(names)]
     elif kind == 1:
-        place[lot.choice(["vocab_sise", "", "auto_map", "model_type", "kind"])] = lot.choice((*JUNK, "bert"))
+        place[lot.choice(["vocab_sise", "", "auto_map", "model_type", "kind", "vqvae"])] = lot.choice(
+            (*JUNK, *FOREIGN, "bert", {"AutoConfig": "hostile.Config", "AutoTokenizer": ["hostile.T", None]})
+        )
     elif names:
-        place[lot.choice(names)] = lot.choice(JUNK)
+        place[lot.choice(names)] = lot.choice((*JUNK, *FOREIGN))
     path.write_text(json.dumps(values), encoding="utf-8")
     return None
 
 
-MUTATIONS: tuple[Callable[[Path, random.Random, Path], None], ...] = (
-    *(truncate, flip_bits, replace_with_pickle, replace_with_junk, remove),
-    *(change_json,) * 3,
+def change_header(path: Path, lot: random.Random, marker: Path) -> None:
+    """Change name, dtype, shape or place of a tensor in a safetensors file, or the header's length; else flip bits."""
+    content = path.read_bytes()
+    if path.suffix != ".safetensors":
+        return flip_bits(path, lot, marker)
+    length = struct.unpack("<Q", content[:8])[0]
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    name = lot.choice(sorted(set(header) - {"__metadata__"}))
+    kind = lot.randrange(5)
+    if kind == 0:
+        header[lot.choice(["x", ""])] = header.pop(name)
+    elif kind == 1:
+        header[name]["dtype"] = lot.choice(["F64", "BF16", "I8", "U8", "C64", "BOOL", "F8_E4M3", "x"])
+    elif kind == 2:
+        header[name]["shape"] = lot.choice([[], [-1], [0], [1 << 40], [1 << 62, 4], header[name]["shape"][::-1], "x"])
+    elif kind == 3:
+        header[name]["data_offsets"] = lot.choice([[0, 0], [0, 1 << 62], [-8, 8], [8, 0], [0, len(data)]])
+    text = json.dumps(header).encode()
+    size = lot.choice([0, 1 << 63, len(text) * 2, len(text) - 1]) if kind == 4 else len(text)
+    path.write_bytes(struct.pack("<Q", size) + text + data)
+    return None
+
+
+MUTATIONS: tuple[Mutation, ...] = (
+    *(truncate, flip_bits, replace_with_pickle, replace_with_junk, enlarge, remove, remove),
+    *(change_json,) * 4,
 )
 
 
-def run(path: Path, target: Path, load: Callable[[], object], marker: Path) -> str | None:
-    """Load what a mutation left; return what is wrong with the outcome, None if nothing is."""
-    before = sorted(target.rglob("*"))
+@dataclass(frozen=True)
+class Place:
+    """A folder of files to damage, how it is loaded, and whether each of its weight files has a checksum."""
+
+    name: str
+    folder: Path
+    load: Callable[[Path], object]
+    weight: int
+    has_checksums: bool = False
+
+    def targets(self) -> list[Path]:
+        """Return the files and folders to damage, relative to the folder.
+
+        pipeline.py is for diffusers' trust_remote_code alone: lantern neither reads nor runs it.
+        """
+        return sorted(p.relative_to(self.folder) for p in self.folder.rglob("*") if p.suffix != ".py")
+
+
+def load_all(folder: Path) -> None:
+    """Load a model folder with all of its components and add-ons, and make a picture."""
+    model = load_model(folder, device="cpu")
+    for name in model.add_ons:
+        assert model.add_ons[name] is not None
+    made = list(generate(model, requests(prompts=["a red apple"]), method="eagle1" if model.drafter else "plain"))
+    assert len(made) == 1
+
+
+def load_pipeline(folder: Path) -> None:
+    """Load a model folder as a diffusers pipeline and make a picture."""
+    pipe = LanternPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    pipe("a red apple", method="plain", generator=0)
+
+
+def places(root: Path) -> list[Place]:
+    """Write all places below a folder."""
+    whole = save_tiny_model(root / "whole")
+    model = load_model(whole)
+    assert model.vq is not None and model.drafter is not None
+    save_table(proximity_table(model.vq.quantize.codes(), 12), whole / "vqvae" / "neighbours.safetensors")
+    bare = Path(shutil.copytree(whole, root / "bare"))
+    for path in bare.rglob("SHA256SUMS"):
+        path.unlink()
+    target: Transformer = model.target
+    (root / "checkpoint").mkdir()
+    torch.save({"model": target.state_dict()}, root / "checkpoint" / "x.pt")
+    released = root / "released"
+    released.mkdir()
+    rows = Eagle(EagleConfig.for_target(target.config, form="rows"))
+    torch.save(rows.state_dict(), released / "pytorch_model.bin")
+    write_json(released / CONFIG_NAME, {"hidden_size": rows.config.dim, "num_attention_heads": rows.config.n_head})
+    pickled = Path(shutil.copytree(bare, root / "pickled"))
+    weights = pickled / "text_encoder" / WEIGHTS_NAME
+    torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
+    weights.unlink()
+    drafter = Path(shutil.copytree(whole / "drafter", root / "drafter"))
+    size, heads = target.config.block_size, {"n_head": target.config.n_head}
+    return [
+        Place("model", whole, load_all, 50, has_checksums=True),
+        Place("model without checksums", bare, load_all, 20),
+        Place("model with pickled text encoder", pickled, load_all, 4),
+        Place("pipeline", whole, load_pipeline, 8, has_checksums=True),
+        Place("checkpoint", root / "checkpoint", lambda f: read_checkpoint(f / "x.pt", block_size=size, config=heads), 8),
+        Place("released drafter", released, lambda f: read_checkpoint(f, kind="drafter", block_size=size), 5),
+        Place("drafter", drafter, lambda f: load_kind("eagle1", f, target), 5, has_checksums=True),
+    ]
+
+
+def run(place: Place, folder: Path, path: Path, marker: Path) -> str | None:
+    """Load what a mutation of `path` left in a folder; return what is wrong with the outcome, None if nothing is."""
+    before = sorted(folder.rglob("*"))
+    may_load = path.suffix != ".safetensors" or not place.has_checksums
     signal.alarm(SECONDS)
     try:
-        load()
-        outcome = None if path.suffix == ".json" else "a damaged file loaded"
+        place.load(folder)
+        outcome = None if may_load else "a damaged file loaded"
     except TooSlowError:
         outcome = f"took more than {SECONDS} s"
+    except FloatingPointError as error:  # of a picture: names the request
+        outcome = None if may_load and "\n" not in str(error) else f"bad message: {one_line(error)}"
     except (ValueError, OSError) as error:
         text = str(error)
-        named = any(str(part) in text for part in (path, *path.parents[: len(path.relative_to(target).parts)]))
-        outcome = None if named and "\n" not in text and len(text) < 600 else f"bad message: {text[:200]!r}"
-        if "weights_only=False" in text:
-            outcome = "the message advises to unpickle"
+        named = any(str(part) in text for part in (path, *path.parents[: len(path.relative_to(folder).parts)]))
+        outcome = None if named and "\n" not in text and len(text) < 600 else f"bad message: {text[:300]!r}"
+        if "weights_only" in text or "trust_remote_code" in text:
+            outcome = f"the message advises to run code: {text[:300]!r}"
     except BaseException as error:
         outcome = f"{type(error).__name__}: {one_line(error)}"
     finally:
         signal.alarm(0)
     if marker.exists():
-        return "a pickle was executed"
-    return outcome or ("files were written" if sorted(target.rglob("*")) != before else None)
-
-
-def load_all(folder: Path) -> None:
-    """Load a model folder with all of its components and add-ons."""
-    model = load_model(folder, device="cpu")
-    for name in model.add_ons:
-        assert model.add_ons[name] is not None
+        return "a file's content was executed"
+    return outcome or ("files were written" if sorted(folder.rglob("*")) != before else None)
 
 
 def violations(count: int, seed: int) -> Iterator[str]:
@@ -155,35 +269,23 @@ def violations(count: int, seed: int) -> Iterator[str]:
 
     signal.signal(signal.SIGALRM, expired)
     with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-        whole, marker = save_tiny_model(root / "whole"), root / "marker"
-        state = load_model(whole, parts=()).target.state_dict()
-        torch.save({"model": state}, root / "x.pt")
-        (root / "ckpt").mkdir()
-        load_all(whole)
+        root, marker = Path(name), Path(name) / "marker"
+        (root / "places").mkdir()
+        known = places(root / "places")
+        for place in known:
+            place.load(place.folder)
         base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        # pipeline.py is for diffusers' trust_remote_code alone: lantern neither reads nor runs it
-        files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file() and path.suffix != ".py")
         for number in range(count):
-            mutate = lot.choice(MUTATIONS)
-            if lot.random() < 0.1:
-                shutil.copyfile(root / "x.pt", path := root / "ckpt" / "x.pt")
-                mutate(path, lot, marker)
-                found = run(path, root / "ckpt", lambda p=path: read_checkpoint(p, block_size=16), marker)
-                found = None if found == "a damaged file loaded" else found  # a checkpoint holds no checksum
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-            else:
-                folder = root / "damaged"
-                shutil.copytree(whole, folder)
-                path = folder / lot.choice(files)
-                mutate(path, lot, marker)
-                found = run(path, folder, lambda f=folder: load_all(f), marker)
-                if found == "a damaged file loaded" and path.name == "SHA256SUMS":
-                    found = None  # without a list, files load unverified
-                shutil.rmtree(folder)
+            [place] = lot.choices(known, [place.weight for place in known])
+            folder = Path(shutil.copytree(place.folder, root / "damaged"))
+            path = folder / lot.choice(place.targets())
+            mutate = remove if path.is_dir() else lot.choice(MUTATIONS)
+            mutate(path, lot, marker)
+            found = run(place, folder, path, marker)
+            shutil.rmtree(folder)
             marker.unlink(missing_ok=True)
             if found is not None:
-                yield f"{number} {mutate.__name__} {path.relative_to(root)}: {found}"
+                yield f"{number} {place.name}: {mutate.__name__} {path.relative_to(folder)}: {found}"
         growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base
         if growth > GROWTH_KIB:
             yield f"memory grew by {growth >> 10} MiB"
