@@ -19,6 +19,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from lantern.core.config import one_line
+from lantern.core.io import read_pickled
 from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import Found, find_weights, sha256_of
 
@@ -124,12 +125,7 @@ def _from_tensors(path: Path, device: torch.device) -> tuple[Callable[[Tensor], 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a .pth file; ValueError for a file with anything else."""
-    from pickle import UnpicklingError
-
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, KeyError) as error:
-        raise ValueError(f"{path} is not a file of tensors: {one_line(error)}") from error
+    state = read_pickled(path)
     state = state.get("state_dict", state) if isinstance(state, dict) else state
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{path} is not a file of named tensors")

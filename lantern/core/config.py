@@ -28,16 +28,18 @@ def load_config(kind: type[Config], path: str | Path) -> Config:
     return build_config(kind, read_json_object(path), source=path)
 
 
-def read_json_object(path: str | Path) -> dict[str, Any]:
-    """Read a JSON object of at most MAX_CONFIG_BYTES; ValueError names the file and the fault."""
+def read_json_object(path: str | Path, *, most: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """Read a JSON object of at most `most` bytes from a regular file; ValueError names the file and the fault."""
     path = Path(path)
     try:
+        if path.is_fifo():
+            raise ValueError(f"cannot read {path}: it is a pipe, wanted a regular file")
         with path.open("rb") as file:
-            raw = file.read(MAX_CONFIG_BYTES + 1)
+            raw = file.read(most + 1)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
-    if len(raw) > MAX_CONFIG_BYTES:
-        raise ValueError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes, too large for a config")
+    if len(raw) > most:
+        raise ValueError(f"{path} is larger than {most} bytes, too large for a config")
     try:
         value = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -8,12 +8,14 @@ written to a temporary path in the same folder and renamed atomically.
 well. Files that are not listed, and folders without the list, load unverified.
 """
 
+import argparse
 import dataclasses
 import hashlib
 import json
 import os
 import re
 import uuid
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -165,6 +167,27 @@ def load_tensors(path: str | Path) -> dict[str, Tensor]:
     return state
 
 
+def read_pickled(path: str | Path) -> Any:
+    """Read what torch.save wrote of tensors and plain values, on the CPU; nothing that the file contains is executed.
+
+    ValueError names the file and what is wrong with it.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path} is missing, or is not a regular file")
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            # only zip archives can be mapped; files of torch before 1.6 are read whole
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # a damaged or hostile pickle can raise anything
+        raise ValueError(f"{path} is no whole checkpoint of plain tensors: {_pickle_fault(error)}") from error
+
+
+def is_there(path: str | Path) -> bool:
+    """Return whether a folder has an entry of this name, be it damaged: a dangling link counts."""
+    return os.path.lexists(path)
+
+
 def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, source: str | Path) -> None:
     """Raise ValueError for a `state` whose names or shapes differ from those of `expected` (may be meta tensors)."""
     missing = [name for name in expected if name not in state]
@@ -312,6 +335,14 @@ def _dequantized(name: str, stored: Mapping[str, Tensor], path: Path) -> Tensor:
     return rows.float() * scale.float().view(-1, *[1] * (rows.ndim - 1))
 
 
+def _pickle_fault(error: Exception) -> str:
+    """Return the fault that torch found, without its advice to load the file in other ways."""
+    text = one_line(error)
+    if found := re.search(r"GLOBAL (\S+)", str(error)):
+        return f"it holds {found[1]}, which is code"
+    return "its pickle is damaged" if "weights_only" in str(error) else text.split(". ")[0]
+
+
 def _and_more(names: Collection[str]) -> str:
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
@@ -386,13 +417,15 @@ def sha256_of(path: str | Path) -> str:
 def read_checksums(folder: str | Path) -> dict[str, str]:
     """Return {file name: SHA-256} as listed in a folder, empty without a list; ValueError for a damaged one."""
     path = Path(folder) / SUMS_NAME
-    if not path.is_file():
+    if not is_there(path):
         return {}
+    if not path.is_file():
+        raise ValueError(f"{path} is not a regular file: copy the folder again")
     try:
         with path.open("rb") as file:
             lines = file.read(MAX_SUMS_BYTES).decode("ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as a list of checksums: {error}") from error
+        raise ValueError(f"{path} cannot be read as a list of checksums: {one_line(error)}") from error
     sums = {}
     for line in filter(None, lines):
         digest, _, name = line.partition("  ")

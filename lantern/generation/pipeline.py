@@ -24,6 +24,7 @@ from lantern.core.config import read_json_object
 from lantern.core.io import (
     EMBEDDED_MODEL,
     HUB_PATTERNS,
+    is_there,
     load_component,
     resolve_model,
     save_checksums,
@@ -48,17 +49,19 @@ from lantern.generation.requests import (
 )
 from lantern.methods.registry import find
 from lantern.models.folder import (
+    CLASSES,
     COMPONENTS,
     INDEX_NAME,
+    LIBRARY,
     NEIGHBOURS_NAME,
     AddOns,
     Model,
     check_generation,
     check_sizes,
     check_weights,
-    current_index,
     describe,
     load_neighbours,
+    load_text_encoder,
     read_index,
     shown_name,
     write_door,
@@ -200,6 +203,9 @@ class LanternPipeline(DiffusionPipeline):
         requested = options.pop("torch_dtype", None) or options.pop("dtype", None) or torch.float32
         dtypes = requested if isinstance(requested, Mapping) else {"default": requested}
         options.setdefault("low_cpu_mem_usage", False)
+        if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(options):
+            text = load_text_encoder(folder, torch.device("cpu"), torch.float32)
+            options = {"text_encoder": text.model, "tokenizer": text.tokenizer} | options
         pipe = super().from_pretrained(str(folder), **options)
         if pipe.drafter is not None:
             names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown_name(name, folder)}
@@ -216,14 +222,15 @@ class LanternPipeline(DiffusionPipeline):
 
     @classmethod
     def load_config(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Any:
-        """Read model_index.json; for a folder of components without one, describe the components that are in it."""
+        """Return what diffusers builds the pipeline from: our classes for the components that are in the folder.
+
+        Of `model_index.json` only the defaults of a call are read, so that no class that it names is imported. Text
+        encoder and tokenizer are left out: `from_pretrained` reads them.
+        """
         folder = Path(pretrained_model_name_or_path)
-        if folder.is_dir() and not (folder / INDEX_NAME).is_file():
-            return current_index(read_index(folder))
-        loaded = super().load_config(str(folder), **options)
-        index, *rest = loaded if isinstance(loaded, tuple) else (loaded,)
-        index = current_index(index)
-        return (index, *rest) if rest else index
+        read = check_generation(read_index(folder).get("generation") or {}, source=folder / INDEX_NAME)
+        components = {name: [LIBRARY, CLASSES[name]] for name in CLASSES if is_there(folder / name)}
+        return {"_class_name": cls.__name__, "generation": read, **components}
 
     def save_pretrained(self, save_directory: str | Path, *others: Any, **options: Any) -> None:
         """Write all components, the index with the chosen method, checksums, and `pipeline.py` for diffusers."""

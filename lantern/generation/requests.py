@@ -121,7 +121,8 @@ def check_requests(model: "Model", requested: Sequence[Request]) -> None:
     if not model.takes_prompts:
         return
     if model.text is None:
-        raise ValueError(f"model {model.name} has no text_encoder/ folder, which prompts need")
+        place = "" if model.folder is None else f" ({model.folder / 'text_encoder'} is missing)"
+        raise ValueError(f"model {model.name} has no text encoder, which prompts need{place}")
     from lantern.models.llamagen.text import clean_caption
 
     for prompt in dict.fromkeys(request.prompt for request in requested if request.prompt is not None):

@@ -32,6 +32,7 @@ from lantern.core.io import (
     EMBEDDED_MODEL,
     SUMS_NAME,
     atomic_write,
+    is_there,
     load_component,
     read_checksums,
     resolve_model,
@@ -65,7 +66,6 @@ DOOR = '''"""Lets diffusers load this folder: DiffusionPipeline.from_pretrained(
 
 from lantern import LanternPipeline  # noqa: F401
 '''
-RENAMED = ("lantern.pipeline",)  # libraries that folders of earlier versions name
 CLASSES = {"transformer": "LanternTransformer", "vqvae": "LanternVQ", "drafter": "LanternDrafter"}
 COMPONENTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
 FOLDER = "parts"
@@ -207,13 +207,13 @@ def load_model(
     kind = pick_dtype(dtype, where)
     folder = resolve_model(name)
     index = read_index(folder)
-    if not (folder / "transformer" / CONFIG_NAME).is_file():
+    if not is_there(folder / "transformer"):
         raise ValueError(f"{folder} is not a model: it has no transformer/{CONFIG_NAME}")
     target = load_component(Transformer, TransformerConfig, folder / "transformer", verify=verify)
     if "drafter" in parts:
         check_drafter(folder / "drafter", target, model_name=shown_name(name, folder))
     place_module(target, where, kind)
-    has_vq, has_text = "vq" in parts and (folder / "vqvae").is_dir(), (folder / "text_encoder").is_dir()
+    has_vq, has_text = (is_there(folder / name) for name in ("vqvae", "text_encoder"))
     return Model(
         name=shown_name(name, folder),
         target=target.requires_grad_(False),
@@ -247,7 +247,7 @@ def load_text_encoder(folder: Path, device: torch.device, dtype: torch.dtype, *,
     had_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        return TextEncoder.from_pretrained(folder, dtype=dtype).to(device)
+        return TextEncoder.from_pretrained(folder / "text_encoder", dtype=dtype).to(device)
     finally:
         if had_bars:
             logging.enable_progress_bar()
@@ -255,7 +255,7 @@ def load_text_encoder(folder: Path, device: torch.device, dtype: torch.dtype, *,
 
 def load_drafter(folder: Path, device: torch.device, dtype: torch.dtype, *, verify: bool = True) -> Eagle | None:
     """Load the EAGLE-1 drafter, or return None where the model has none."""
-    if not folder.is_dir():
+    if not is_there(folder):
         return None
     drafter = load_component(Eagle, EagleConfig, folder, verify=verify)
     place_module(drafter, device, dtype)
@@ -265,7 +265,7 @@ def load_drafter(folder: Path, device: torch.device, dtype: torch.dtype, *, veri
 def load_neighbours(folder: Path, device: torch.device, *, verify: bool = True) -> Int[Tensor, "v k"] | None:
     """Load the proximity table of a VQ folder, or return None where none was saved."""
     path = folder / NEIGHBOURS_NAME
-    if not path.is_file():
+    if not is_there(path):
         return None
     from lantern.verifiers.relaxations.neighbours import load_table
 
@@ -277,7 +277,7 @@ def load_neighbours(folder: Path, device: torch.device, *, verify: bool = True) 
 
 def read_index(folder: Path) -> dict[str, Any]:
     """Read `model_index.json`; for a folder without one, describe its components."""
-    if (folder / INDEX_NAME).is_file():
+    if is_there(folder / INDEX_NAME):
         return read_json_object(folder / INDEX_NAME)
     return describe(folder)
 
@@ -325,15 +325,6 @@ def write_door(folder: str | Path) -> None:
     """Write `pipeline.py`, through which diffusers loads a folder as remote code."""
     with atomic_write(Path(folder) / DOOR_NAME) as temporary:
         temporary.write_text(DOOR, encoding="utf-8")
-
-
-def current_index(index: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an index as our own pipeline reads it: today's library, and no class to be loaded from the folder."""
-    renamed = {
-        name: [LIBRARY, *value[1:]] if isinstance(value, list) and value and value[0] in RENAMED else value
-        for name, value in index.items()
-    }
-    return renamed | {"_class_name": "LanternPipeline"}
 
 
 def check_generation(values: Any, *, source: str | Path) -> Mapping[str, Any]:
@@ -460,7 +451,7 @@ def check_weights(drafter: object, target: nn.Module, *, drafter_name: str, mode
 
 def check_drafter(folder: Path, target: Transformer, *, model_name: str) -> None:
     """Run both checks on a drafter's folder before its weights are read; a missing folder passes."""
-    if not folder.is_dir():
+    if not is_there(folder):
         return
     config = load_config(EagleConfig, folder / CONFIG_NAME)
     check_sizes(config, target.config, drafter_name=f"drafter {folder}", model_name=model_name)

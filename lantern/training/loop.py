@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lantern.core.config import one_line
-from lantern.core.io import atomic_write, write_json
+from lantern.core.io import atomic_write, is_there, read_pickled, write_json
 from lantern.core.signals import Stopped, Stopping
 from lantern.training.log import TrainingLog
 from lantern.training.schedule import LoopConfig, TimePlan
@@ -138,16 +138,13 @@ def load_checkpoint(
     path: Path, task: Task, optimizers: list[torch.optim.Optimizer], config: LoopConfig, average: WeightAverage | None
 ) -> tuple[int, dict[str, float] | None]:
     """Restore a run; return the next step, 0 if there is no checkpoint, and the plan of a timed run."""
-    if not path.exists():
+    if not is_there(path):
         return 0, None
     try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
-        missing = {"task", "optimizers", "step", "seed"} - set(state)
-    except Exception as error:  # a torn file gives errors of many kinds
-        raise ValueError(
-            f"{path} is not a whole checkpoint ({one_line(error)[:80]}): remove it or use another folder"
-        ) from error
-    if missing:
+        state = read_pickled(path)
+    except ValueError as error:
+        raise ValueError(f"{error}: remove it or use another folder") from error
+    if not isinstance(state, dict) or {"task", "optimizers", "step", "seed"} - set(state):
         raise ValueError(f"{path} is no checkpoint of a training: remove it or use another folder")
     if state["seed"] != config.seed:
         raise ValueError(
@@ -158,13 +155,18 @@ def load_checkpoint(
         was = "without" if means is None else "with"
         raise ValueError(f"{path} was trained {was} an average of weights: set ema in the config as before")
     rates = [[g["lr"] for g in o.param_groups] for o in optimizers]
-    task.load_state_dict(state["task"])
-    if average is not None:
-        average.load_state_dict(means)
-    for optimizer, saved, rate in zip(optimizers, state["optimizers"], rates, strict=True):
-        optimizer.load_state_dict(saved)
-        for group, lr in zip(optimizer.param_groups, rate, strict=True):
-            group["lr"] = lr
+    try:
+        task.load_state_dict(state["task"])
+        if average is not None:
+            average.load_state_dict(means)
+        for optimizer, saved, rate in zip(optimizers, state["optimizers"], rates, strict=True):
+            optimizer.load_state_dict(saved)
+            for group, lr in zip(optimizer.param_groups, rate, strict=True):
+                group["lr"] = lr
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is of another training ({one_line(error)[:160]}): remove it or use another folder"
+        ) from error
     return int(state["step"]), state.get("plan")
 
 

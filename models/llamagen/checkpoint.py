@@ -6,7 +6,6 @@ and size from its tensors. It raises an error if they leave something open or if
 
 import argparse
 import re
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lantern.core.config import build_config, one_line, read_json_object
-from lantern.core.io import check_finite, check_state, load_tensors
+from lantern.core.io import check_finite, check_state, load_tensors, read_pickled
 from lantern.models.llamagen import lantern_layout
 from lantern.models.llamagen.config import SIZES, TransformerConfig, check_grid, check_layer
 from lantern.models.llamagen.transformer import Transformer
@@ -114,16 +113,7 @@ def _load(path: Path) -> tuple[Any, dict[str, Any]]:
             if (path / name).is_file():
                 return _load(path / name)[0], known
         raise ValueError(f"{path} holds neither model.safetensors nor pytorch_model.bin")
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist")
-    if path.suffix == ".safetensors":
-        return load_tensors(path), {}
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            # only zip archives can be mapped; files of torch before 1.6 are read whole
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)), {}
-    except Exception as error:  # a damaged or hostile pickle can raise anything
-        raise ValueError(f"{path} is no whole checkpoint of plain tensors: {one_line(error)}") from error
+    return (load_tensors(path) if path.suffix == ".safetensors" else read_pickled(path)), {}
 
 
 def _unwrap(raw: Any, known: dict[str, Any], *, prefers_ema: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:

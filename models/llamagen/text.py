@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.config import one_line, read_json_object
+from lantern.core.io import check_finite, is_there, read_header
 
 _DOMAIN = r"[.](?:com|co|ru|net|org|edu|gov|it)"
 _HOST = rf"[a-zA-Z0-9.\-]+{_DOMAIN}[\w/-]*\b/?(?!@)"
@@ -47,6 +48,8 @@ WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
 )
 TOKENIZER_FILES = ("tokenizer.json", "spiece.model")
+TOKENIZER_CONFIGS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+MAX_TOKENIZER_BYTES = 1 << 27
 
 
 def _rules(*pairs: tuple[str, str]) -> _Rules:
@@ -214,16 +217,30 @@ def check_limits(path: Path) -> None:
         value = values.get(name, 1)
         if value is not None and not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
             raise ValueError(f"{path}: {name} is {str(value)[:40]}, wanted from 1 to {most}")
+    if "auto_map" in values:
+        raise ValueError(f"{path} names code to run (auto_map), wanted a plain T5 encoder")
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """Load a tokenizer of transformers from local files; ValueError names the folder of a damaged one."""
+def load_tokenizer(folder: Path, codes: int) -> Any:
+    """Load a tokenizer of transformers from local files; ValueError names the file of a damaged one.
+
+    Its tokens are below `codes`, the vocabulary of the encoder, and it has a padding token, which batches need.
+    """
     from transformers import AutoTokenizer
 
+    for name in TOKENIZER_CONFIGS:
+        if is_there(folder / name) and "auto_map" in read_json_object(folder / name, most=MAX_TOKENIZER_BYTES):
+            raise ValueError(f"{folder / name} names code to run (auto_map), wanted a tokenizer of transformers")
+    file = next(path for name in TOKENIZER_FILES if is_there(path := folder / name))
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer("a", padding="max_length", max_length=2, truncation=True)
+        highest = max(tokenizer.get_vocab().values(), default=-1)
     except Exception as error:  # as above
-        raise ValueError(f"{folder} holds no tokenizer that loads: {one_line(error)}") from error
+        raise ValueError(f"{file} holds no tokenizer that loads: {one_line(error)}") from error
+    if highest >= codes:
+        raise ValueError(f"{file} has tokens up to {highest}, the text encoder {codes}: they do not fit")
+    return tokenizer
 
 
 class TextEncoder:
@@ -245,15 +262,25 @@ class TextEncoder:
         from transformers import AutoModelForTextEncoding, logging
 
         weights, words = resolve_folders(Path(folder), None if tokenizer_dir is None else Path(tokenizer_dir))
+        check_limits(weights / "config.json")
+        file = next(path for name in WEIGHT_FILES if is_there(path := weights / name))
         was = logging.get_verbosity()
         logging.set_verbosity_error()  # a whole T5's decoder weights are unused on purpose
-        check_limits(weights / "config.json")
         try:
-            model = AutoModelForTextEncoding.from_pretrained(weights, local_files_only=True, dtype=dtype)
+            if file.suffix == ".safetensors":
+                read_header(file)
+            model, found = AutoModelForTextEncoding.from_pretrained(
+                weights, local_files_only=True, trust_remote_code=False, dtype=dtype, output_loading_info=True
+            )
+            if found["missing_keys"]:
+                raise ValueError(f"{file}: tensor {min(found['missing_keys'])!r} is missing")
+            check_finite(model.state_dict(), source=file)
         except Exception as error:  # transformers and the readers below it raise of every kind for damaged files
-            raise ValueError(f"{weights} holds no text encoder that loads: {one_line(error)}") from error
+            text = one_line(error) if "weights_only" not in str(error) else "it is no file of plain tensors"
+            known = str(error).startswith(str(file))
+            raise ValueError(text if known else f"{file} holds no text encoder that loads: {text}") from error
         else:
-            tokenizer = load_tokenizer(words)
+            tokenizer = load_tokenizer(words, model.config.vocab_size)
         finally:
             logging.set_verbosity(was)
         return cls(model, tokenizer)

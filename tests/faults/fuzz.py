@@ -195,6 +195,8 @@ def load_all(folder: Path) -> None:
 def load_pipeline(folder: Path) -> None:
     """Load a model folder as a diffusers pipeline and make a picture."""
     pipe = LanternPipeline.from_pretrained(folder)
+    for name in pipe.model.add_ons:
+        assert pipe.model.add_ons[name] is not None
     pipe.set_progress_bar_config(disable=True)
     pipe("a red apple", method="plain", generator=0)
 
@@ -227,7 +229,9 @@ def places(root: Path) -> list[Place]:
         Place("model without checksums", bare, load_all, 20),
         Place("model with pickled text encoder", pickled, load_all, 4),
         Place("pipeline", whole, load_pipeline, 8, has_checksums=True),
-        Place("checkpoint", root / "checkpoint", lambda f: read_checkpoint(f / "x.pt", block_size=size, config=heads), 8),
+        Place(
+            "checkpoint", root / "checkpoint", lambda f: read_checkpoint(f / "x.pt", block_size=size, config=heads), 8
+        ),
         Place("released drafter", released, lambda f: read_checkpoint(f, kind="drafter", block_size=size), 5),
         Place("drafter", drafter, lambda f: load_kind("eagle1", f, target), 5, has_checksums=True),
     ]

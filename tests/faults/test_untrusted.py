@@ -1,7 +1,11 @@
 """Model folders and checkpoints are untrusted: each damage is one line that names the file."""
 
 import json
+import os
+import pickle
+import shutil
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lantern import LanternPipeline
 from lantern.cli import convert
 from lantern.core.io import (
     CONFIG_NAME,
@@ -30,6 +35,7 @@ from lantern.models.llamagen.text import check_limits
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from tests.tiny import tiny_target
+from tests.tiny_folder import save_tiny_model
 from tests.tiny_parts import tiny_part
 
 
@@ -221,3 +227,109 @@ def test_an_add_on_without_its_config_is_refused_by_file(tmp_path: Path, kind: s
         path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=f"cannot read {path}"):
         found["c2t"]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
+
+
+@pytest.fixture
+def copy(model_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model_folder, tmp_path / "copy"))
+
+
+def test_no_class_that_an_index_names_is_imported(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = copy / "model_index.json"
+    (copy / "hostile.py").write_text("raise SystemExit('executed')")
+    monkeypatch.syspath_prepend(copy)
+    index = json.loads(path.read_text())
+    path.write_text(json.dumps(index | {name: ["hostile", "Model"] for name in ("vqvae", "text_encoder", "extra")}))
+    pipe = LanternPipeline.from_pretrained(copy)
+    assert pipe.vqvae is not None and pipe.text_encoder is not None and "hostile" not in sys.modules
+
+
+@pytest.mark.parametrize("file", ["tokenizer/tokenizer_config.json", "text_encoder/config.json"])
+def test_a_config_that_names_code_is_refused(copy: Path, file: str) -> None:
+    path = copy / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": ["hostile.T", None]}}))
+    for load in (load_model, LanternPipeline.from_pretrained):
+        with pytest.raises(ValueError, match=rf"{path} names code to run"):
+            load(copy)
+
+
+def test_a_text_encoder_without_all_of_its_tensors_is_refused(copy: Path) -> None:
+    path = copy / "text_encoder" / WEIGHTS_NAME
+    state = load_file(path)
+    del state["encoder.final_layer_norm.weight"]
+    save_file(state, path, metadata={"format": "pt"})
+    save_checksums(copy / "text_encoder")
+    with pytest.raises(ValueError, match=rf"{path}: tensor 'encoder.final_layer_norm.weight' is missing"):
+        load_model(copy)
+
+
+def test_a_flipped_bit_of_a_text_encoder_is_refused_by_the_pipeline(copy: Path) -> None:
+    path = copy / "text_encoder" / WEIGHTS_NAME
+    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    with pytest.raises(ValueError, match=rf"{path} is damaged"):
+        LanternPipeline.from_pretrained(copy)
+
+
+def test_tokens_beyond_the_text_encoder_are_refused(copy: Path) -> None:
+    path = copy / "tokenizer" / "tokenizer.json"
+    words = json.loads(path.read_text())
+    words["model"]["vocab"]["zebra"] = 1000
+    path.write_text(json.dumps(words))
+    with pytest.raises(ValueError, match=rf"{path} has tokens up to 1000, the text encoder 11"):
+        load_model(copy)
+
+
+@pytest.mark.parametrize("file", ["drafter/config.json", "vqvae/config.json", "model_index.json", "drafter/SHA256SUMS"])
+def test_a_pipe_is_not_waited_for(copy: Path, file: str) -> None:
+    (path := copy / file).unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=rf"{path}.* regular file"):
+        load_model(copy)
+
+
+@pytest.mark.parametrize("name", ["vqvae", "text_encoder", "drafter", "vqvae/neighbours.safetensors"])
+def test_a_dangling_link_is_not_a_missing_component(copy: Path, name: str) -> None:
+    path = copy / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.symlink_to(copy / "nowhere")
+    with pytest.raises(ValueError, match=str(path)):
+        load_model(copy)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", pickle.dumps(print)], ids=["empty", "junk", "code"])
+def test_no_message_advises_to_unpickle(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"x\.pt is no whole checkpoint of plain tensors") as caught:
+        read_checkpoint(tmp_path / "x.pt")
+    assert "weights_only" not in str(caught.value) and len(str(caught.value)) < 300 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("eagle1", {"block_size": 46340**2}),
+        ("eagle1", {"ffn_dim": 10**9}),
+        ("eagle1", {"rope_base": 0}),
+        ("eagle1", {"norm_eps": -1}),
+        ("eagle1", {"cls_token_num": -1}),
+        ("poss", {"depths": 10**9}),
+        ("medusa", {"vocab_size": 10**9}),
+        ("vertical", {"dim": 10**9}),
+        ("sam", {"pictures": 10**9}),
+        ("fr-spec", {"vocab_size": 10**9}),
+    ],
+    ids=str,
+)
+def test_sizes_of_add_ons_are_bounded(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+    entry, part = add_ons()[name], tiny_part(name, tiny_target())
+    save_component(part.state_dict(), part.config, tmp_path / "part")
+    path = tmp_path / "part" / CONFIG_NAME
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ValueError, match=rf"config\.json: .*{next(iter(changes))}"):
+        load_component(entry.module, entry.config, tmp_path / "part")

@@ -116,7 +116,7 @@ def test_fewer_steps_than_the_decay_shorten_it_with_a_line(capsys: pytest.Captur
 @pytest.mark.parametrize("content", [b"", b"torn", b"PK\x03\x04torn"])
 def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "checkpoint.pt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"checkpoint\.pt is not a whole checkpoint") as caught:
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is no whole checkpoint") as caught:
         train(Line(), CONFIG, out=tmp_path)
     assert "\n" not in str(caught.value)
 

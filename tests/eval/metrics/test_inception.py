@@ -78,7 +78,7 @@ def test_script_without_logits_names_the_file_with_logits(tmp_path: Path) -> Non
 def test_another_kind_of_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "n.pth"
     path.write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"n.pth is not a file of tensors"):
+    with pytest.raises(ValueError, match=r"n.pth is no whole checkpoint of plain tensors"):
         load_inception(path)
     torch.save({"fc.weight": torch.zeros(2, 2)}, path)
     with pytest.raises(ValueError, match="a network other than Inception"):
@@ -95,7 +95,7 @@ def test_file_with_code_is_not_executed(tmp_path: Path) -> None:
     path = tmp_path / "bomb.pth"
     with path.open("wb") as file:
         pickle.dump({"x": Bomb()}, file, protocol=2)
-    with pytest.raises(ValueError, match="not a file of tensors"):
+    with pytest.raises(ValueError, match="posix.mkdir, which is code"):
         load_inception(path)
     assert not (tmp_path / "ran").exists()
 
