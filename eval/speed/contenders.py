@@ -247,8 +247,7 @@ def condition_of(model: Model, prompts: Sequence[str], numbers: Sequence[int]) -
     if model.text is None:
         raise ValueError(f"model {model.name} has no text_encoder/ folder, which prompts need")
     texts = [prompts[number % len(prompts)] for number in numbers]
-    found = model.text.encode(texts, slots=model.target.config.cls_token_num)
-    return Condition(embeddings=found.embeddings, mask=found.mask)
+    return model.text.condition(texts, slots=model.target.config.cls_token_num)
 
 
 class DoneError(Exception):

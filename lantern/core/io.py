@@ -42,7 +42,7 @@ STORED = {
     **{"I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64, "U8": torch.uint8},
     "BOOL": torch.bool,
 }
-HUB_PATTERNS = (SUMS_NAME, "*.json", "*.safetensors", "*.txt", "*.model", "*.md")
+HUB_PATTERNS = (SUMS_NAME, "*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.md")
 
 
 @contextmanager

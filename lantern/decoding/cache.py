@@ -19,6 +19,11 @@ class StaticCache:
 
     Memory starts as zeros, since masked values must be finite. The last code's slot is never read (nothing follows
     the last code), so writes past the end of the picture go there. A target pads its passes to `least_rows`.
+
+    With `columns` a row of codes is followed by a newline, which the loop does not see: behind the `slots` of masks
+    lies one slot for the newline of each row of codes, and one for a newline behind each staged node. `commit` copies
+    the newline of an accepted node with it. The slot of the last row's newline is never read, so that writes which are
+    not needed go there. `first` is the position of code 0 in each row: the number of its prompt's tokens.
     """
 
     def __init__(
@@ -35,19 +40,26 @@ class StaticCache:
         dtype: torch.dtype,
         device: torch.device | str,
         least_rows: int = 0,
+        columns: int = 0,
     ) -> None:
         self.least_rows = least_rows
         self.images, self.rows = images, rows
         self.prefix, self.codes, self.stage = prefix, codes, stage
-        size = (2 * layers, images * rows, heads, prefix + codes + stage, head_dim)
+        self.columns, lines = columns, codes // columns if columns else 0
+        self._slots, self._first_staged_newline = prefix + codes + stage, prefix + codes + stage + lines
+        size = (2 * layers, images * rows, heads, self._slots + (lines + stage if columns else 0), head_dim)
         self.buffer = torch.zeros(size, dtype=dtype, device=device)
         self._layers = [self.buffer[2 * layer : 2 * layer + 2] for layer in range(layers)]
         self._rows = torch.arange(images * rows, device=device)[:, None]
+        self.first = torch.zeros(images * rows, 1, dtype=torch.long, device=device)
+        ends = torch.arange(1, lines + 1, device=device) * columns - 1 + prefix
+        # the slot that each newline follows
+        self._ahead = torch.cat([ends, torch.arange(stage if columns else 0, device=device) + prefix + codes])
 
     @property
     def slots(self) -> int:
-        """Number of slots of a row."""
-        return self.buffer.shape[3]
+        """Number of slots of a row, those of newlines excluded."""
+        return self._slots
 
     @property
     def first_stage_slot(self) -> int:
@@ -61,6 +73,36 @@ class StaticCache:
         both = self._layers[layer]
         both.index_copy_(3, slots[0], fresh.permute(2, 0, 3, 1, 4).to(both.dtype))
         return both[0], both[1]
+
+    def write_newlines(
+        self, layer: int, nodes: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"], is_real: Bool[Tensor, "b n"]
+    ) -> None:
+        """Store keys and values of the newlines behind `nodes`, given by their slots, where `is_real`."""
+        staged = self._first_staged_newline + nodes - self.first_stage_slot
+        places = torch.where(nodes < self.first_stage_slot, self._slots + (nodes - self.prefix) // self.columns, staged)
+        places = places.where(is_real, self._first_staged_newline - 1)
+        self._layers[layer][:, self._rows, :, places] = fresh.to(self.buffer.dtype)
+
+    def newline_mask(
+        self, mask: Float[Tensor, "rows n s"], slots: Int[Tensor, "rows n"], is_end: Bool[Tensor, "rows n"]
+    ) -> Float[Tensor, "rows n m"]:
+        """Return the mask of newlines: seen with the code that they follow, if it ends a row (`is_end` if staged).
+
+        A node that ends a row sees its own newline too, as the newline itself does; nodes must not.
+        """
+        ends = torch.zeros(mask.shape[0], self._slots, dtype=torch.bool, device=mask.device).scatter_(1, slots, is_end)
+        ends[:, : self.first_stage_slot] = True
+        return mask[..., self._ahead].masked_fill(~ends[:, None, self._ahead], -torch.inf)
+
+    def is_own_newline(self, slots: Int[Tensor, "rows n"]) -> Bool[Tensor, "rows n m"]:
+        """Return which newline follows each of these slots."""
+        return slots[..., None] == self._ahead
+
+    def write_prompt(self, entries: Float[Tensor, "b l 2 r h t d"], first: Int[Tensor, "b r"]) -> None:
+        """Fill the prefix with keys and values of a prompt, and set the position of code 0 in each row."""
+        flat = entries.permute(1, 2, 0, 3, 4, 5, 6).flatten(2, 3).flatten(0, 1)
+        self.buffer[:, :, :, : self.prefix] = flat.to(self.buffer.dtype)
+        self.first.copy_(first.reshape(-1, 1))
 
     def write_prefix(self, means: Float[Tensor, "b l r h d"]) -> None:
         """Fill every prefix slot with these values and keys of zeros: all that codes see of the prompt."""
@@ -76,6 +118,13 @@ class StaticCache:
         steps = torch.arange(nodes.shape[1], device=nodes.device)
         source = nodes + self.first_stage_slot
         places = (start[:, None] + steps).clamp(max=self.codes - 1) + self.prefix
+        if self.columns:
+            newlines = self._first_staged_newline + nodes
+            is_end = (places - self.prefix + 1) % self.columns == 0
+            behind = (self._slots + (places - self.prefix) // self.columns).where(
+                is_end, self._first_staged_newline - 1
+            )
+            source, places = torch.cat([source, newlines], 1), torch.cat([places, behind], 1)
         if self.images == 1:
             self.buffer.index_copy_(3, places[0], self.buffer.index_select(3, source[0]))
             return
@@ -84,12 +133,17 @@ class StaticCache:
         self.buffer[:, self._rows, :, places] = self.buffer[:, self._rows, :, source]
 
 
+def by_row(scores: Float[Tensor, "*b t"]) -> Float[Tensor, "b r 1 t"]:
+    """Return the scores of prefix slots, of images or of each row of them, in the shape of a mask."""
+    return scores[:, None, None] if scores.ndim == 2 else scores[:, :, None]
+
+
 class TreeMask:
     """Mask `(images x rows, nodes, slots)` of a pass over staged nodes, added to attention scores: 0 or -inf.
 
-    Each node sees the prompt, the committed codes and its own ancestors. For prompt "p" (`prefix`: the values added
-    there, or which slots are seen), two committed codes of four, and the tree a(b c(d)), with 0 shown as 1 and -inf as
-    a dot:
+    Each node sees the prompt, the committed codes and its own ancestors. `prefix` holds the values added at the slots
+    of the prompt, or which of them are seen, of each image or of each of its rows. For prompt "p", two
+    committed codes of four, and the tree a(b c(d)), with 0 shown as 1 and -inf as a dot:
 
               p | 0 1 2 3 | a b c d
         a     1 | 1 1 . . | 1 . . .
@@ -98,13 +152,13 @@ class TreeMask:
         d     1 | 1 1 . . | 1 . 1 1
     """
 
-    def __init__(self, cache: StaticCache, prefix: Bool[Tensor, "b t"] | Float[Tensor, "b t"], nodes: int) -> None:
+    def __init__(self, cache: StaticCache, prefix: Bool[Tensor, "*b t"] | Float[Tensor, "*b t"], nodes: int) -> None:
         self._cache, dtype, device = cache, cache.buffer.dtype, prefix.device
         size = (cache.images, cache.rows, nodes, cache.slots)
         self._buffer = torch.full(size, -torch.inf, dtype=dtype, device=device)
         self._shown, self._hidden = torch.tensor([0.0, -torch.inf], dtype=dtype, device=device).unbind()
         scores = self._scores(prefix) if prefix.dtype == torch.bool else prefix.to(dtype)
-        self._buffer[..., : cache.prefix] = scores[:, None, None]
+        self._buffer[..., : cache.prefix] = by_row(scores)
         self._codes = torch.arange(cache.codes, device=device)
         self._last: Tensor | None = None
 

@@ -8,7 +8,7 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Generation, Scores, Step, Target
-from lantern.decoding.cache import StaticCache
+from lantern.decoding.cache import StaticCache, by_row
 from lantern.decoding.loop import FiniteSoFar, Programs, Stepper, Stopwatch, report
 from lantern.decoding.prefill import FirstScores, PromptCache, Start, start
 
@@ -60,7 +60,7 @@ class PlainStepper(Stepper):
         self.place, self.sampled = self.codes.new_zeros(images, 1), self.codes.new_zeros(images, 1)
         self.finite = FiniteSoFar(images, device)
         mask = cache.buffer.new_full((images, cache.rows, 1, cache.slots), -torch.inf)
-        mask[..., : cache.prefix] = begun.prefix[:, None, None]
+        mask[..., : cache.prefix] = by_row(begun.prefix)
         self.mask = mask.flatten(0, 1)
         self._numbers = torch.arange(self.codes.shape[1], device=device).expand(images, -1)
         self._once = torch.ones_like(self.place[:, 0])

@@ -26,28 +26,59 @@ class PromptState:
     `means` are each layer's mean values over the words (see `Transformer.read_prompt`). `features` are those of the
     last slot, or of all slots for drafters that read them. `fused` are the inputs of the layers that a drafter taps, if
     any. `mask` is False for padding.
+
+    A token prompt has keys and values of its own, `entries`, in place of `means`; `seen` is False for its padding.
     """
 
-    means: Float[Tensor, "b l r h d"]
+    means: Float[Tensor, "b l r h d"] | None
     features: Float[Tensor, "b r t c"]
     mask: Bool[Tensor, "b t"]
     counts: Int[Tensor, " b"]
     fused: Float[Tensor, "b r t k"] | None = None
+    entries: Float[Tensor, "b l 2 r h t d"] | None = None
+    seen: Bool[Tensor, "b r t"] | None = None
 
     def at(self, image: int) -> "PromptState":
-        """Return the state of one image, as a batch of one."""
+        """Return the state of one image, as a batch of one, without padding that its rows share."""
         parts: list[Any] = [None if part is None else part[image : image + 1] for part in _fields(self)]
-        return PromptState(*parts)
+        state = PromptState(*parts)
+        return state if state.seen is None else state.with_slots(int(state.seen.sum(-1).max()))
+
+    def with_slots(self, count: int) -> "PromptState":
+        """Return the state of token prompts with this number of slots, cut or padded on the left."""
+        assert self.entries is not None and self.seen is not None
+        missing = count - self.seen.shape[-1]
+        pad = torch.nn.functional.pad
+        entries, seen = pad(self.entries, (0, 0, missing, 0)), pad(self.seen, (missing, 0))
+        return dataclasses.replace(self, entries=entries.clone() if missing < 0 else entries, seen=seen)
+
+    def fill(self, cache: StaticCache) -> Float[Tensor, "b p"] | Float[Tensor, "b r p"]:
+        """Write the prompt to a cache, and return what is added to the attention scores of its slots."""
+        if self.entries is None:
+            assert self.means is not None
+            cache.write_prefix(self.means)
+            return prefix_scores(self.counts, cache)
+        assert self.seen is not None
+        cache.write_prompt(self.entries, self.seen.sum(-1))
+        return torch.zeros_like(self.seen, dtype=cache.buffer.dtype).masked_fill(~self.seen, -torch.inf)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(part.nbytes for part in _fields(self) if part is not None)
 
 
 @dataclass(frozen=True)
 class Start:
-    """Results of the pass over the prompt: a filled cache, its mask, and the logits of the first code."""
+    """Results of the pass over the prompt: a filled cache, its mask, and the logits of the first code.
+
+    `prefix` is added to the attention scores of the prompt's slots, of each image or of each guidance row.
+    """
 
     cache: StaticCache
     noise: Noise
     mask: Bool[Tensor, "b t"]
-    prefix: Float[Tensor, "b p"]
+    prefix: Float[Tensor, "b p"] | Float[Tensor, "b r p"]
     features: Float[Tensor, "b r t c"]
     logits: Float[Tensor, "b r 1 v"]
     fused: Float[Tensor, "b r t k"] | None = None
@@ -63,13 +94,14 @@ class FirstScores:
 
 
 class PromptCache:
-    """Prompt states of earlier calls, the latest `limit` of them, so that another seed needs no pass over the prompt.
+    """Prompt states of earlier calls, so that another seed needs no pass over the prompt.
 
-    States are looked up by the bytes of the condition, and dropped when the target's weights change.
+    It holds the latest `limit` states, of at most `limit_bytes` together beside those of the last call. States are
+    looked up by the bytes of the condition, and dropped when the target's weights change.
     """
 
-    def __init__(self, limit: int = 256) -> None:
-        self.limit = limit
+    def __init__(self, limit: int = 256, limit_bytes: int = 1 << 30) -> None:
+        self.limit, self.limit_bytes = limit, limit_bytes
         self._weights: tuple[Any, ...] = ()
         self._states: OrderedDict[bytes, PromptState] = OrderedDict()
 
@@ -99,14 +131,18 @@ class PromptCache:
         size = 1 if alone else max(len(new), 1)
         for first in range(0, len(new), size):
             together = list(new)[first : first + size]
-            some = _select(condition, [new[name] for name in together])
+            some = condition.select([new[name] for name in together])
             states = read_prompts(target, some, rows=rows, needs_whole_prefix=needs_whole_prefix, taps=taps)
             self._states |= {name: states.at(i) for i, name in enumerate(together)}
         found = [self._states[name] for name in names]
         for name in names:
             self._states.move_to_end(name)
-        while len(self._states) > self.limit:
-            self._states.popitem(last=False)
+        size = sum(state.nbytes for state in self._states.values())
+        while len(self._states) > self.limit or (size > self.limit_bytes and len(self._states) > len(set(names))):
+            size -= self._states.popitem(last=False)[1].nbytes
+        if found[0].seen is not None:
+            longest = max(state.seen.shape[-1] for state in found if state.seen is not None)
+            found = [state.with_slots(longest) for state in found]
         fields: list[Any] = list(zip(*map(_fields, found), strict=True))
         joined: list[Any] = [None if parts[0] is None else torch.cat(parts) for parts in fields]
         return PromptState(*joined)
@@ -140,7 +176,7 @@ def start(
         target, condition, rows=sampling.rows, needs_whole_prefix=needs_whole_prefix, taps=taps, alone=alone
     )
     cache = make_cache(target, state, stage, reproducible, cache)
-    cache.write_prefix(state.means)
+    prefix = state.fill(cache)
     config = target.config
     noise = Noise(
         keys,
@@ -152,7 +188,7 @@ def start(
     )
     last = state.features[:, :, -1:]
     logits = torch.cat([target.head(of_one) for of_one in last.split(1 if alone else len(last))])
-    return Start(cache, noise, state.mask, prefix_scores(state.counts, cache), state.features, logits, state.fused)
+    return Start(cache, noise, state.mask, prefix, state.features, logits, state.fused)
 
 
 def read_prompts(
@@ -163,6 +199,10 @@ def read_prompts(
     Padding that all prompts share is cut off unless a drafter reads it. The rotary rows of the prompt are zero, so
     cutting changes nothing. ValueError for padding behind words and for more slots than the model has.
     """
+    if target.has_token_prompts:
+        if needs_whole_prefix or taps:
+            raise ValueError("this drafter reads the prompt's slots or layers of a LlamaGen target: use another method")
+        return _read_tokens(target, condition, rows)
     slots = target.config.cls_token_num
     condition = pad_prefix(condition, slots) if needs_whole_prefix else cut_common_padding(condition)
     mask = prefix_mask(condition)
@@ -181,6 +221,22 @@ def read_prompts(
         mask[:, kept],
         mask.sum(1),
         None if fused is None else fused[:, :, kept],
+    )
+
+
+def _read_tokens(target: Target, condition: Condition, rows: int) -> PromptState:
+    """Read the first `rows` guidance rows of token prompts."""
+    if condition.tokens is None or condition.mask is None:
+        raise ValueError("this model takes token prompts: make the condition with its text encoder")
+    tokens, seen = condition.tokens[:, :rows], condition.mask[:, :rows]
+    features, entries = target.read_tokens(tokens.flatten(0, 1), seen.flatten(0, 1))
+    return PromptState(
+        means=None,
+        features=features.unflatten(0, tokens.shape[:2]),
+        mask=seen[:, 0, -1:],
+        counts=seen[:, 0].sum(-1),
+        entries=entries.unflatten(2, tokens.shape[:2]).movedim(2, 0),
+        seen=seen,
     )
 
 
@@ -211,11 +267,17 @@ def make_cache(
     weights = target.tok_embeddings.weight
     dtype = torch.float32 if device.type == "cpu" else weights.dtype
     dtype = torch.float64 if reproducible else dtype
-    images, _, rows, heads, head_dim = state.means.shape
-    prefix = 1 if dtype in (torch.float32, torch.float64) else 2
+    if state.entries is None:
+        assert state.means is not None
+        images, _, rows, heads, head_dim = state.means.shape
+        prefix = 1 if dtype in (torch.float32, torch.float64) else 2
+    else:
+        images, _, _, rows, heads, prefix, head_dim = state.entries.shape
+        dtype = state.entries.dtype
     least = FP32_ROWS if reproducible and weights.dtype == torch.float32 else 0
     expected = {"images": images, "rows": rows, "prefix": prefix, "codes": config.block_size, "stage": stage}
     expected["least_rows"] = least
+    expected["columns"] = config.raster.columns if config.raster.newlines else 0
     if used is not None and {name: getattr(used, name) for name in expected} == expected and used.buffer.dtype == dtype:
         return used
     return StaticCache(layers=config.n_layer, heads=heads, head_dim=head_dim, dtype=dtype, device=device, **expected)
@@ -271,15 +333,12 @@ def _fields(state: PromptState) -> tuple[Any, ...]:
     return tuple(getattr(state, field.name) for field in dataclasses.fields(state))
 
 
-def _select(condition: Condition, images: list[int]) -> Condition:
-    if condition.embeddings is None or condition.mask is None:
-        assert condition.labels is not None
-        return Condition(labels=condition.labels[images])
-    return Condition(embeddings=condition.embeddings[images], mask=condition.mask[images])
-
-
 def _digest(condition: Condition, image: int, kind: str) -> bytes:
     given = [condition.labels] if condition.labels is not None else [condition.embeddings, condition.mask]
+    if condition.tokens is not None:  # padding depends on the other prompts
+        assert condition.mask is not None
+        longest = int(condition.mask[image].sum(-1).max())
+        given = [condition.tokens[..., -longest:], condition.mask[..., -longest:]]
     digest = hashlib.sha256(kind.encode())
     for tensor in given:
         assert tensor is not None

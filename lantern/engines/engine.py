@@ -31,6 +31,7 @@ ENGINES = {
 }
 # Most codes per pass of reproducible decoding: linears were measured to round alike up to this number.
 MAX_REPRODUCIBLE = 16
+OTHER_LAYERS = "quantized weights and reproducible passes are for LlamaGen's layers, this model has others: omit them"
 Module = TypeVar("Module", bound="nn.Module")
 
 
@@ -65,6 +66,11 @@ class Engine(ABC):
 
         With `can_wait` False a wait of more than two seconds (a build) is a reason.
         """
+        if target.engines is not None:
+            if self.name not in target.engines:
+                return f"the {self.name} engine runs LlamaGen's layers, not this model's: use --engine eager"
+            if self.weights != "full" or self.rounds_wide:
+                return OTHER_LAYERS
         if self.rounds_wide and target.tok_embeddings.weight.device.type == "cuda":
             return "reproducible decoding is supported on CPUs only: omit reproducible, or use fp32"
         return None
@@ -87,6 +93,8 @@ class Engine(ABC):
         """Return the target with the engine's kind of weights."""
         if self.weights == "full":
             return target
+        if target.engines is not None:
+            raise ValueError(OTHER_LAYERS)
         from lantern.engines.quantized import quantized
 
         return quantized(target, BITS[self.weights])

@@ -278,9 +278,8 @@ class Generator:
         assert self.model.text is not None
         prompts = [request.prompt for request in requested if request.prompt is not None]
         unique = list(dict.fromkeys(prompts))
-        found = self.model.text.encode(unique, slots=self.model.target.config.cls_token_num)
-        rows = [unique.index(prompt) for prompt in prompts]
-        return Condition(embeddings=found.embeddings[rows], mask=found.mask[rows])
+        found = self.model.text.condition(unique, slots=self.model.target.config.cls_token_num)
+        return found.select([unique.index(prompt) for prompt in prompts])
 
     def decode(
         self, condition: Condition, requested: Sequence[Request], callback: Callback | None = None
@@ -363,6 +362,7 @@ def finish_batch(
             codes=generation.codes[i],
             pixels=None if pixels is None else pixels[i],
             statistics=_statistics(generator.method, generation, i, shares),
+            columns=generator.model.target.config.raster.columns,
             batch=len(requested),
         )
         for i, request in enumerate(requested)

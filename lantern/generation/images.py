@@ -96,20 +96,20 @@ class Statistics:
 class Picture:
     """A finished picture: its request, codes in raster order, pixels if they were requested, and statistics.
 
-    `batch` is the number of pictures that were made at once.
+    `columns` is the number of codes in a row, `batch` that of pictures that were made at once.
     """
 
     request: Request
     codes: Int[Tensor, " n"]
     pixels: UInt8[Tensor, "h w 3"] | None
     statistics: Statistics
+    columns: int
     batch: int = 1
 
     @property
     def grid(self) -> list[list[int]]:
-        """The codes as rows of a square."""
-        side = round(len(self.codes) ** 0.5)
-        return self.codes.view(side, side).tolist()
+        """The codes as rows."""
+        return self.codes.view(-1, self.columns).tolist()
 
     @property
     def latency(self) -> float:

@@ -7,7 +7,7 @@ pipe("a red apple", generator=torch.Generator().manual_seed(7)).images[0].save("
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -60,6 +60,7 @@ from lantern.models.folder import (
     check_sizes,
     check_weights,
     describe,
+    load_model,
     load_neighbours,
     load_text_encoder,
     read_index,
@@ -70,6 +71,7 @@ from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
+from lantern.models.transformers.loading import is_transformers_folder
 from lantern.verifiers.relaxations.neighbours import save_table
 
 LOG = logging.getLogger("lantern")
@@ -188,10 +190,14 @@ class LanternPipeline(DiffusionPipeline):
         self.engine: Engine | str = "auto"
         self._prompts = PromptCache()
         self._loaded: tuple[Path, Any, AddOns] | None = None  # folder, target, add-ons
+        self._whole: Model | None = None  # a model of transformers
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "LanternPipeline":
-        """Load by name ("lantern-emoji"), folder or hub id; in fp32 unless `dtype` (or `torch_dtype`) is given."""
+        """Load by name ("lantern-emoji"), folder or hub id; in fp32 unless `dtype` (or `torch_dtype`) is given.
+
+        A folder of transformers takes `size`, (height, width) in pixels, if its model makes pictures of several.
+        """
         name = pretrained_model_name_or_path
         hub = {option: options.pop(option) for option in HUB_OPTIONS if option in options}
         if hub and str(name) != EMBEDDED_MODEL and not Path(name).is_dir():
@@ -202,6 +208,8 @@ class LanternPipeline(DiffusionPipeline):
             folder = resolve_model(name)
         requested = options.pop("torch_dtype", None) or options.pop("dtype", None) or torch.float32
         dtypes = requested if isinstance(requested, Mapping) else {"default": requested}
+        if is_transformers_folder(folder):
+            return cls._of_whole(name, dtype=dtypes.get("default", torch.float32), size=options.pop("size", None))
         options.setdefault("low_cpu_mem_usage", False)
         if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(options):
             text = load_text_encoder(folder, torch.device("cpu"), torch.float32)
@@ -221,6 +229,15 @@ class LanternPipeline(DiffusionPipeline):
         return pipe
 
     @classmethod
+    def _of_whole(cls, name: str | Path, **how: Any) -> "LanternPipeline":
+        """Return the pipeline of a model of transformers."""
+        model = load_model(name, device="cpu", **how)
+        pipe = cls(model.target, model.vq, model.text, generation=dict(model.generation))  # type: ignore[arg-type]
+        pipe._whole = model
+        pipe.register_to_config(_name_or_path=model.name)
+        return pipe
+
+    @classmethod
     def load_config(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> Any:
         """Return what diffusers builds the pipeline from: our classes for the components that are in the folder.
 
@@ -233,7 +250,12 @@ class LanternPipeline(DiffusionPipeline):
         return {"_class_name": cls.__name__, "generation": read, **components}
 
     def save_pretrained(self, save_directory: str | Path, *others: Any, **options: Any) -> None:
-        """Write all components, the index with the chosen method, checksums, and `pipeline.py` for diffusers."""
+        """Write all components, the index with the chosen method, checksums, and `pipeline.py` for diffusers.
+
+        ValueError for a model of transformers, which is saved by its own class.
+        """
+        if self._whole is not None:
+            raise ValueError(f"{self._whole.name} is a model of transformers: copy its folder, or save it by its class")
         defaults = dict(self.config["generation"])
         chosen = defaults | ({"method": self._method} if self._method != "auto" or "method" in defaults else {})
         self.register_to_config(generation=chosen)
@@ -265,6 +287,8 @@ class LanternPipeline(DiffusionPipeline):
     @property
     def model(self) -> Model:
         """The components as a `lantern.models.folder.Model`."""
+        if self._whole is not None:
+            return replace(self._whole, prompts=self._prompts, engine=make_engine(self.engine))
         encoder, tokenizer = self.text_encoder, self.tokenizer
         # a transformer that was replaced after loading has no folder
         folder, target, parts = self._loaded or (None, None, {})
@@ -356,22 +380,23 @@ class LanternPipeline(DiffusionPipeline):
 
     @property
     def size(self) -> int:
-        """Side of a picture in pixels, as the model was trained; 16 pixels a code where there is no VQ tokenizer."""
-        return self.transformer.config.grid * (16 if self.vqvae is None else self.vqvae.config.downsample)
+        """Height of a picture in pixels, as the model was trained; 16 pixels a code where there is no VQ tokenizer."""
+        return self.transformer.config.raster.rows * self._code_side
+
+    @property
+    def _code_side(self) -> int:
+        return 16 if self.vqvae is None else self.vqvae.config.downsample
 
     def _scale(self, scale: int | None, resample: str, height: int | None = None, width: int | None = None) -> int:
         """Return the scale of the images; ValueError for an invalid scale, filter, height or width."""
-        for name, side in (("height", height), ("width", width)):
+        raw_width = self.transformer.config.raster.columns * self._code_side
+        for name, side, raw in (("height", height, self.size), ("width", width, raw_width)):
             if side is None:
                 continue
-            if (
-                scale is None
-                and isinstance(side, int)
-                and side in range(self.size, self.size * MAX_SCALE + 1, self.size)
-            ):
-                scale = side // self.size
-            if scale is None or side != self.size * scale:
-                raise ValueError(f"{name} is {side}, wanted {self.size} (the size of the model's pictures) times scale")
+            if scale is None and isinstance(side, int) and side in range(raw, raw * MAX_SCALE + 1, raw):
+                scale = side // raw
+            if scale is None or side != raw * scale:
+                raise ValueError(f"{name} is {side}, wanted {raw} (the size of the model's pictures) times scale")
         scale = int(self.config["generation"].get("scale", 1)) if scale is None else scale
         check_scale(scale, resample)
         return scale
@@ -389,6 +414,8 @@ class LanternPipeline(DiffusionPipeline):
         text = self.model.text
         if text is None:
             raise ValueError("the pipeline has no text_encoder and tokenizer, without which it encodes no prompt")
+        if not isinstance(text, TextEncoder):
+            raise ValueError("this model reads prompts as tokens, not as embeddings: give the prompt to the call")
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         found = text.encode(prompts, slots=self.transformer.config.cls_token_num)
         return found.embeddings, found.mask
@@ -429,8 +456,8 @@ class LanternPipeline(DiffusionPipeline):
 def _output(
     pictures: list[Picture], output_type: str, return_dict: bool, scale: int, resample: str
 ) -> LanternOutput | tuple[Any, ...]:
-    side = round(len(pictures[0].codes) ** 0.5)
-    tokens: Int[Tensor, "b h w"] = torch.stack([picture.codes for picture in pictures]).unflatten(1, (side, side))
+    shape = (-1, pictures[0].columns)
+    tokens: Int[Tensor, "b h w"] = torch.stack([picture.codes for picture in pictures]).unflatten(1, shape)
     pixels = [picture.pixels for picture in pictures if picture.pixels is not None]
     images = tokens if output_type == "latent" else convert(enlarge(torch.stack(pixels), scale, resample), output_type)
     stats = [picture.as_dict() for picture in pictures]

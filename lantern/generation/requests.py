@@ -123,10 +123,8 @@ def check_requests(model: "Model", requested: Sequence[Request]) -> None:
     if model.text is None:
         place = "" if model.folder is None else f" ({model.folder / 'text_encoder'} is missing)"
         raise ValueError(f"model {model.name} has no text encoder, which prompts need{place}")
-    from lantern.models.llamagen.text import clean_caption
-
     for prompt in dict.fromkeys(request.prompt for request in requested if request.prompt is not None):
-        if not clean_caption(prompt).strip():
+        if model.text.is_blank(prompt):
             raise ValueError(f"the prompt {prompt[:40]!r} is empty after cleaning; give a few words in English")
 
 

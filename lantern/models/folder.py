@@ -10,6 +10,8 @@
 
 Drafters and add-ons are checked against the target: by their sizes, and by the digest of the weights that they were
 trained for. diffusers reads the same layout, but nothing here needs diffusers.
+
+A folder with a `config.json` of its own is a model of transformers (`lantern.models.transformers`).
 """
 
 import dataclasses
@@ -51,6 +53,10 @@ from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.transformers.components import Components, Pixels, Prompts
+from lantern.models.transformers.loading import is_transformers_folder
+from lantern.models.transformers.loading import load as load_transformers
+from lantern.models.transformers.target import TransformersTarget
 
 INDEX_NAME = "model_index.json"
 NEIGHBOURS_NAME = "neighbours.safetensors"
@@ -98,9 +104,9 @@ class Model:
     """
 
     name: str
-    target: Transformer
-    vq: VQVAE | None = None
-    text: TextEncoder | None = None
+    target: Transformer | TransformersTarget
+    vq: VQVAE | Pixels | None = None
+    text: TextEncoder | Prompts | None = None
     drafter: Eagle | None = None
     neighbours: Int[Tensor, "v k"] | None = None
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -153,7 +159,7 @@ class Model:
         vq = self.vq
         if vq is None and self.folder is not None and (self.folder / "vqvae").is_dir():
             vq = load_component(VQVAE, VQConfig, self.folder / "vqvae")
-        return None if vq is None else vq.quantize.codes().detach()
+        return None if vq is None else vq.codebook
 
     @cached_property
     def fingerprint(self) -> str:
@@ -176,9 +182,8 @@ class Model:
 def fingerprint_of(folder: Path) -> str:
     """Return the SHA-256 over the names and bytes of all component files of a model folder."""
     digest = hashlib.sha256()
-    for path in sorted(
-        path for name in COMPONENTS for path in (folder / name).glob("*") if path.is_file() and path.name != SUMS_NAME
-    ):
+    folders = [folder] if is_transformers_folder(folder) else [folder / name for name in COMPONENTS]
+    for path in sorted(path for one in folders for path in one.glob("*") if path.is_file() and path.name != SUMS_NAME):
         digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
             while block := file.read(1 << 20):
@@ -194,18 +199,25 @@ def load_model(
     parts: Collection[Part] = ALL_PARTS,
     engine: str | Engine = "auto",
     verify: bool = True,
+    size: tuple[int, int] | None = None,
 ) -> Model:
     """Load a model given by name, folder or hub id, ready for decoding.
 
     `parts` restricts the components to read beside the target; those that the model lacks are None. Device "auto" is a
     GPU if there is one; dtype "auto" is fp32 on a CPU, where exact methods guarantee equal codes, and bf16 on a GPU.
     `engine` is how passes are run: an engine or its name; "auto" is the fastest one that is ready. `verify` compares
-    weight files with their SHA-256 where the folder lists it, which reads every file once more.
+    weight files with their SHA-256 where the folder lists it, which reads every file once more. `size` is (height,
+    width) in pixels, for models of transformers that make pictures of several sizes.
     ValueError names what is missing or invalid.
     """
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     folder = resolve_model(name)
+    if is_transformers_folder(folder):
+        found = load_transformers(folder, where, kind, parts=parts, size=size, verify=verify)
+        return model_of(found, name=shown_name(name, folder), folder=folder, engine=make_engine(engine))
+    if size is not None:
+        raise ValueError(f"model {shown_name(name, folder)} makes pictures of one size: omit the size")
     index = read_index(folder)
     if not is_there(folder / "transformer"):
         raise ValueError(f"{folder} is not a model: it has no transformer/{CONFIG_NAME}")
@@ -229,6 +241,11 @@ def load_model(
         engine=make_engine(engine),
         add_ons=AddOns(folder, target, model_name=shown_name(name, folder), verify=verify),
     )
+
+
+def model_of(found: Components, **fields: Any) -> Model:
+    """Return the model that components of a transformers folder make; `fields` are other fields of `Model`."""
+    return Model(target=found.target, vq=found.vq, text=found.text, generation=dict(found.generation), **fields)
 
 
 def place_module(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:

@@ -5,6 +5,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from lantern.core.types import Raster
+
 # A config past these is a damaged file, not a model: refused before anything is allocated.
 LIMITS = {
     "dim": 1 << 16,
@@ -87,6 +89,11 @@ class TransformerConfig:
     def grid(self) -> int:
         """Side of the square code grid."""
         return math.isqrt(self.block_size)
+
+    @property
+    def raster(self) -> Raster:
+        """The square grid of codes, without newlines."""
+        return Raster(self.grid, self.grid)
 
     @property
     def head_dim(self) -> int:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import check_finite, is_there, read_header
+from lantern.core.types import Condition
 
 _DOMAIN = r"[.](?:com|co|ru|net|org|edu|gov|it)"
 _HOST = rf"[a-zA-Z0-9.\-]+{_DOMAIN}[\w/-]*\b/?(?!@)"
@@ -317,6 +318,15 @@ class TextEncoder:
             if any(piece != self.tokenizer.unk_token_id for piece in ids) and (spells or len(ids) == 1):
                 return True
         return False
+
+    def is_blank(self, prompt: str) -> bool:
+        """Return whether cleaning leaves nothing of a prompt."""
+        return not clean_caption(prompt).strip()
+
+    def condition(self, prompts: Sequence[str], *, slots: int = 120) -> Condition:
+        """Return the condition of prompts; see `encode`."""
+        found = self.encode(prompts, slots=slots)
+        return Condition(embeddings=found.embeddings, mask=found.mask)
 
     def _named(self, prompt: str) -> str:
         """The prompt with each emoji character that the tokenizer does not know replaced by its name."""

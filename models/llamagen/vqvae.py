@@ -260,6 +260,11 @@ class VQVAE(nn.Module):
         self.quant_conv = nn.Conv2d(config.z_channels, config.codebook_embed_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.codebook_embed_dim, config.z_channels, 1)
 
+    @property
+    def codebook(self) -> Float[Tensor, "v c"]:
+        """The codes' vectors as the decoder uses them."""
+        return self.quantize.codes().detach()
+
     def latents(self, pixels: Float[Tensor, "b 3 h w"]) -> Float[Tensor, "b c h2 w2"]:
         """Pixels in [-1, 1] to vectors before quantisation."""
         return self.quant_conv(self.encoder(pixels))

@@ -10,6 +10,7 @@ Imported by all of `lantern`. Imports nothing else of it.
 
 from lantern.core.types.condition import Condition
 from lantern.core.types.drafter import Drafter, DrafterDefaults, Prefill, WindowFill
+from lantern.core.types.raster import Raster
 from lantern.core.types.relaxation import (
     Acceptance,
     Claim,
@@ -39,6 +40,7 @@ __all__ = [
     "Leftovers",
     "NoiseSource",
     "Prefill",
+    "Raster",
     "Relaxation",
     "RelaxationDefaults",
     "Relaxed",

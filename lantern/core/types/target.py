@@ -41,6 +41,14 @@ class TargetDefaults:
 
     is_batch_invariant: bool = False
     make_uniforms: Callable[..., Tensor] | None = None
+    engines: frozenset[str] | None = None
+    has_token_prompts: bool = False
+
+    def read_tokens(
+        self, tokens: Int[Tensor, "rows t"], mask: Bool[Tensor, "rows t"]
+    ) -> tuple[Float[Tensor, "rows 1 c"], Float[Tensor, "l 2 rows h t d"]]:
+        """Raise TypeError: only targets with `has_token_prompts` have it."""
+        raise TypeError(f"{type(self).__name__} reads captions or classes, not tokens")
 
     def draft_head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
         """Apply the head."""
@@ -84,6 +92,20 @@ class Target(Protocol):
         """A faster `noise.random_uniforms` with the same numbers, or None. Optional."""
         ...
 
+    @property
+    def engines(self) -> frozenset[str] | None:
+        """Names of the engines that can run its passes; None if none is excluded. Optional."""
+        ...
+
+    @property
+    def has_token_prompts(self) -> bool:
+        """Whether prompts are token sequences with keys and values of their own (`read_tokens`). Optional.
+
+        The attention of such a target needs a cache of its own dtype, and positions count codes from 0: it adds the
+        length of each row's prompt, which the cache keeps, and the newlines before the code.
+        """
+        ...
+
     def __call__(
         self,
         inputs: Float[Tensor, "rows n c"],
@@ -120,6 +142,12 @@ class Target(Protocol):
 
         `entered` is filled with the inputs of the layers that are its keys.
         """
+        ...
+
+    def read_tokens(
+        self, tokens: Int[Tensor, "rows t"], mask: Bool[Tensor, "rows t"]
+    ) -> tuple[Float[Tensor, "rows 1 c"], Float[Tensor, "l 2 rows h t d"]]:
+        """Return the features of the last token of left-padded prompts, and all keys and values. Optional."""
         ...
 
     def parameters(self) -> Iterator[Tensor]:

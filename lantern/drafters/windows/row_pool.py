@@ -7,8 +7,6 @@ those places, go back to the pool. When the window reaches a place, it starts wi
 second candidate next to the window's own sample. Verification is in raster order, so the result is plain decoding's.
 """
 
-import math
-
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -58,7 +56,7 @@ class RowPoolDrafter(DrafterDefaults):
         if scouts < 1 or lag < 0 or doubled < 0:
             raise ValueError(f"scouts {scouts}, lag {lag}, doubled {doubled}: wanted at least 1, 0 and 0")
         self.sampling, self.count = sampling, target.config.block_size
-        self.grid = math.isqrt(self.count)
+        self.grid = target.config.raster.columns
         window = max(min(window, self.count), 2)
         self.tree = two_candidate_chain(window, min(doubled, window - 1) if target.config.vocab_size > 1 else 0)
         self.scouts, self.offset = scouts, max(self.grid - lag, 1)

@@ -26,6 +26,8 @@ class CpuEngine(Engine):
         from lantern.engines.cpu import build
         from lantern.engines.cpu.target import check
 
+        if (reason := super().available(target, can_wait=can_wait)) is not None:
+            return reason
         if self.weights == "int4":
             return "the cpu engine reads weights in full or in int8, int4 was given: use --engine eager"
         try:

@@ -1,0 +1,89 @@
+"""What a family makes of a model of transformers: target, prompts, pixels and the defaults of a call."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lantern.core.types import Condition
+from lantern.models.transformers.target import TransformersTarget
+
+
+@dataclass(frozen=True)
+class PixelConfig:
+    """Sizes of a VQ decoder, under the names of `VQConfig`."""
+
+    codebook_size: int
+    downsample: int
+
+
+class Pixels(nn.Module, ABC):
+    """A VQ decoder of transformers, for grids of one size; it stays in fp32."""
+
+    def __init__(self, config: PixelConfig, rows: int, columns: int) -> None:
+        super().__init__()
+        self.config, self.rows, self.columns = config, rows, columns
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the decoder."""
+        return self.codebook.device
+
+    @property
+    @abstractmethod
+    def codebook(self) -> Float[Tensor, "v d"]:
+        """The codes' vectors as the decoder uses them."""
+
+    @abstractmethod
+    def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
+        """Decode grids of legal codes to pixels, nominally in [-1, 1]."""
+
+    def decode(self, codes: Int[Tensor, "b n"]) -> Float[Tensor, "b 3 h w"]:
+        """Decode codes in raster order to pixels, nominally in [-1, 1]; ValueError for another number or codes."""
+        if codes.shape[1] != self.rows * self.columns:
+            raise ValueError(f"got {codes.shape[1]} codes a picture, wanted {self.rows} rows of {self.columns}")
+        if not codes.is_meta and not 0 <= int(codes.min()) <= int(codes.max()) < self.config.codebook_size:
+            lowest, highest = int(codes.min()), int(codes.max())
+            raise ValueError(f"codes are from {lowest} to {highest}, wanted 0 to {self.config.codebook_size - 1}")
+        return self.paint(codes.long().unflatten(1, (self.rows, self.columns)))
+
+
+class Prompts(ABC):
+    """Prompts as tokens of each guidance row, made by the model's processor."""
+
+    width = 0  # it has no embeddings
+
+    @abstractmethod
+    def rows(self, prompt: str) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the tokens of the conditional and of the unconditional row of a prompt."""
+
+    def condition(self, prompts: Sequence[str], *, slots: int = 0) -> Condition:
+        """Return the condition of prompts; `slots`, which bounds captions of LlamaGen, has no effect."""
+        rows = [torch.tensor(ids) for prompt in prompts for ids in self.rows(prompt)]
+        longest = max(len(ids) for ids in rows)
+        padded = torch.stack([torch.nn.functional.pad(ids, (longest - len(ids), 0)) for ids in rows])
+        counts = torch.tensor([len(ids) for ids in rows])
+        mask = torch.arange(longest) >= longest - counts[:, None]
+        return Condition(tokens=padded.unflatten(0, (-1, 2)), mask=mask.unflatten(0, (-1, 2)))
+
+    def knows(self, prompt: str) -> bool:
+        """Return True: the tokenizers of these models spell every text."""
+        return True
+
+    def is_blank(self, prompt: str) -> bool:
+        """Return whether a prompt says nothing."""
+        return not prompt.strip()
+
+
+@dataclass(frozen=True)
+class Components:
+    """A model's parts, as `lantern.models.folder.Model` holds them; `generation` are the defaults of a call."""
+
+    target: TransformersTarget
+    vq: Pixels
+    text: Prompts | None
+    generation: Mapping[str, Any]

@@ -1,0 +1,90 @@
+"""Janus and Janus-Pro (arXiv:2410.13848, arXiv:2501.17811): Llama with its own head and embedding of LlamaGen's codes.
+
+The unconditional row has the prompt's length: words are replaced by padding tokens, which are attended to.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lantern.core.types import Raster
+from lantern.models.transformers.components import Components, PixelConfig, Pixels, Prompts
+from lantern.models.transformers.target import TransformersTarget
+
+CLASS = "JanusForConditionalGeneration"
+GENERATION = {"guidance": 5.0, "temperature": 1.0, "method": "auto"}
+
+
+class JanusCodes(nn.Module):
+    """Codes to inputs of the decoder: their own embedding, and the aligner."""
+
+    def __init__(self, embedding: nn.Embedding, aligner: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.aligner = embedding, aligner
+
+    @property
+    def weight(self) -> Tensor:
+        """The codes' embedding, of whose dtype and on whose device the target is."""
+        return self.embedding.weight
+
+    def forward(self, codes: Int[Tensor, "*n"]) -> Float[Tensor, "*n c"]:
+        """Embed codes."""
+        return self.aligner(self.embedding(codes))
+
+
+class JanusPixels(Pixels):
+    """The VQ decoder, which is LlamaGen's: vectors of codes are normalised when they are used."""
+
+    def __init__(self, vq: Any, rows: int, columns: int) -> None:
+        super().__init__(
+            PixelConfig(vq.config.num_embeddings, 2 ** (len(vq.config.channel_multiplier) - 1)), rows, columns
+        )
+        self.vq = vq
+
+    @property
+    def codebook(self) -> Float[Tensor, "v d"]:
+        """The normalised vectors."""
+        return F.normalize(self.vq.quantize.embedding.weight.detach(), dim=-1)
+
+    def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
+        """Decode grids."""
+        return self.vq.decode(grids.flatten(1))
+
+
+class JanusPrompts(Prompts):
+    """The processor's chat template around a prompt, and the token that begins a picture."""
+
+    def __init__(self, processor: Any, generation: Any) -> None:
+        self.processor = processor
+        begin = processor.tokenizer.convert_tokens_to_ids(processor.image_start_token)
+        self.kept = (generation.bos_token_id, begin)
+        self.padding = generation.pad_token_id
+
+    def rows(self, prompt: str) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the tokens of a prompt, and the same with all words replaced by padding tokens."""
+        message = {"role": "user", "content": [{"type": "text", "text": prompt}]}
+        text = self.processor.apply_chat_template([message], add_generation_prompt=True)
+        ids = self.processor(text=text, generation_mode="image")["input_ids"][0].tolist()
+        return ids, [id_ if id_ in self.kept else self.padding for id_ in ids]
+
+
+def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
+    """Return the parts of a `JanusForConditionalGeneration`; ValueError for another `size` than its own."""
+    inner, side = model.model, model.config.vq_config.num_patches
+    vq = JanusPixels(inner.vqmodel.float(), side, side)
+    if size not in (None, (pixels := side * vq.config.downsample, pixels)):
+        raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes pictures of {pixels}x{pixels} only")
+    target = TransformersTarget(
+        inner.language_model,
+        inner.language_model.embed_tokens,
+        JanusCodes(inner.generation_embeddings, inner.generation_aligner),
+        inner.generation_head,
+        codes=vq.config.codebook_size,
+        family="janus",
+        raster=Raster(side, side),
+    )
+    text = None if processor is None else JanusPrompts(processor, model.generation_config)
+    return Components(target, vq, text, GENERATION)

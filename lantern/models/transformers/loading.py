@@ -1,0 +1,85 @@
+"""Loads a folder in the layout of transformers: its class, its processor, and the family that knows its recipe."""
+
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.core.config import one_line, read_json_object
+from lantern.core.io import CONFIG_NAME, read_checksums, verify_files
+from lantern.models.transformers.components import Components
+
+# model_type of config.json -> the module of the family
+FAMILIES = {"janus": "lantern.models.transformers.janus"}
+# layouts of the same models that transformers does not load, and the repository that holds the right one
+OTHER_LAYOUTS = {"multi_modality": "deepseek-community/Janus-Pro-1B"}
+
+
+def is_transformers_folder(folder: Path) -> bool:
+    """Return whether a folder holds a whole model of transformers rather than components of ours."""
+    return (folder / CONFIG_NAME).is_file() and not (folder / "transformer").is_dir()
+
+
+def family_of(folder: Path) -> Any:
+    """Return the module of a folder's family; ValueError for a model of another kind."""
+    kind = read_json_object(folder / CONFIG_NAME).get("model_type")
+    if kind in FAMILIES:
+        return import_module(FAMILIES[kind])
+    if kind in OTHER_LAYOUTS:
+        raise ValueError(f"{folder} has the layout {kind!r}: load one in transformers' layout, {OTHER_LAYOUTS[kind]}")
+    raise ValueError(f"{folder / CONFIG_NAME}: model_type is {str(kind)[:40]!r}, wanted one of {', '.join(FAMILIES)}")
+
+
+def load(
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    parts: Collection[str],
+    size: tuple[int, int] | None = None,
+    verify: bool = True,
+) -> Components:
+    """Load the model of a folder; `size` is (height, width) in pixels, for models that make pictures of several.
+
+    Only local files are read, and no code from the folder is run. ValueError names what is missing or damaged.
+    """
+    import transformers
+
+    family = family_of(folder)
+    if verify:
+        verify_files(folder, read_checksums(folder))
+    kind = getattr(transformers, family.CLASS)
+    how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        with _quiet():
+            model, report = kind.from_pretrained(
+                folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **how
+            )
+            processor = transformers.AutoProcessor.from_pretrained(folder, **how) if "text" in parts else None
+    except Exception as error:  # transformers and the readers below it raise of every kind for damaged files
+        raise ValueError(f"{folder} holds no {family.CLASS} that loads: {one_line(error)}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise ValueError(f"{folder}: tensor {missing[0]!r} is missing, and {len(missing) - 1} more")
+    return family.assemble(model.requires_grad_(False).to(device), processor, size)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress transformers' progress bars and warnings."""
+    from transformers import logging
+
+    had_bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if had_bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,243 @@
+"""A decoder of transformers as a target: the loop counts codes, this adapter turns them into the model's tokens.
+
+    codes      0 1 2 3 4 5 ...            what the loop, drafters, trees and verifiers see
+    sequence   prompt 0 1 2 \\n 3 4 5 \\n ...    what the decoder reads, for rows of three codes and a newline
+
+A node that ends a row is passed with the newline behind it. What follows the code is what follows the newline.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from lantern.core.types import Raster, TargetDefaults
+
+ATTENTIONS = ("sdpa", "eager")  # of transformers' kinds of attention those that take any mask
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """Sizes of a target, under the names that decoding reads.
+
+    `n_head` counts heads of keys and values. `vocab_size` is the number of codes, not of the decoder's tokens.
+    """
+
+    family: str
+    dim: int
+    n_layer: int
+    n_head: int
+    head_dim: int
+    vocab_size: int
+    raster: Raster
+    model_type: str = "t2i"
+    cls_token_num: int = 0  # positions count codes
+    caption_dim: int = 0
+    num_classes: int = 0
+
+    @property
+    def block_size(self) -> int:
+        """Number of codes of a picture."""
+        return self.raster.codes
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Result for n codes: fp32 logits `(rows n v)` of the code that follows each, and features `(rows n c)`."""
+
+    logits: Float[Tensor, "rows n v"]
+    features: Float[Tensor, "rows n c"]
+    fused: None = None
+
+
+class CodeEmbedding(nn.Module):
+    """Codes to inputs of the decoder: rows of its token embedding, by the token of each code."""
+
+    tokens: Tensor
+
+    def __init__(self, embedding: nn.Embedding, tokens: Int[Tensor, " v"]) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.register_buffer("tokens", tokens, persistent=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """The token embedding, of whose dtype and on whose device the target is."""
+        return self.embedding.weight
+
+    def forward(self, codes: Int[Tensor, "*n"]) -> Float[Tensor, "*n c"]:
+        """Embed codes."""
+        return self.embedding(self.tokens[codes])
+
+
+class CodeHead(nn.Linear):
+    """The rows of a head that belong to codes; a view where the codes' tokens are consecutive, else a copy."""
+
+    def __init__(self, head: nn.Linear, tokens: Int[Tensor, " v"]) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = head.in_features, len(tokens)
+        first = 0 if tokens.is_meta else int(tokens[0])
+        is_run = tokens.is_meta or bool((tokens == first + torch.arange(len(tokens), device=tokens.device)).all())
+        rows: Any = slice(first, first + len(tokens)) if is_run else tokens
+        self.weight = nn.Parameter(head.weight.detach()[rows], requires_grad=False)
+        self.bias = None if head.bias is None else nn.Parameter(head.bias.detach()[rows], requires_grad=False)
+
+
+class Writes:
+    """What transformers' layers take for a cache: writes the keys and values of a pass to the slots of its nodes.
+
+    Behind the inputs of the nodes come those of newlines, if there are any; `followed` are the slots of the nodes that
+    they follow, and `is_real` is False for newlines that only fill the batch up.
+    """
+
+    def __init__(
+        self,
+        cache: Any,
+        slots: Int[Tensor, "rows n"],
+        followed: Int[Tensor, "rows m"] | None = None,
+        is_real: Bool[Tensor, "rows m"] | None = None,
+    ) -> None:
+        self.cache, self.slots, self.followed, self.is_real = cache, slots, followed, is_real
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Store keys and values `(rows h n d)` of a layer, and return all of that layer."""
+        fresh = torch.stack([keys, values], 2).transpose(1, 3)
+        nodes = self.slots.shape[1]
+        if self.followed is not None:
+            self.cache.write_newlines(layer_idx, self.followed, fresh[:, nodes:], self.is_real)
+        return self.cache.write(layer_idx, self.slots, fresh[:, :nodes])
+
+
+class Collects:
+    """What transformers' layers take for a cache: keeps the keys and values of each layer."""
+
+    def __init__(self) -> None:
+        self.layers: list[Tensor] = []
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Keep keys and values `(rows h n d)` of the next layer, and return them."""
+        self.layers.append(torch.stack([keys, values]))
+        return keys, values
+
+
+class TransformersTarget(nn.Module, TargetDefaults):
+    """A decoder of transformers, with embedding and head of codes, as a `lantern.core.types.Target`.
+
+    `body` maps embedded inputs to features after the final norm, and `words` is its token embedding. `embedding` maps
+    codes to inputs, `head` features to logits over `codes` of them. ValueError for a kind of attention that does not
+    take every mask.
+    """
+
+    engines = frozenset({"eager"})
+    has_token_prompts = True
+
+    def __init__(
+        self, body: Any, words: Any, embedding: Any, head: nn.Module, *, codes: int, family: str, raster: Raster
+    ) -> None:
+        super().__init__()
+        self.body, self.words, self.tok_embeddings, self.output = body, words, embedding, head
+        self.cls_embedding = None
+        sizes = body.config
+        heads = sizes.num_attention_heads
+        if sizes._attn_implementation not in ATTENTIONS:
+            raise ValueError(f"attention is {sizes._attn_implementation}, wanted one of {', '.join(ATTENTIONS)}")
+        self.config = TargetConfig(
+            family=family,
+            dim=sizes.hidden_size,
+            n_layer=sizes.num_hidden_layers,
+            n_head=sizes.num_key_value_heads or heads,
+            head_dim=sizes.to_dict().get("head_dim") or sizes.hidden_size // heads,
+            vocab_size=codes,
+            raster=raster,
+        )
+        self.eval()
+
+    def head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
+        """Map features to fp32 logits over codes."""
+        return self.output(features).float()
+
+    def read_tokens(
+        self, tokens: Int[Tensor, "rows t"], mask: Bool[Tensor, "rows t"]
+    ) -> tuple[Float[Tensor, "rows 1 c"], Float[Tensor, "l 2 rows h t d"]]:
+        """Return the features of the last token of left-padded prompts, and all keys and values.
+
+        Positions count the tokens that are not padding, from 0. Padding attends to itself alone, so that its keys and
+        values, which nothing attends to, are finite.
+        """
+        count = tokens.shape[1]
+        seen = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril() & mask[:, None]
+        seen = seen | torch.eye(count, dtype=torch.bool, device=tokens.device)
+        scores = torch.zeros_like(seen, dtype=self.words.weight.dtype).masked_fill(~seen, -torch.inf)
+        kept = Collects()
+        features = self._run(self.words(tokens), (mask.cumsum(1) - 1).clamp(min=0), scores, kept)
+        return features[:, -1:], torch.stack(kept.layers)
+
+    def features(
+        self,
+        inputs: Float[Tensor, "rows n c"],
+        positions: Int[Tensor, "rows n"],
+        mask: Float[Tensor, "rows n s"],
+        *,
+        cache: Any,
+        slots: Int[Tensor, "rows n"],
+    ) -> Float[Tensor, "rows n c"]:
+        """Run the decoder over embedded codes, whose numbers are `positions`; nodes that end a row with a newline.
+
+        The number of newlines of a pass depends on where rows end, so that the host reads it back from the device.
+        """
+        raster = self.config.raster
+        if raster.newlines == 0:
+            return self._run(inputs, positions + cache.first, mask, Writes(cache, slots))
+        places = positions + positions // raster.columns + cache.first
+        is_end = ((positions + 1) % raster.columns == 0) & (positions < raster.codes - 1)
+        behind = cache.newline_mask(mask, slots, is_end)
+        own = behind.masked_fill(cache.is_own_newline(slots), -torch.inf)
+        most = int(is_end.sum(1).max())  # sync
+        if most == 0:
+            return self._run(inputs, places, torch.cat([mask, own], 2), Writes(cache, slots))
+        # newlines come behind all nodes, in the order of those that they follow
+        nodes = is_end.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
+        follows = rows_of(torch.cat([mask, behind], 2), nodes)
+        newline = self.words(torch.full_like(nodes, raster.newline))  # type: ignore[arg-type]
+        features = self._run(
+            torch.cat([inputs, newline], 1),
+            torch.cat([places, places.gather(1, nodes) + 1], 1),
+            torch.cat([torch.cat([mask, own], 2), follows], 1),
+            Writes(cache, slots, slots.gather(1, nodes), is_end.gather(1, nodes)),
+        )
+        count = inputs.shape[1]
+        last = torch.where(is_end, count - 1 + is_end.cumsum(1), torch.arange(count, device=inputs.device))
+        return features.gather(1, last[..., None].expand(-1, -1, features.shape[-1]))
+
+    def forward(
+        self,
+        inputs: Float[Tensor, "rows n c"],
+        positions: Int[Tensor, "rows n"],
+        mask: Float[Tensor, "rows n s"],
+        *,
+        cache: Any,
+        slots: Int[Tensor, "rows n"],
+        taps: tuple[int, ...] = (),
+    ) -> Scores:
+        """Score embedded codes, whose numbers are `positions`; ValueError for `taps`, which it does not report."""
+        if taps:
+            raise ValueError("this target does not report the inputs of its layers: use another method")
+        features = self.features(inputs, positions, mask, cache=cache, slots=slots)
+        return Scores(self.head(features), features)
+
+    def _run(self, inputs: Tensor, positions: Tensor, mask: Tensor, cache: Writes | Collects) -> Tensor:
+        found = self.body(
+            inputs_embeds=inputs,
+            position_ids=positions,
+            attention_mask=mask[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return found.last_hidden_state
+
+
+def rows_of(mask: Float[Tensor, "rows n s"], nodes: Int[Tensor, "rows m"]) -> Float[Tensor, "rows m s"]:
+    """Return the rows of a mask that belong to some of the nodes."""
+    return mask.gather(1, nodes[..., None].expand(-1, -1, mask.shape[-1]))

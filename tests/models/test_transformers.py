@@ -1,0 +1,221 @@
+"""Targets of transformers' classes against the classes themselves, at toy size and with random weights."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from lantern.cli import generate as command
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition, DraftTree, TreeShape
+from lantern.decoding import loop, prefill
+from lantern.drafters.trees.static import named
+from lantern.engines.engine import engine as make_engine
+from lantern.generation.generator import generate
+from lantern.generation.pipeline import LanternPipeline
+from lantern.methods.decoder import METHODS, build_decoder
+from lantern.models.folder import load_model, model_of
+from lantern.models.transformers.components import Components
+from tests import tiny_transformers as tiny
+
+ZERO = torch.zeros(1, dtype=torch.long)
+NODE = TreeShape(ZERO, ZERO, ZERO, torch.ones(1, 1, dtype=torch.bool), ())
+PROMPTS = ["a red apple", "the sky"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family: its model and processor at toy size, and how the library decodes greedily with guidance."""
+
+    make: Callable[[], Any]
+    processor: Callable[[], Any]
+    library: Callable[[Any, Any, str], torch.Tensor]
+    guidance: float
+    size: tuple[int, int] | None = None
+
+
+CASES = {"janus": Case(tiny.tiny_janus, tiny.janus_processor, tiny.janus_codes, 5.0)}
+
+
+@cache
+def model(name: str) -> Any:
+    return CASES[name].make()
+
+
+@cache
+def processor(name: str) -> Any:
+    return CASES[name].processor()
+
+
+@cache
+def parts(name: str) -> Components:
+    return tiny.assemble(name, model(name), processor(name), CASES[name].size)
+
+
+@cache
+def plain_codes(name: str, sampling: Sampling) -> torch.Tensor:
+    return codes_of(name, "plain", sampling)
+
+
+@cache
+def folder(name: str, root: Path) -> Path:
+    return tiny.save(model(name), processor(name), root / name)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def condition_of(name: str, prompts: list[str] = PROMPTS) -> Condition:
+    text = parts(name).text
+    assert text is not None
+    return text.condition(prompts)
+
+
+def codes_of(name: str, method: str, sampling: Sampling, prompts: list[str] = PROMPTS, **settings: Any) -> torch.Tensor:
+    built = build_decoder(METHODS[method].with_options(**settings), parts(name).target, sampling=sampling)
+    return built.generate(condition_of(name, prompts), keys=[(3, i) for i in range(len(prompts))]).codes
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_codes_are_those_of_the_library(name: str) -> None:
+    case, greedy = CASES[name], Sampling(guidance=CASES[name].guidance, temperature=0)
+    together = codes_of(name, "plain", greedy)
+    for prompt, found in zip(PROMPTS, together, strict=True):
+        assert found.tolist() == case.library(model(name), processor(name), prompt).tolist()
+    assert len(set(together[0].tolist())) > 3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_picture_does_not_depend_on_prompts_beside_it(name: str) -> None:
+    together = codes_of(name, "plain", Sampling(guidance=CASES[name].guidance))
+    assert torch.equal(codes_of(name, "plain", Sampling(guidance=CASES[name].guidance), PROMPTS[:1]), together[:1])
+
+
+def sequential(name: str, condition: Condition, image: int, row: int, codes: list[int]) -> torch.Tensor:
+    """Logits of what follows these codes, by the decoder without a cache, mask or tree."""
+    target, raster = parts(name).target, parts(name).target.config.raster
+    assert condition.tokens is not None and condition.mask is not None
+    inputs = [target.words(condition.tokens[image, row][condition.mask[image, row]])]
+    for place, code in enumerate(codes):
+        inputs.append(target.tok_embeddings(torch.tensor([code])))
+        if raster.newlines and (place + 1) % raster.columns == 0:
+            inputs.append(target.words(torch.tensor([raster.newline])))
+    return target.head(target.body(inputs_embeds=torch.cat(inputs)[None]).last_hidden_state[0, -1])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("known", [[1, 1], [3, 4], [5, 7]])
+@pytest.mark.parametrize("name", CASES)
+def test_logits_of_a_tree_are_those_of_its_paths(name: str, known: list[int]) -> None:
+    """Two images with different numbers of known codes, so that rows end at different nodes."""
+    target, condition = parts(name).target, condition_of(name)
+    shape = named("narrow_10").shape("cpu")
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(target.config.vocab_size, (2, 8), generator=generator)
+    drafted = torch.randint(target.config.vocab_size, (2, shape.num_nodes), generator=generator)
+    begun = prefill.start(target, condition, sampling=Sampling(), keys=[(0, 0), (0, 1)], stage=shape.num_nodes)
+    run = loop.Run(target, begun, Sampling(), shape.num_nodes, shape.depth)
+    for place in range(1, max(known)):  # an image that has enough codes repeats its last step
+        run.known = torch.tensor([max(min(place, count - 1), 1) for count in known])
+        run.score(DraftTree(codes.gather(1, run.known[:, None] - 1), NODE, "point"))
+        run.cache.commit(torch.zeros(2, 1, dtype=torch.long), run.known - 1)
+    run.known = torch.tensor(known)
+    drafted[:, 0] = codes.gather(1, run.known[:, None] - 1)[:, 0]
+    found = run.score(DraftTree(drafted, shape, "point")).logits.unflatten(0, (2, 2))
+    for image in range(2):
+        for node in range(shape.num_nodes):
+            path = [int(drafted[image, i]) for i in shape.ancestors[node].nonzero()[1:, 0]]
+            for row in range(2):
+                expected = sequential(name, condition, image, row, codes[image, : known[image]].tolist() + path)
+                torch.testing.assert_close(found[image, row, node], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["gumbel-jacobi", "sjd-pac", "row-pool"])
+@pytest.mark.parametrize("name", CASES)
+def test_windows_give_the_codes_of_plain_decoding(name: str, method: str) -> None:
+    for sampling in (Sampling(guidance=CASES[name].guidance), Sampling(guidance=1, top_k=8), Sampling(temperature=0)):
+        assert torch.equal(codes_of(name, method, sampling), plain_codes(name, sampling))
+
+
+@pytest.mark.parametrize("method", ["scd", "sjd", "sjd-pac", "gumbel-jacobi", "row-pool"])
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_codes_do_not_depend_on_the_method(name: str, method: str) -> None:
+    greedy = Sampling(guidance=CASES[name].guidance, temperature=0)
+    assert torch.equal(codes_of(name, method, greedy, window=6), plain_codes(name, greedy))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_relaxed_method_runs_on_the_own_codebook(name: str) -> None:
+    made = model_of(parts(name), name=name)
+    settings = {"k": 8, "delta": 0.2, "window": 6}
+    for picture in generate(made, PROMPTS[:1], method="bounded-window", settings=settings, with_pixels=False):
+        assert 0 < picture.statistics.total_variation <= 0.2
+        assert picture.statistics.latent_distance is not None
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_folder_in_the_released_layout_makes_pictures(
+    name: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size = CASES[name].size
+    arguments = ["--model", str(folder(name, root)), "--prompt", PROMPTS[0], "--method", "gumbel-jacobi"]
+    arguments += ["--out", str(tmp_path / "a.png"), "--json", "--quiet"]
+    arguments += [] if size is None else ["--size", f"{size[1]}x{size[0]}"]
+    assert command.main(arguments) == 0
+    reported = json.loads(capsys.readouterr().out)
+    loaded = load_model(folder(name, root), size=size)
+    (expected,) = generate(loaded, PROMPTS[:1], method="plain")
+    assert reported["tokens_sha256"] == [expected.tokens_sha256]
+    assert expected.pixels is not None
+    raster, side = loaded.target.config.raster, loaded.vq.config.downsample  # type: ignore[union-attr]
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.size == (raster.columns * side, raster.rows * side)
+        assert np.array_equal(np.asarray(picture), expected.pixels.numpy())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_pipeline_gives_the_same_picture(name: str, root: Path) -> None:
+    size = CASES[name].size
+    pipe = LanternPipeline.from_pretrained(folder(name, root), size=size)
+    found = pipe(PROMPTS[0], generator=0, method="row-pool", output_type="np")
+    (expected,) = generate(load_model(folder(name, root), size=size), PROMPTS[:1], method="plain")
+    assert found.tokens[0].tolist() == expected.grid
+    assert found.stats[0]["passes"] <= len(expected.codes)
+
+
+def test_unknown_kinds_and_damaged_folders_are_refused(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match="model_type is 'bert', wanted one of janus"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "multi_modality"}')
+    with pytest.raises(ValueError, match="deepseek-community"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text((folder("janus", root) / "config.json").read_text())
+    with pytest.raises(ValueError, match="no JanusForConditionalGeneration that loads"):
+        load_model(tmp_path)
+    state = load_file(folder("janus", root) / "model.safetensors")
+    del state["model.generation_head.vision_head.weight"]
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="tensor 'model.generation_head.vision_head.weight' is missing"):
+        load_model(tmp_path, parts=())
+
+
+def test_engines_and_methods_for_other_targets_are_refused() -> None:
+    target = parts("janus").target
+    for engine in ("compile", "cpu"):
+        with pytest.raises(ValueError, match="runs LlamaGen's layers, not this model's"):
+            build_decoder("plain", target, sampling=Sampling(), engine=make_engine(engine))
+    with pytest.raises(ValueError, match="quantized weights"):
+        build_decoder("plain", target, sampling=Sampling(), engine=make_engine("eager", weights="int8"))
+    with pytest.raises(ValueError, match="24x24"):
+        tiny.assemble("janus", model("janus"), None, (24, 24))

@@ -1,0 +1,100 @@
+"""Tiny random models of transformers' real classes, with processors, saved in the layout of their releases."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.models.transformers.components import Components
+from lantern.models.transformers.loading import FAMILIES
+
+TEMPLATE = (
+    "{% for message in messages %}<bos>User: {% for part in message['content'] %}{{ part['text'] }}{% endfor %}"
+    " Assistant:{% endfor %}"
+)
+WORDS = ["<unk>", "<bos>", "<pad>", "<eos>", "<boi>", "<eoi>", "<image>", "User:", "Assistant:"]
+WORDS += ["a", "red", "blue", "apple", "ring", "of", "the", "sky"]
+
+
+def randomise(model: torch.nn.Module, seed: int = 0) -> Any:
+    """Give matrices weights large enough for codes to depend on each other."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data.normal_(0, parameter.shape[1] ** -0.5, generator=generator)
+    return model.eval()
+
+
+def tokenizer(words: list[str], **special: str) -> Any:
+    """A tokenizer of whole words; `special` are its special tokens by name."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: i for i, word in enumerate(words)}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    own = {name: special.pop(name) for name in ("bos_token", "pad_token", "eos_token") if name in special}
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", extra_special_tokens=special, **own)
+
+
+def tiny_janus(seed: int = 0) -> Any:
+    """Janus with 40 codes in a grid of 4 x 4."""
+    from transformers import (
+        JanusConfig,
+        JanusForConditionalGeneration,
+        JanusVisionConfig,
+        JanusVQVAEConfig,
+        LlamaConfig,
+    )
+
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    text = LlamaConfig(vocab_size=32, hidden_size=32, intermediate_size=48, max_position_embeddings=128, **heads)
+    vision = JanusVisionConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=2, num_image_tokens=16
+    )
+    vq = JanusVQVAEConfig(
+        num_embeddings=40,
+        latent_channels=32,
+        base_channels=32,
+        channel_multiplier=[1, 1],
+        num_res_blocks=1,
+        projection_dim=32,
+        image_token_embed_dim=32,
+    )
+    config = JanusConfig(text_config=text, vision_config=vision, vq_config=vq, image_token_id=6)
+    model = randomise(JanusForConditionalGeneration(config), seed)
+    calls = model.generation_config
+    calls.bos_token_id, calls.pad_token_id, calls.eos_token_id = 1, 2, 3
+    calls._from_model_config = False  # else own fields are not read again
+    calls.guidance_scale, calls.generation_kwargs = 5.0, {"boi_token_id": 4}
+    return model
+
+
+def janus_processor() -> Any:
+    """The processor of `tiny_janus`."""
+    from transformers import JanusImageProcessor, JanusProcessor
+
+    names = {"image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>"}
+    words = tokenizer(WORDS, bos_token="<bos>", pad_token="<pad>", eos_token="<eos>", **names)
+    return JanusProcessor(JanusImageProcessor(), words, chat_template=TEMPLATE, num_image_tokens=16)
+
+
+def janus_codes(model: Any, processor: Any, prompt: str) -> torch.Tensor:
+    """Greedy codes of the library, as its documentation makes pictures."""
+    message = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
+    text = processor.apply_chat_template(message, add_generation_prompt=True)
+    inputs = processor(text=text, generation_mode="image", return_tensors="pt")
+    return model.generate(**inputs, generation_mode="image", do_sample=False)[0]
+
+
+def assemble(family: str, model: Any, processor: Any, size: tuple[int, int] | None = None) -> Components:
+    """The components of a model in memory."""
+    return import_module(FAMILIES[family]).assemble(model, processor, size)
+
+
+def save(model: Any, processor: Any, folder: Path) -> Path:
+    """Write model and processor as transformers does."""
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
