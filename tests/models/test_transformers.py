@@ -21,7 +21,7 @@ from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import generate
 from lantern.generation.pipeline import LanternPipeline
-from lantern.methods.decoder import METHODS, build_decoder
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.models.folder import load_model, model_of
 from lantern.models.transformers.components import Components
 from tests import tiny_transformers as tiny
