@@ -127,6 +127,7 @@ def _engines() -> Iterator[Finding]:
     try:
         from lantern.engines.cpu.build import find_compiler, missing
         from lantern.engines.engine import ENGINES, engine
+        from lantern.generation.generator import choose_method
         from lantern.models.folder import load_model
 
         model = load_model(parts=())
@@ -138,6 +139,8 @@ def _engines() -> Iterator[Finding]:
         if name not in ("auto", model.engine.name):
             reason = engine(name).available(model.target, can_wait=False)
             yield Finding(f"engine {name}: {reason or 'available'}")
+    method = choose_method(model, "auto", report=lambda line: None)
+    yield Finding(f"method auto: {method.label} ({method.reason}); `lantern tune` measures all methods")
     try:
         yield Finding(f"C++ library: {missing() or 'built'}; compiler {find_compiler()}")
     except ValueError as error:

@@ -193,7 +193,8 @@ def run(args: argparse.Namespace) -> int:
     how: dict[str, Any] = {"device": args.device, "dtype": dtype_of(args), "engine": engine_of(args)}
     model = load_model(args.model, parts=parts, verify=not args.no_verify, **how)
     sampling = model.sampling(**given)
-    method = choose_method(model, args.method, sampling=sampling, report=reporter(args.quiet))
+    batch = 1 if args.compare else min(args.batch, args.num_images * max(len(prompts), len(args.class_label)))
+    method = choose_method(model, args.method, sampling=sampling, batch=batch, report=reporter(args.quiet))
     settings = settings_of(args, method)
     method = method.with_options(**settings)
     settings = method.changed() | settings

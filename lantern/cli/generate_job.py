@@ -310,6 +310,7 @@ class Job:
         return {
             "model": self.model.name,
             "method": self.method.name,
+            "method_reason": self.method.reason or None,
             "settings": self.settings,
             "seed": self.requested[0].seed,
             "sampling": dataclasses.asdict(self.sampling),

@@ -3,11 +3,13 @@
 Where memory runs out, on a CPU or a GPU, the batch is halved and made again.
 """
 
+import dataclasses
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -157,7 +159,7 @@ def generate(
         raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no pictures")
     sampling = sampling or model.sampling()
     size = BatchSize(batch, on_halved)
-    chosen = choose_method(model, method, settings, sampling=sampling)
+    chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))
     generator = Generator(model, chosen, sampling, size=size, debug=debug, record=record)
     return _one_by_one(make_batches(generator, requested, with_pixels=with_pixels, callback=callback))
 
@@ -168,24 +170,25 @@ def choose_method(
     settings: Mapping[str, Any] | None = None,
     *,
     sampling: Sampling | None = None,
+    batch: int = 1,
     report: Callable[[str], None] | None = None,
 ) -> Method:
     """Return the method of a name with the given settings, such as its tree, or k and delta of relaxed methods.
 
     None is the model's default method. Where a default window is not the best one for the engine, the engine's is
     taken. "auto" is the method that a profile of `lantern tune` recommends for this machine and `sampling`; without a
-    profile it is the exact method of the model's drafter, if the drafter names the weights it was trained for, else
-    plain decoding. `report` (default: the log) receives the reason where a profile or the drafter is not used.
+    profile it is a window that is nearly free for `batch` images at a time, else plain decoding (`tuning.quick`).
+    `report` (default: the log, each line once) receives why a profile is not used, and what is chosen without one.
     ValueError for a setting that the method does not have.
     """
     default = str(model.generation.get("method", "auto"))
-    method, report = name if isinstance(name, Method) else find(name or default), report or LOG.info
+    method = name if isinstance(name, Method) else find(name or default)
     if method.name == "auto":
-        method = _resolve_auto(model, sampling or model.sampling(), report)
+        method = _resolve_auto(model, sampling or model.sampling(), batch, report or _warn_once)
     elif not isinstance(name, Method) and "window" not in (settings or {}):
         own, method = method, suited(method, model.engine, model.target)
         if method != own:
-            report(f"window {method.settings['window']}, by the times of passes on this machine")
+            (report or LOG.info)(f"window {method.settings['window']}, by the times of passes on this machine")
     return method.with_options(**settings or {})
 
 
@@ -378,24 +381,24 @@ def _one_by_one(batches: Iterator[list[Picture]]) -> Iterator[Picture]:
         raise
 
 
-def _resolve_auto(model: Model, sampling: Sampling, report: Callable[[str], None]) -> Method:
-    """Return the method that a profile recommends, if the model has what it needs; else eagle1."""
+def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable[[str], None]) -> Method:
+    """Return the method that a profile recommends, if the model has what it needs; else what is safe without one."""
     from lantern.generation.tuning.candidates import needs_drafter
     from lantern.generation.tuning.profile import chosen_method
+    from lantern.generation.tuning.quick import quick_choice
 
     chosen = chosen_method(model, sampling, report)
     has_parts = chosen is not None and all(part in model.add_ons for part in add_ons_of(chosen))
     if chosen is not None and has_parts and (model.drafter is not None or not needs_drafter(chosen)):
-        return chosen
-    if model.drafter is None:
-        return METHODS["plain"]
-    if model.drafter.config.target is None:
-        report(
-            "the model's drafter does not name the weights it was trained for, and it was not measured here:"
-            " plain decoding is used; `lantern tune` measures it"
-        )
-        return METHODS["plain"]
-    return METHODS["eagle1"]
+        return dataclasses.replace(chosen, reason="a profile of `lantern tune` recommends it")
+    found = quick_choice(model, sampling, batch=batch)
+    report(f"method auto is {found.label}: {found.reason}; `lantern tune` measures all methods")
+    return found
+
+
+@cache
+def _warn_once(line: str) -> None:
+    LOG.warning(line)
 
 
 def _statistics(method: Method, generation: Generation, i: int, seconds: Mapping[str, float]) -> Statistics:
@@ -414,4 +417,5 @@ def _statistics(method: Method, generation: Generation, i: int, seconds: Mapping
         total_variation_max=0.0 if largest is None else float(largest[i]),
         latent_distance=(None if distance is None else float(distance[i]) / codes) if not exact else 0.0,
         seconds=seconds,
+        method_reason=method.reason,
     )

@@ -56,6 +56,7 @@ class Statistics:
     only a relaxation accepted, `total_variation` what it spent per code, `total_variation_max` the most that it spent
     on one code. `latent_distance` is the probability mass it moved times the L2 distance between the codes' vectors,
     per code; None where the model has no codebook. `seconds` are by phase; each picture of a batch has an equal share.
+    `method_reason` says why method "auto" chose this method; empty if it was given.
     """
 
     method: str
@@ -69,6 +70,7 @@ class Statistics:
     total_variation_max: float
     latent_distance: float | None
     seconds: Mapping[str, float]
+    method_reason: str = ""
 
     @property
     def step_compression(self) -> float:
@@ -79,6 +81,7 @@ class Statistics:
         """Return the statistics as JSON values."""
         return {
             "method": self.method,
+            "method_reason": self.method_reason or None,
             "exact": self.is_exact,
             "codes": self.codes,
             "passes": self.passes,

@@ -371,8 +371,8 @@ class LanternPipeline(DiffusionPipeline):
             LOG.warning(line)
         if output_type != "latent" and model.vq is None:
             raise ValueError('the pipeline has no vqvae: it can only make output_type="latent"')
-        chosen = choose_method(model, method or self._method, settings, sampling=sampling)
         size = BatchSize(batch_size or len(requested))
+        chosen = choose_method(model, method or self._method, settings, sampling=sampling, batch=size.now)
         maker = Generator(model, chosen, sampling, size=size, debug=debug)
         callback = callback_on_step_end, callback_on_step_end_tensor_inputs
         pictures = self._make(maker, requested, *callback, with_pixels=output_type != "latent")

@@ -56,7 +56,7 @@ MODULES: dict[str, str] = {
     "fr-spec": "lantern.drafters.eagle.fr_spec",
     "self-cascade": "lantern.drafters.combined.self_cascade",
     "specmquant": "lantern.drafters.combined.specmquant",
-    "auto": "lantern.drafters.eagle.drafter",
+    "auto": "lantern.methods.plain",
     "lantern": "lantern.verifiers.relaxations.lantern",
     "lantern++": "lantern.verifiers.relaxations.lantern_pp",
     "bounded": "lantern.verifiers.relaxations.bounded",
@@ -212,8 +212,6 @@ def build_decoder(
     ValueError for an unknown name, for what the method needs and the model lacks, and for components that do not fit.
     """
     method = find(method) if isinstance(method, str) else method
-    if method.name == "auto" and drafter_module is None:
-        method = METHODS["plain"]
     engine = engine.resolve(target)
     original, target = target, engine.prepare(target)
     if method.is_plain:

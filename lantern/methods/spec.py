@@ -200,11 +200,15 @@ class MethodSpec:
 
 @dataclass(frozen=True)
 class Method:
-    """A method with chosen settings: what decodes. `tree` is None where the method has no static tree."""
+    """A method with chosen settings: what decodes. `tree` is None where the method has no static tree.
+
+    `reason` says why "auto" chose this method; empty if it was given.
+    """
 
     spec: MethodSpec
     tree: str | None
     settings: Mapping[str, Any]
+    reason: str = field(default="", compare=False)
 
     @property
     def name(self) -> str:
@@ -235,6 +239,11 @@ class Method:
     def options(self) -> tuple[str, ...]:
         """The names of what can be set: the tree, if there is one, and the settings."""
         return tuple(self.spec.options)
+
+    @property
+    def label(self) -> str:
+        """The name and the options that differ from their defaults: "gumbel-jacobi window 4"."""
+        return " ".join([self.name, *(f"{name.rstrip('_')} {value}" for name, value in self.changed().items())])
 
     def changed(self) -> dict[str, Any]:
         """Return the options that differ from their defaults."""

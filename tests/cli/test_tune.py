@@ -41,7 +41,7 @@ def refusal(capsys: Capture, code: int, expected: int = 2) -> str:
 
 
 def test_with_random_drafter_weights_auto_is_plain(folder: Path, capsys: Capture) -> None:
-    assert choose_method(load_model(folder), "auto").name == "eagle1"
+    assert choose_method(load_model(folder), "auto").name == "gumbel-jacobi"
     drafted = ["--methods", "eagle1", "eagle1-rejection"]
     assert main(["tune", "--model", str(folder), "--images", "2", "--json", "--quiet", *drafted]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -370,11 +370,4 @@ METHODS = (
         weavable=False,
         page="eagle1",
     ),
-    dataclasses.replace(
-        EAGLE1_SPEC,
-        name="auto",
-        summary="the method that `lantern tune` measured as fastest; without its profile eagle1, or plain",
-        weavable=False,
-        page="",
-    ),
 )

@@ -79,5 +79,5 @@ def test_names_restrict_the_candidates() -> None:
 
 def test_methods_that_need_a_drafter() -> None:
     needy = {name for name, method in METHODS.items() if needs_drafter(method)}
-    assert {"eagle1", "lantern++", "auto"} <= needy and not needy & {"plain", "sjd", "gumbel-jacobi"}
+    assert {"eagle1", "lantern++"} <= needy and not needy & {"plain", "sjd", "gumbel-jacobi"}
     assert needs_drafter(METHODS["sjd"].with_options(init="drafter"))

@@ -54,6 +54,7 @@ def test_auto_is_the_method_of_the_profile(model: Model) -> None:
     assert model.folder is not None and path == model.folder / NAME
     assert reported(model) == ("eagle1 0 1 0.0", [])
     assert choose_method(model, "auto", {"tree": "chain_2"}).tree == "chain_2"
+    assert "lantern tune" in choose_method(model, "auto").reason
     write_profile(profile(model, choice={"method": "plain", "settings": {}}), model)
     assert choose_method(model, "auto").name == "plain"
 
@@ -63,8 +64,8 @@ def test_other_methods_do_not_read_the_profile(model: Model) -> None:
     assert choose_method(model, "eagle1") == METHODS["eagle1"]
 
 
-def test_without_a_profile_auto_is_the_exact_drafted_method(model: Model) -> None:
-    assert reported(model) == (f"eagle1 {METHODS['eagle1'].tree}", [])
+def test_without_a_profile_auto_is_a_window_that_is_nearly_free(model: Model) -> None:
+    assert choose_method(model, "auto") == METHODS["gumbel-jacobi"].with_options(window=4)
 
 
 def test_a_profile_does_not_change_the_fingerprint(model: Model) -> None:
@@ -108,8 +109,8 @@ def test_the_profile_of_a_read_only_folder_is_in_the_cache(model: Model, monkeyp
 )
 def test_a_profile_of_another_machine_is_not_used(model: Model, key: str, value: object, output: str) -> None:
     write_profile(profile(model, machine=describe_machine(model) | {key: value}), model)
-    method, [line] = reported(model)
-    assert method == f"eagle1 {METHODS['eagle1'].tree}" and output in line and "lantern tune" in line
+    method, [line, *_] = reported(model)
+    assert method == "gumbel-jacobi None" and output in line and "lantern tune" in line
 
 
 def test_a_profile_of_other_weights_is_not_used(model: Model) -> None:
@@ -130,7 +131,7 @@ def test_a_profile_of_other_weights_is_not_used(model: Model) -> None:
 )
 def test_a_profile_of_very_different_sampling_is_not_used(model: Model, here: dict[str, Any], output: str) -> None:
     write_profile(profile(model), model)
-    method, [line] = reported(model, sampling=model.sampling(**here))
+    method, [line, *_] = reported(model, sampling=model.sampling(**here))
     assert output in line and method != "eagle1 0 1 0.0"
 
 
@@ -153,8 +154,8 @@ def test_a_profile_of_similar_sampling_is_used() -> None:
 def test_a_damaged_profile_is_reported_and_not_used(model: Model, content: str, output: str) -> None:
     assert model.folder is not None
     (model.folder / NAME).write_text(content)
-    method, [line] = reported(model)
-    assert output in line and method == f"eagle1 {METHODS['eagle1'].tree}"
+    method, [line, *_] = reported(model)
+    assert output in line and method == "gumbel-jacobi None"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,131 @@
+"""The choice of "auto" without a profile, by a scripted T(n)."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern.cli.main import main
+from lantern.core.sampling import Sampling
+from lantern.engines.compiled import CompiledEngine
+from lantern.engines.engine import Engine
+from lantern.generation.generator import choose_method, generate
+from lantern.generation.tuning import quick
+from lantern.generation.tuning.quick import FLAT, choose
+from lantern.methods import METHODS
+from lantern.models.folder import Model, load_model
+from tests.tiny_folder import save_tiny_model
+
+NODES = (1, 2, 4, 8, 16)
+Curve = Callable[[int], float]
+
+
+def flat(n: int) -> float:
+    return 0.004
+
+
+def linear(n: int) -> float:
+    return 0.004 * n
+
+
+def bent(n: int) -> float:
+    """Flat up to four codes, as passes that wait for weights are."""
+    return 0.004 * max(1.0, n / 4)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(save_tiny_model(tmp_path_factory.mktemp("models") / "toy"), device="cpu")
+
+
+def script(monkeypatch: pytest.MonkeyPatch, seconds: Curve) -> list[int]:
+    """Let passes over n codes take `seconds(n)`; return the list of the rows that T(n) is read for."""
+    rows_read: list[int] = []
+
+    def times(engine: Engine, target: object, *, rows: int) -> dict[int, float]:
+        rows_read.append(rows)
+        return {n: seconds(n) for n in NODES}
+
+    monkeypatch.setattr(quick, "pass_times", times)
+    return rows_read
+
+
+@pytest.mark.parametrize(
+    ("seconds", "label"), [(flat, "gumbel-jacobi"), (linear, "plain"), (bent, "gumbel-jacobi window 4")]
+)
+def test_the_longest_window_that_is_nearly_free_is_chosen(
+    model: Model, monkeypatch: pytest.MonkeyPatch, seconds: Curve, label: str
+) -> None:
+    script(monkeypatch, seconds)
+    lines: list[str] = []
+    method = choose_method(model, "auto", report=lines.append)
+    assert method.label == label and method.exact
+    [line] = lines
+    assert line.startswith(f"method auto is {label}: ") and "`lantern tune`" in line and method.reason in line
+
+
+@pytest.mark.parametrize("acceptance", [1.0, 1.5, 2.5, 3.5])
+@pytest.mark.parametrize("slope", [0.0, 0.006, 0.01, 0.05, 0.3, 1.0])
+def test_the_choice_is_never_slower_than_plain_by_more_than_its_bound(slope: float, acceptance: float) -> None:
+    times = {n: 0.01 * (1 + slope * (n - 1)) for n in NODES}
+    method = choose(times)
+    window = method.settings.get("window", 1)
+    assert times[window] / min(acceptance, window) <= FLAT * times[1]
+    assert window == {0.0: 16, 0.006: 16, 0.01: 8, 0.05: 2, 0.3: 1, 1.0: 1}[slope]
+
+
+def test_batches_and_guidance_count_as_rows(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = script(monkeypatch, flat)
+    for batch, guidance in ((1, 3.0), (4, 3.0), (4, 1.0)):
+        choose_method(model, "auto", batch=batch, sampling=Sampling(guidance=guidance), report=lambda line: None)
+    assert rows == [2, 8, 4]
+
+
+def test_windows_are_not_compiled_for_a_choice(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = script(monkeypatch, flat)
+    method = choose_method(replace(model, engine=CompiledEngine()), "auto")
+    assert method.name == "plain" and "compiled first" in method.reason and rows == []
+
+
+def test_statistics_say_what_was_chosen_and_why(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(monkeypatch, bent)
+    [picture] = generate(model, ["a red apple"], method="auto", with_pixels=False)
+    found = picture.statistics.as_dict()
+    assert found["method"] == "gumbel-jacobi" and "a pass over 4 codes takes 1.00 times" in found["method_reason"]
+    [other] = generate(model, ["a red apple"], method="gumbel-jacobi", with_pixels=False)
+    assert other.statistics.as_dict()["method_reason"] is None and torch.equal(picture.codes, other.codes)
+
+
+def test_the_log_warns_once(model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    script(monkeypatch, lambda n: 0.01234)
+    for _ in range(2):
+        choose_method(model, "auto")
+    assert caplog.text.count("`lantern tune` measures all methods") == 1
+
+
+def test_the_command_reports_the_choice_with_its_reason(
+    model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script(monkeypatch, linear)
+    words = ["--prompt", "a cat", "--tokens", str(tmp_path / "t.json"), "--json", "--method", "auto"]
+    assert main(["generate", "--model", str(model.folder), *words]) == 0
+    seen = capsys.readouterr()
+    found = json.loads(seen.out)
+    assert found["method"] == "plain" and "2.00 times" in found["method_reason"] and "lantern tune" in seen.err
+
+
+def test_doctor_reports_the_choice_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script(monkeypatch, bent)
+    main(["doctor"])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "method auto" in line]
+    assert "gumbel-jacobi window 4" in line and "1.00 times" in line and "lantern tune" in line
+
+
+def test_labels_name_what_differs_from_the_defaults() -> None:
+    assert METHODS["plain"].label == "plain"
+    assert METHODS["lantern++"].with_options(lambda_=2.5).label == "lantern++ lambda 2.5"
