@@ -22,7 +22,7 @@ from lantern.core.types import Callback, Condition, Generation, Step
 from lantern.decoding.loop import Stopwatch
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.requests import Request, as_requests, check_requests, unknown_prompts
-from lantern.methods.registry import METHODS, Method, add_ons_of, build_decoder, find, neighbour_columns, suited
+from lantern.methods.registry import Method, add_ons_of, build_decoder, find, neighbour_columns, suited
 from lantern.models.folder import Model
 from lantern.models.llamagen.vqvae import to_uint8
 

@@ -7,7 +7,7 @@ METHODS = (
     # `lantern.generation.generator.choose_method` replaces it
     MethodSpec(
         "auto",
-        "the method that `lantern tune` measured as fastest; without its profile a window that is nearly free, or plain",
+        "the method that `lantern tune` measured as fastest; without its profile a nearly free window or plain",
         "plain",
         page="",
     ),

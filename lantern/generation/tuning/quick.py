@@ -32,8 +32,8 @@ def choose(times: Mapping[int, float]) -> Method:
     flat = [n for n in windows if times[n] <= FLAT * times[1]]
     shown = max(flat, default=min(windows, default=1))
     reason = (
-        f"a pass over {shown} codes takes {times[shown] / times[1]:.2f} times a pass over one ({1e3 * times[1]:.3g} ms), "
-        f"and windows of up to {FLAT:g} times are chosen"
+        f"a pass over {shown} codes takes {times[shown] / times[1]:.2f} times a pass over one "
+        f"({1e3 * times[1]:.3g} ms), and windows of up to {FLAT:g} times are chosen"
     )
     method = METHODS["gumbel-jacobi"].with_options(window=shown) if flat else METHODS["plain"]
     return dataclasses.replace(method, reason=reason)
