@@ -156,7 +156,8 @@ def generate(
     for line in unknown_prompts(model, requested):
         on_unknown(line)
     if with_pixels and model.vq is None:
-        raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no pictures")
+        place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
+        raise ValueError(f"model {model.name} has no VQ decoder: it can make codes but no pictures{place}")
     sampling = sampling or model.sampling()
     size = BatchSize(batch, on_halved)
     chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))

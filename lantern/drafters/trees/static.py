@@ -144,7 +144,8 @@ def grown(nodes: int, depth: int, rates: Sequence[float] = RATES) -> StaticTree:
 def named(name: str) -> StaticTree:
     """Return a tree by its name in `TREES`, "chain_N", "grown_N_D" (N nodes to depth D), or a tree's `spelling`.
 
-    ValueError for another name suggests the nearest.
+    ValueError for another name suggests the nearest. Of the trees of LANTERN++ (arXiv:2502.06352) "mc_sim_7b_63",
+    "naive_extend_57" and "chain" are included.
     """
     if name in TREES:
         return TREES[name]
@@ -154,6 +155,11 @@ def named(name: str) -> StaticTree:
         return chain(int(found[1]))
     if found := re.fullmatch(r"grown_([1-9]\d{0,2})_([1-9]\d?)", name):
         return grown(int(found[1]), int(found[2]))
+    if name in NOT_INCLUDED:
+        raise ValueError(
+            f'tree "{name}" ({NOT_INCLUDED[name]} nodes in LANTERN++\'s code) is not included: spell its nodes as '
+            f'"0 1 0.0 ...", or take one of {", ".join(TREES)}, chain_N, grown_N_D'
+        )
     near = difflib.get_close_matches(name, TREES, n=1)
     hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(TREES)}, chain_N and grown_N_D"
     raise ValueError(f'tree "{name[:80]}" is unknown: {hint}')
@@ -175,9 +181,12 @@ TREES = {
         " 0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200"
         " 00000 00001 00002 00010 00011 00100 00101 00110 00200"
     ),
+    "chain": chain(5),  # LANTERN++'s chain: five drafted nodes
     "narrow_10": from_widths((3, 3, 2, 1, 1)),
     "wide_15": from_widths((6, 5, 3, 1)),
 }
+# Trees of LANTERN++'s code whose nodes are not published elsewhere, with their number of drafted nodes.
+NOT_INCLUDED = {"mc_sim_7b_63_balanced": 25, "medusa_2_7b_63": 63, "reverse_balanced_25": 25}
 
 
 def _parents(tree: StaticTree) -> list[int]:

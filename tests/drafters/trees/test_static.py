@@ -12,6 +12,7 @@ from lantern.drafters.trees.static import StaticTree, chain, from_widths, named
     [
         ("mc_sim_7b_63", [1, 4, 8, 8, 3, 2]),
         ("naive_extend_57", [1, 5, 13, 16, 14, 9]),
+        ("chain", [1, 1, 1, 1, 1, 1]),
         ("narrow_10", [1, 3, 3, 2, 1, 1]),
     ],
 )
@@ -88,6 +89,13 @@ def test_malformed_trees_raise(choices: tuple[tuple[int, ...], ...]) -> None:
 def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(ValueError, match='did you mean "mc_sim_7b_63"'):
         named("mc_sim_7b_36")
+
+
+@pytest.mark.parametrize("name", static.NOT_INCLUDED)
+def test_trees_of_the_release_that_are_not_included_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=rf'tree "{name}" .* is not included: .* chain, ') as refused:
+        named(name)
+    assert "mc_sim_7b_63, naive_extend_57" in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", [*static.TREES, "chain_3", "grown_32_6", "grown_16_1"])
