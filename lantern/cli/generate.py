@@ -182,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
     results = _results_of(args)
     from lantern.core.sampling import Sampling
     from lantern.generation.generator import choose_method
-    from lantern.generation.requests import requests
+    from lantern.generation.requests import check_requests, requests, with_warnings
     from lantern.models.folder import load_model
 
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
@@ -199,6 +199,8 @@ def run(args: argparse.Namespace) -> int:
     method = method.with_options(**settings)
     settings = method.changed() | settings
     requested = requests(prompts=prompts, labels=args.class_label, seed=args.seed, count=args.num_images)
+    check_requests(model, requested)
+    requested = with_warnings(model, requested, warn=reporter(args.quiet))
     job = Job(model, method, settings, sampling, requested, results, args.stopping, is_comparison=args.compare)
     if args.compare:
         job.compare(repeats=args.repeats)

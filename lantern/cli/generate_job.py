@@ -107,7 +107,6 @@ class Job:
                     with_pixels=bool(self.planned),
                     callback=self._callback(progress),
                     on_halved=partial(self._report_halving, progress),
-                    on_unknown=reporter(self.results.is_quiet),
                     debug=debug,
                     record=recorder,
                 ):
@@ -317,6 +316,7 @@ class Job:
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "engine": self.model.engine.as_dict(),
+            "warnings": list(dict.fromkeys(one.warning for one in self.requested if one.warning is not None)),
             "versions": {"lantern": __version__, "torch": torch.__version__},
         }
 

@@ -9,7 +9,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Step
 from lantern.generation.generator import Generator, choose_method, make_batch
 from lantern.generation.images import Picture
-from lantern.generation.requests import Request, check_requests
+from lantern.generation.requests import Request, check_requests, with_warnings
 from lantern.methods.registry import METHODS, Method
 from lantern.models.folder import Model
 
@@ -95,6 +95,7 @@ def compare(
     if chosen.is_plain:
         raise ValueError('nothing to compare with "plain": choose a method that drafts, and a model with a drafter')
     check_requests(model, requested)
+    requested = with_warnings(model, requested)
     generators = Generator(model, METHODS["plain"], sampling), Generator(model, chosen, sampling)
     return _compare(generators, requested, repeats, with_pixels, callback)
 

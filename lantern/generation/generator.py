@@ -21,7 +21,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Generation, Step
 from lantern.decoding.loop import Stopwatch
 from lantern.generation.images import NotFiniteError, Picture, Statistics
-from lantern.generation.requests import Request, as_requests, check_requests, unknown_prompts
+from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
 from lantern.methods.registry import Method, add_ons_of, build_decoder, find, neighbour_columns, suited
 from lantern.models.folder import Model
 from lantern.models.llamagen.vqvae import to_uint8
@@ -134,7 +134,6 @@ def generate(
     with_pixels: bool = True,
     callback: Callback | None = None,
     on_halved: Callable[[int, int], None] = warn_of_halving,
-    on_unknown: Callable[[str], None] = LOG.warning,
     debug: bool | None = None,
     record: "Recorder | None" = None,
 ) -> Iterator[Picture]:
@@ -145,7 +144,7 @@ def generate(
     `choose_method`. All arguments are checked before the first picture: ValueError. `record` receives the drafts of
     every step.
 
-    `on_unknown` receives one line for each prompt without a known word (default: a warning of the logger "lantern").
+    UnknownPromptWarning for a prompt without a known word; the statistics of its pictures have the message too.
     Where memory runs out the batch is halved and `on_halved` is called with the size that did not fit and the one that
     does; the pictures do not change. MemoryError if a single picture does not fit. NotFiniteError, after the other
     pictures of its batch, for a picture with a distribution that was NaN or infinite; with `debug` (None: by
@@ -153,8 +152,7 @@ def generate(
     """
     requested = as_requests(requested, seed)
     check_requests(model, requested)
-    for line in unknown_prompts(model, requested):
-        on_unknown(line)
+    requested = with_warnings(model, requested)
     if with_pixels and model.vq is None:
         place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
         raise ValueError(f"model {model.name} has no VQ decoder: it can make codes but no pictures{place}")

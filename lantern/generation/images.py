@@ -120,16 +120,21 @@ class Picture:
         return sum(self.statistics.seconds.values()) * self.batch
 
     def as_dict(self) -> dict[str, Any]:
-        """Return request and statistics as JSON values."""
-        return self.statistics.as_dict() | {
-            "prompt": self.request.prompt,
-            "label": self.request.label,
-            "seed": self.request.seed,
-            "image": self.request.number,
-            "tokens_sha256": self.tokens_sha256,
-            "batch": self.batch,
-            "latency": round(self.latency, 4),
-        }
+        """Return request and statistics as JSON values; "warning" only where there is one."""
+        warning = {} if self.request.warning is None else {"warning": self.request.warning}
+        return (
+            self.statistics.as_dict()
+            | {
+                "prompt": self.request.prompt,
+                "label": self.request.label,
+                "seed": self.request.seed,
+                "image": self.request.number,
+                "tokens_sha256": self.tokens_sha256,
+                "batch": self.batch,
+                "latency": round(self.latency, 4),
+            }
+            | warning
+        )
 
     @property
     def tokens_sha256(self) -> str:

@@ -5,7 +5,6 @@ pipe.method = "lantern++"
 pipe("a red apple", generator=torch.Generator().manual_seed(7)).images[0].save("apple.png")
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,7 +44,7 @@ from lantern.generation.requests import (
     check_call,
     check_requests,
     requests_of_call,
-    unknown_prompts,
+    with_warnings,
 )
 from lantern.methods.registry import find
 from lantern.models.folder import (
@@ -74,7 +73,6 @@ from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.models.transformers.loading import is_transformers_folder
 from lantern.verifiers.relaxations.neighbours import save_table
 
-LOG = logging.getLogger("lantern")
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
 
 
@@ -367,10 +365,9 @@ class LanternPipeline(DiffusionPipeline):
         sampling = model.sampling(guidance=guidance_scale, guidance_interval=guidance_interval, **filters)
         requested = requests_of_call(prompt, class_labels, num_images_per_prompt, generator)
         check_requests(model, requested)
-        for line in unknown_prompts(model, requested):
-            LOG.warning(line)
         if output_type != "latent" and model.vq is None:
             raise ValueError('the pipeline has no vqvae: it can only make output_type="latent"')
+        requested = with_warnings(model, requested, depth=5)
         size = BatchSize(batch_size or len(requested))
         chosen = choose_method(model, method or self._method, settings, sampling=sampling, batch=size.now)
         maker = Generator(model, chosen, sampling, size=size, debug=debug)

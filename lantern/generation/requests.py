@@ -3,8 +3,9 @@
 import json
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,16 @@ COLUMNS = ("prompt", "caption", "text")
 
 @dataclass(frozen=True)
 class Request:
-    """One picture to make: of a prompt or of a class, with the noise of (seed, image number)."""
+    """One picture to make: of a prompt or of a class, with the noise of (seed, image number).
+
+    warning: why the picture will not be of its prompt, as `with_warnings` finds; the picture's statistics have it.
+    """
 
     prompt: str | None = None
     label: int | None = None
     seed: int = 0
     number: int = 0
+    warning: str | None = field(default=None, compare=False)
 
     @property
     def subject(self) -> str:
@@ -137,16 +142,32 @@ def check_prompt(prompt: str) -> str:
     return prompt
 
 
-def unknown_prompts(model: "Model", requested: Sequence[Request]) -> list[str]:
-    """Return one line for each distinct prompt of which the text encoder knows no word."""
+class UnknownPromptWarning(UserWarning):
+    """The text encoder knows no word of a prompt."""
+
+
+def with_warnings(
+    model: "Model", requested: Sequence[Request], *, warn: Callable[[str], None] | None = None, depth: int = 4
+) -> list[Request]:
+    """Return the requests, with a warning for prompts of which the text encoder knows no word.
+
+    `warn` receives one line for each such prompt that had no warning before; None gives an UnknownPromptWarning at the
+    caller `depth` - 2 calls above this function.
+    """
     if model.text is None:
-        return []
-    prompts = dict.fromkeys(request.prompt for request in requested if request.prompt is not None)
-    return [
-        f"model {model.name} knows no word of the prompt {prompt[:40]!r}: the picture does not depend on it"
-        for prompt in prompts
+        return list(requested)
+    new = dict.fromkeys(one.prompt for one in requested if one.prompt is not None and one.warning is None)
+    lines = {
+        prompt: f"model {model.name} knows no word of the prompt {prompt[:40]!r}: the picture does not depend on it"
+        for prompt in new
         if not model.text.knows(prompt)
-    ]
+    }
+    for line in lines.values():
+        if warn is None:
+            warnings.warn(line, UnknownPromptWarning, stacklevel=depth - 1)
+        else:
+            warn(line)
+    return [replace(one, warning=lines[one.prompt]) if one.prompt in lines else one for one in requested]
 
 
 def read_prompts(path: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Prompts of which the text encoder knows no word; emoji characters."""
 
-import logging
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ import torch
 
 from lantern import LanternPipeline
 from lantern.cli.generate import main
-from lantern.generation.requests import read_prompts, requests, unknown_prompts
+from lantern.generation.generator import generate
+from lantern.generation.requests import UnknownPromptWarning, read_prompts, requests, with_warnings
 from lantern.models.folder import load_model
 from lantern.models.llamagen.text import named_emoji
 from tests.tiny_folder import save_tiny_model, tiny_text_encoder
@@ -29,22 +30,55 @@ def test_emoji_become_their_names_where_the_tokenizer_lacks_them() -> None:
     assert torch.equal(named, plain)
 
 
-def test_prompts_without_a_known_word_are_listed_once() -> None:
+UNKNOWN = ["\u0633\u064a\u0628 \u0623\u062d\u0645\u0631", "xyzzy qwrtp"]
+
+
+def test_prompts_without_a_known_word_are_marked_and_reported_once() -> None:
     model = load_model("lantern-emoji", parts=("text",))
-    prompts = ["a red apple", "\u0633\u064a\u0628", "xyzzy qwrtp", "\U0001f34e", "xyzzy qwrtp"]
-    lines = unknown_prompts(model, requests(prompts=prompts))
-    assert len(lines) == 2 and "xyzzy" in lines[1] and all("knows no word" in line for line in lines)
+    prompts = ["a red apple", *UNKNOWN, "\U0001f34e", "\U0001f436\U0001f3fd", *UNKNOWN]
+    lines: list[str] = []
+    found = with_warnings(model, requests(prompts=prompts), warn=lines.append)
+    assert [one.prompt for one in found if one.warning is not None] == UNKNOWN * 2
+    assert len(lines) == len(UNKNOWN) and all("knows no word" in line for line in lines)
+    with_warnings(model, found, warn=lambda line: pytest.fail("reported again"))
 
 
-def test_command_and_pipeline_warn_in_one_line(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("prompt", UNKNOWN)
+def test_the_command_warns_in_one_line_and_in_its_statistics(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: str
 ) -> None:
-    command = ["--model", str(folder), "--prompt", "zzz qqq", "--tokens", str(tmp_path / "codes.json")]
-    assert main(command) == 0
-    assert sum("knows no word" in line for line in capsys.readouterr().err.splitlines()) == 1
-    with caplog.at_level(logging.WARNING, logger="lantern"):
-        LanternPipeline.from_pretrained(folder)("zzz qqq", output_type="latent")
-    assert sum("knows no word" in record.message for record in caplog.records) == 1
+    command = ["--model", str(folder), "--prompt", prompt, "--prompt", "a red apple", "-n", "2"]
+    assert main([*command, "--tokens", str(tmp_path / "codes.json"), "--json"]) == 0
+    seen = capsys.readouterr()
+    found = json.loads(seen.out)
+    assert [line.removeprefix("lantern: ") for line in seen.err.splitlines()] == found["warnings"]
+    assert len(found["warnings"]) == 1 and repr(prompt) in found["warnings"][0]
+    assert [one.get("warning") for one in found["pictures"]] == [*found["warnings"] * 2, None, None]
+    comparison = ["--compare", "--method", "eagle1", "--out", str(tmp_path / "x.png")]
+    assert main(["--model", str(folder), "--prompt", prompt, *comparison]) == 0
+    assert capsys.readouterr().err.count("knows no word") == 1
+
+
+def test_an_emoji_character_is_known_by_its_name(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    codes = []
+    for prompt in ("\U0001f34e\ufe0f", "red apple"):
+        assert main(["--model", str(folder), "--prompt", prompt, "--tokens", "-", "--quiet"]) == 0
+        seen = capsys.readouterr()
+        codes.append(seen.out)
+        assert seen.err == ""
+    assert codes[0] == codes[1]
+
+
+def test_pipeline_and_generate_give_a_python_warning(folder: Path) -> None:
+    pipe: Any = LanternPipeline.from_pretrained(folder)
+    with pytest.warns(UnknownPromptWarning, match="knows no word of the prompt 'zzz qqq'") as caught:
+        stats = pipe(["zzz qqq", "a red apple"], output_type="latent").stats
+    assert [one.filename for one in caught] == [__file__]
+    assert "knows no word" in stats[0]["warning"] and "warning" not in stats[1]
+    model = load_model(folder)
+    with pytest.warns(UnknownPromptWarning) as caught:
+        [picture] = generate(model, ["zzz qqq"], with_pixels=False)
+    assert [one.filename for one in caught] == [__file__] and picture.request.warning
 
 
 def test_comments_in_prompt_files_are_skipped(tmp_path: Path) -> None:
