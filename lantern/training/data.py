@@ -1,14 +1,17 @@
 """Prepared data: pictures of one size, captions with weights, and where they came from, in one small folder.
 
 A folder holds `pictures.tar` (PNG files, numbered), `records.jsonl` (one record per line) and `summary.json`.
-`write_prepared` writes it, `Prepared.open` reads it. `sources.py` and recipes provide the pictures.
+`write_prepared` writes it, `Prepared.open` reads it. `sources.py` and recipes provide the pictures. A packed folder
+(`pack.py`) has codes instead of pictures, and compressed records.
 """
 
+import gzip
 import hashlib
 import json
 import os
 import shutil
 import tarfile
+import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,7 +29,8 @@ from lantern.core.config import one_line
 from lantern.core.io import atomic_write
 
 CACHE = "pictures.npy"  # all pictures decoded, written when they are first read
-FILES = {"pictures.tar", "records.jsonl", "summary.json", CACHE}
+RECORDS, PACKED_RECORDS = "records.jsonl", "records.jsonl.gz"
+FILES = {"pictures.tar", RECORDS, "summary.json", CACHE}
 KINDS = ("plain", "colour", "count", "pair")
 Progress = Callable[[int, int], None]
 Item = TypeVar("Item")
@@ -127,7 +131,7 @@ class Writer:
     def close(self) -> None:
         """Finish the archive and write the records."""
         self.tar.close()
-        with (self.folder / "records.jsonl").open("w", encoding="utf-8") as file:
+        with (self.folder / RECORDS).open("w", encoding="utf-8") as file:
             for record in self.records:
                 file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
 
@@ -145,10 +149,10 @@ class Prepared:
         """Read a prepared folder. Raises ValueError when it is not one."""
         folder = Path(folder)
         try:
-            lines = (folder / "records.jsonl").read_text(encoding="utf-8").splitlines()
+            lines = read_records(folder).decode("utf-8").splitlines()
             summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
             records = [record_of(json.loads(line)) for line in lines]
-        except (OSError, json.JSONDecodeError, TypeError, KeyError) as error:
+        except (OSError, EOFError, ValueError, TypeError, KeyError, zlib.error) as error:
             raise ValueError(f"{folder} holds no prepared data ({error}): make it with `lantern train data`") from error
         return cls(folder, records, summary)
 
@@ -170,15 +174,15 @@ class Prepared:
     def images(self) -> UInt8[Tensor, "n 3 h w"]:
         """Return all pictures in order of their numbers, mapped from a cache of decoded pictures."""
         path = self.folder / CACHE
+        pictures = None if path.exists() else self._decode()
         try:
-            if not path.exists():
-                pictures = self._decode()
+            if pictures is not None:
                 with atomic_write(path) as temporary, temporary.open("wb") as file:
                     np.save(file, pictures.numpy())
             # copy on write: the pictures stay on disk, and no caller changes the file
             found = torch.from_numpy(np.load(path, mmap_mode="c"))
         except PermissionError:
-            found = self._decode()
+            found = self._decode() if pictures is None else pictures
         except (EOFError, ValueError) as error:
             raise ValueError(f"{path} cannot be read ({one_line(error)}): remove it") from error
         if len(found) != len(self.records):
@@ -187,10 +191,19 @@ class Prepared:
 
     def _decode(self) -> UInt8[Tensor, "n 3 h w"]:
         """Decode all pictures on all cores; Pillow releases Python's lock meanwhile."""
+        if not (self.folder / "pictures.tar").is_file():
+            raise ValueError(f"{self.folder} has no pictures.tar: packed data serves only what it was packed for")
         with tarfile.open(self.folder / "pictures.tar") as tar:
             files = [file.read() for member in tar if (file := tar.extractfile(member)) is not None]
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             return torch.stack(list(threads.map(decode_png, files)))
+
+
+def read_records(folder: Path) -> bytes:
+    """Return the lines of the records of a prepared folder, packed or not."""
+    if (folder / PACKED_RECORDS).is_file() and not (folder / RECORDS).is_file():
+        return gzip.decompress((folder / PACKED_RECORDS).read_bytes())
+    return (folder / RECORDS).read_bytes()
 
 
 def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int) -> Iterator[Result]:

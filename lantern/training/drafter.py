@@ -24,7 +24,7 @@ from lantern.training.config import load_training_config, with_overrides
 from lantern.training.data import Prepared
 from lantern.training.draft_metrics import Draft, HeldOutDrafts
 from lantern.training.feature_cache import FeatureCache
-from lantern.training.features import Captions, fingerprint
+from lantern.training.features import Captions, captions_name
 from lantern.training.kinds import find_kind, load_kind, new_module
 from lantern.training.log import save_sheet
 from lantern.training.loop import LoopConfig, Task, step_seed
@@ -262,9 +262,8 @@ def train(
         module = load_kind(config.kind, init, model)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     prepared, encoder = Prepared.open(data), TextEncoder.from_pretrained(text_encoder, tokenizer)
-    read = fingerprint([text_encoder / "model.safetensors", data / "records.jsonl"])
-    cache = cache or out
-    captions = Captions.encode(encoder, prepared, cache / f"captions-{read}.safetensors", slots=config.slots)
+    cache, read = cache or out, captions_name(text_encoder, prepared)
+    captions = Captions.encode(encoder, prepared, cache / read, slots=config.slots)
     teacher = make_teacher(config, model, captions, prepared, cast(Trainee, module).reads)
     source = make_source(config, teacher, cache, sign(config, teacher, read))
     pictures = load_component(VQVAE, VQConfig, vq) if vq is not None else None

@@ -22,7 +22,7 @@ from lantern.core.io import atomic_write, load_tensors
 from lantern.core.types import Condition
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.vqvae import VQVAE, to_pixels
-from lantern.training.data import Prepared
+from lantern.training.data import Prepared, read_records
 
 WHITE = 250  # darkest byte that counts as background
 MARGIN = 1  # pixels around a patch that must be background too
@@ -65,22 +65,36 @@ def encode_pictures(vq: VQVAE, prepared: Prepared, *, batch: int = 64) -> Int[Te
 def picture_codes(
     vq: VQVAE, prepared: Prepared, *, vq_folder: Path, cache: Path, unify: bool
 ) -> Int[Tensor, "n codes"]:
-    """Return the codes of all prepared pictures, optionally with one code for the background.
+    """Return the codes of all prepared pictures as int16, optionally with one code for the background.
 
-    Codes and background patches are cached in one file in `cache`; where it is, pictures.tar is not needed.
+    They are cached in one file in `cache`, or in the prepared folder if it is packed; code c of a background patch
+    is stored as -1 - c. With this file no pictures are needed.
     """
-    key = hashlib.sha256(f"{fingerprint([vq_folder / 'model.safetensors'])} {prepared.digest}".encode()).hexdigest()[
-        :16
-    ]
+    name = codes_name(vq_folder, prepared)
 
     def compute() -> dict[str, Tensor]:
         images = prepared.images().split(64)
         patches = torch.cat([background_patches(some, vq.config.downsample) for some in images])
-        return {"codes": encode_pictures(vq, prepared), "background": patches}
+        codes = encode_pictures(vq, prepared)
+        return {"codes": torch.where(patches, -1 - codes, codes)}
 
-    tensors = cached(cache / f"codes-{key}.safetensors", compute)
-    codes, is_background = tensors["codes"], tensors["background"].bool()
+    packed = prepared.folder / name
+    stored = cached(packed if packed.is_file() else cache / name, compute)["codes"]
+    is_background = stored < 0
+    codes = torch.where(is_background, -1 - stored, stored)
     return codes.masked_fill(is_background, background_code(codes, is_background)) if unify else codes
+
+
+def codes_name(vq_folder: Path, prepared: Prepared) -> str:
+    """Return the name of the file of codes, which depends on the tokenizer's weights and on the pictures."""
+    about = f"{fingerprint([vq_folder / 'model.safetensors'])} {prepared.digest} signed"
+    return f"codes-{hashlib.sha256(about.encode()).hexdigest()[:16]}.safetensors"
+
+
+def captions_name(text_encoder: Path, prepared: Prepared) -> str:
+    """Return the name of the file of caption features, which depends on the encoder's weights and on the captions."""
+    digest = hashlib.sha256((text_encoder / "model.safetensors").read_bytes() + read_records(prepared.folder))
+    return f"captions-{digest.hexdigest()[:16]}.safetensors"
 
 
 @dataclass(frozen=True)

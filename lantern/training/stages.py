@@ -80,6 +80,13 @@ STAGES = {
         required=("data", "vq"),
         optional=("packages", "steps", "decay", "minutes"),
     ),
+    "pack": Stage(
+        "lantern.training.pack",
+        "pack",
+        "TargetConfig",
+        required=("data", "vq"),
+        optional=("text_encoder", "tokenizer", "init"),
+    ),
     "target": Stage(
         "lantern.training.target",
         "train",

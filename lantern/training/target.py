@@ -16,7 +16,7 @@ from lantern.models.llamagen.transformer import Transformer
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.training.config import load_training_config, with_overrides
 from lantern.training.data import Prepared
-from lantern.training.features import Captions, Classes, Conditions, fingerprint, picture_codes
+from lantern.training.features import Captions, Classes, Conditions, captions_name, picture_codes
 from lantern.training.log import save_sheet
 from lantern.training.loop import LoopConfig, Task, step_seed
 from lantern.training.loop import train as run_loop
@@ -242,8 +242,7 @@ def conditions_of(
     if text_encoder is None:
         raise ValueError("the target takes captions, got no text encoder: give --text-encoder")
     encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
-    read = fingerprint([text_encoder / "model.safetensors", prepared.folder / "records.jsonl"])
-    return Captions.encode(encoder, prepared, cache / f"captions-{read}.safetensors", slots=config.slots)
+    return Captions.encode(encoder, prepared, cache / captions_name(text_encoder, prepared), slots=config.slots)
 
 
 def train(

@@ -1,0 +1,95 @@
+"""Packed data: a target is trained from codes and captions alone, with the same weights as from pictures."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lantern.cli.main import main
+from lantern.core.io import load_state, save_component
+from lantern.models.llamagen.vqvae import VQVAE
+from lantern.training.data import Prepared
+from lantern.training.features import picture_codes
+from tests.tiny import tiny_config
+from tests.tiny_folder import VQ, tiny_text_encoder
+
+CAPTIONS = ("a red apple", "a blue cat", "two dog")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Prepared pictures with white backgrounds, a tokenizer, a text encoder and a config, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    for i in range(9):
+        picture = np.full((8, 8, 3), 255, np.uint8)
+        picture[3:, 3:5] = (90 + 10 * i, 20 * i, 40)
+        Image.fromarray(picture).save(f"photos/{i}.png")
+        Path(f"photos/{i}.txt").write_text(CAPTIONS[i % 3])
+    Path("data.json").write_text('{"source": "folder", "size": 8, "held_out": 0.2}')
+    assert main(["train", "data", "--config", "data.json", "--path", "photos", "--out", "data"]) == 0
+    torch.manual_seed(0)
+    save_component(VQVAE(VQ).state_dict(), VQ, "vqvae")
+    tiny_text_encoder().save_pretrained("text", "words")
+    model = vars(tiny_config()) | {"n_layer": 1}
+    loop = {"steps": 3, "precision": "fp32", "warmup": 1}
+    settings = {"batch": 2, "slots": 6, "unify_background": True, "corruption": 0.4, "corruption_neighbours": 4}
+    Path("target.json").write_text(json.dumps({"model": model, "loop": loop} | settings))
+    return tmp_path
+
+
+def command(stage: str, *words: str) -> list[str]:
+    return ["train", stage, "--config", "target.json", *words]
+
+
+def test_codes_of_background_patches_are_stored_by_their_sign(place: Path) -> None:
+    vq, prepared = VQVAE(VQ).eval(), Prepared.open("data")
+    plain = picture_codes(vq, prepared, vq_folder=Path("vqvae"), cache=Path("cache"), unify=False)
+    shutil.rmtree("photos")
+    Path("data/pictures.tar").unlink()
+    Path("data/pictures.npy").unlink()
+    unified = picture_codes(vq, prepared, vq_folder=Path("vqvae"), cache=Path("cache"), unify=True)
+    assert plain.min() >= 0 and unified.min() >= 0
+    changed = (plain != unified).any(0).view(4, 4)
+    assert not changed[1:, 1:3].any()  # patches with ink keep their codes
+    assert len(unified[:, 3].unique()) == 1  # the patches of a white corner get one code
+
+
+def test_a_target_trains_from_packed_data_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = ["--text-encoder", "text", "--tokenizer", "words"]
+    assert main(command("target", "--data", "data", "--vq", "vqvae", *parts, "--out", "whole")) == 0
+    assert main(command("pack", "--data", "data", "--vq", "vqvae", *parts, "--out", "packed")) == 0
+    printed = capsys.readouterr().out
+    assert "lantern train target --config packed/target.json --data packed --minutes 9" in printed
+    fresh = place / "fresh"
+    shutil.copytree("packed", fresh / "packed")
+    for folder in ("photos", "data", "vqvae", "text", "words", "packed"):
+        shutil.rmtree(folder)
+    words = printed.splitlines()[-1].split()[1:]
+    where = words.index("--minutes")
+    words[where : where + 2] = ["--steps", "3"]
+    words = [str(fresh / word) if word.startswith("packed") else word for word in words]
+    assert main(words) == 0
+    whole, again = load_state("whole/transformer"), load_state("run/transformer")
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert again["output.weight"].dtype == torch.bfloat16
+
+
+def test_packed_data_refuses_another_tokenizer_and_other_folders(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = ["--text-encoder", "text", "--tokenizer", "words"]
+    assert main(command("pack", "--data", "data", "--vq", "vqvae", "--out", "packed")) == 2
+    assert "give --text-encoder" in capsys.readouterr().err
+    assert main(command("pack", "--data", "data", "--vq", "vqvae", *parts, "--out", "photos")) == 2
+    assert "photos exists and is no packed folder" in capsys.readouterr().err
+    assert main(command("pack", "--data", "data", "--vq", "vqvae", *parts, "--out", "packed")) == 0
+    torch.manual_seed(1)
+    save_component(VQVAE(VQ).state_dict(), VQ, "other")
+    capsys.readouterr()
+    assert main(command("target", "--data", "packed", "--vq", "other", *parts, "--out", "run")) == 2
+    assert "lantern: error: packed has no pictures.tar: packed data serves" in capsys.readouterr().err
