@@ -31,6 +31,7 @@ from lantern.core.types import (
 )
 from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.decoding.prefill import FirstScores, PromptCache, Start, start
+from lantern.decoding.rows import LazyRows, logits_at
 
 
 @dataclass(frozen=True)
@@ -117,10 +118,8 @@ class FiniteSoFar:
         unused: Bool[Tensor, "b k"] | None = None,
     ) -> None:
         """Check the logits after `nodes` (None: all n), except the `unused` ones, from which no code was sampled."""
-        sums = logits.sum((1, 3))
+        sums = (logits if nodes is None else logits_at(logits, nodes)).sum((1, 3))
         is_finite = sums - sums == 0
-        if nodes is not None:
-            is_finite = is_finite.gather(1, nodes)
         if unused is not None:
             is_finite = is_finite | unused
         self.flags.logical_and_(is_finite.all(1))
@@ -230,7 +229,9 @@ def verify(run: "Run", verifier: Verifier, tree: DraftTree, scores: Scores) -> V
 
 
 def judge(run: "Run", verifier: Verifier, tree: DraftTree, logits: Tensor, places: Int[Tensor, "b n"]) -> Verdict:
-    """Return a verifier's verdict, by log-probabilities or, if they are enough for it, by the target's samples."""
+    """Return a verifier's verdict, by the rows that it visits or by all log-probabilities or samples."""
+    if run.is_lazy and verifier.reads_rows:
+        return verifier.descend(tree, run.rows(logits, places), places, run.noise)
     if verifier.reads_samples:
         return verifier.match(tree, run.sample(verifier, logits, places), places)
     return verifier.walk(tree, run.distribution.log_probs(logits, places), places, run.noise)
@@ -245,24 +246,37 @@ def unwrapped(stepper: Stepper) -> Stepper:
 class Programs:
     """How an engine runs the parts of a step other than the target's pass; by default directly.
 
-    `wrap` may replace the stepper by one that replays its steps.
+    `wrap` may replace the stepper by one that replays its steps. With `may_look` the host may look at values between
+    the operations of a step on a CPU, so that a verifier reads only the nodes that it visits.
     """
 
     draft: Callable[[Drafter, Step | None], DraftTree] = draft
     verify: Callable[["Run", Verifier, DraftTree, Scores], Verified] = verify
     wrap: Callable[[Stepper], Stepper] = unwrapped
+    may_look: bool = True
 
 
 class Run:
-    """State of a generation: `known` codes of each image are decided, of which the last is not yet cached."""
+    """State of a generation: `known` codes of each image are decided, of which the last is not yet cached.
+
+    With `is_lazy` verifiers read only the nodes that they visit, if they can.
+    """
 
     def __init__(
-        self, target: Target, begun: Start, distribution: Sampling, nodes: int, depth: int, taps: tuple[int, ...] = ()
+        self,
+        target: Target,
+        begun: Start,
+        distribution: Sampling,
+        nodes: int,
+        depth: int,
+        taps: tuple[int, ...] = (),
+        *,
+        is_lazy: bool = False,
     ) -> None:
         # Targets need no argument `taps` unless a drafter has some.
         self._reported: dict[str, Any] = {"taps": taps} if taps else {}
         self.target, self.begun, self.distribution = target, begun, distribution
-        self.cache, self.noise = begun.cache, begun.noise
+        self.cache, self.noise, self.is_lazy = begun.cache, begun.noise, is_lazy
         self.count, self.depth = target.config.block_size, depth
         images, device = begun.mask.shape[0], begun.mask.device
         self.codes = torch.zeros(images, self.count + depth + 1, dtype=torch.long, device=device)
@@ -307,6 +321,10 @@ class Run:
         if quick is not None:
             return quick(logits, places)[..., 0]
         return verifier.draw(self.distribution.scores(logits, places), places, self.noise)
+
+    def rows(self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]) -> LazyRows:
+        """Return the rows of a pass for a verifier that reads them one by one."""
+        return LazyRows(self.distribution, logits, places, self.target.sampler(self.distribution, self.noise))
 
     def prefill(self, condition: Condition) -> Prefill:
         """Return the results of the pass over the prompt, for a drafter."""
@@ -441,11 +459,13 @@ def generate(
     how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible}
     begun = start_for(drafter, target, condition, sampling=sampling, keys=keys, **how)
     distribution = sampling.untruncated() if verifier.reads_untruncated else sampling
-    run = Run(target, begun, distribution, drafter.max_nodes, drafter.depth, drafter.taps)
+    programs = programs or Programs()
+    # On a GPU the host would wait for the device at every look.
+    is_lazy = programs.may_look and condition.device.type == "cpu" and not drafter.reads_leftovers
+    run = Run(target, begun, distribution, drafter.max_nodes, drafter.depth, drafter.taps, is_lazy=is_lazy)
     report(run.sample_first(verifier), callback, kept)
     drafter.begin(run.prefill(condition), begun.noise)
     watch.lap("prefill")
-    programs = programs or Programs()
     stepper = programs.wrap(DraftedStepper(run, drafter, verifier, programs, watch))
     while not run.is_done():
         # 2) observe the last step and propose a tree, score it, walk it and commit the path

@@ -12,7 +12,7 @@ from lantern.decoding.loop import Programs, draft, verify
 @cache
 def compiled_programs() -> Programs:
     """Return drafting and verification as two compiled programs."""
-    return Programs(draft=_compiled_function(draft), verify=_compiled_function(verify))
+    return Programs(draft=_compiled_function(draft), verify=_compiled_function(verify), may_look=False)
 
 
 def _compiled_function(function: Callable[..., Any]) -> Any:

@@ -1,12 +1,13 @@
 """Gumbel match: exact for any draft, because the result does not depend on the draft."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.types import DraftTree, Leftovers, NoiseSource, Verdict, VerifierDefaults
-from lantern.verifiers.path import deepest_path, parent_values
+from lantern.core.types import DraftTree, Leftovers, NoiseSource, Rows, Verdict, VerifierDefaults
+from lantern.verifiers.path import deepest_path, parent_values, visit
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class GumbelVerifier(VerifierDefaults):
     modes: frozenset[str] = frozenset({"gumbel", "point", "sampled", "iid", "jacobi"})
     reads_untruncated: bool = False
     reads_samples: bool = True  # `match` is the walk
+    reads_rows: bool = True
     is_sample_match: bool = True
     is_exact: bool = True
 
@@ -42,3 +44,14 @@ class GumbelVerifier(VerifierDefaults):
         path = deepest_path(matches, tree.shape)
         next_token = sampled.gather(1, path.last[:, None])[:, 0]
         return Verdict(path.nodes, path.length, next_token, leftovers=Leftovers(sampled))
+
+    def descend(self, tree: DraftTree, rows: Rows, positions: Int[Tensor, "b n"], noise: NoiseSource) -> Verdict:
+        """Run `match`, with samples after the nodes of matching paths only."""
+        sampled = torch.full_like(tree.tokens, -1)
+
+        def read(nodes: Int[Tensor, "b m"]) -> Bool[Tensor, "b n"]:
+            sampled.scatter_(1, nodes, rows.sample(self, nodes, noise))
+            return tree.tokens == parent_values(sampled, tree.shape)
+
+        visit(tree.shape, read, len(sampled))
+        return replace(self.match(tree, sampled, positions), leftovers=None)

@@ -8,7 +8,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lantern.core.noise import Purpose
-from lantern.core.types import Acceptance, DraftTree, NoiseSource, Ruling, Trial, Verdict, VerifierDefaults
+from lantern.core.types import (
+    Acceptance,
+    DraftTree,
+    GivenRows,
+    NoiseSource,
+    Rows,
+    Ruling,
+    Trial,
+    Verdict,
+    VerifierDefaults,
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +63,7 @@ class RejectionVerifier(VerifierDefaults):
     relaxation: Acceptance | None = None
     modes: frozenset[str] = frozenset({"point", "sampled", "iid"})
     reads_untruncated: bool = False
+    reads_rows: bool = True
 
     def __post_init__(self) -> None:
         if self.relaxation is None:
@@ -77,33 +88,42 @@ class RejectionVerifier(VerifierDefaults):
         self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
     ) -> Verdict:
         """Descend while a child is accepted, then sample from what is left (below a leaf: from p)."""
+        return self.descend(tree, GivenRows(log_p, positions), positions, noise)
+
+    def descend(self, tree: DraftTree, rows: Rows, positions: Int[Tensor, "b n"], noise: NoiseSource) -> Verdict:
+        """Run `walk` with the rows of accepted nodes; lazy rows end it with the last possible test."""
         images = torch.arange(len(tree.tokens), device=tree.tokens.device)
         node, last = torch.zeros_like(images), torch.zeros_like(images)
         is_alive = torch.ones_like(node, dtype=torch.bool)
-        final = log_p[:, 0].exp()
+        final = p = rows.at(node[:, None])[:, 0].exp()
         outcomes: list[Outcome] = []
         uniforms = noise.uniform(positions, max(tree.shape.widths))
         for width in tree.shape.widths:
-            p = log_p[images, node].exp()
             q = None if tree.log_q is None or tree.mode == "point" else tree.log_q[images, node].exp()
-            outcome = self.test_children(tree, node, p, q, uniforms[images, node, :width], is_alive)
+            ranks = uniforms[images, node, :width]
+            outcome = self.test_children(tree, node, p, q, ranks, is_alive, may_stop=rows.is_lazy)
             final = torch.where(is_alive[:, None], outcome.left, final)
             is_alive = outcome.is_accepted
             node = torch.where(is_alive, outcome.taken, 0)
             last = torch.where(is_alive, outcome.taken, last)
             outcomes.append(outcome)
-        final = torch.where(is_alive[:, None], log_p[images, node].exp(), final)
+            if rows.is_lazy and not bool(is_alive.any()):
+                break
+            p = rows.at(node[:, None])[:, 0].exp()
+        final = torch.where(is_alive[:, None], p, final)
         next_token = self.draw(final.log()[:, None], positions.gather(1, last[:, None]), noise)[:, 0]
+        # Depths past a break have no test.
+        left = len(tree.shape.widths) - len(outcomes)
         accepted = torch.stack([outcome.is_accepted for outcome in outcomes], 1)
-        path = torch.stack([outcome.taken for outcome in outcomes], 1)
+        path = pad(torch.stack([outcome.taken for outcome in outcomes], 1), (0, left))
         if self.relaxation is None:
             return Verdict(path, accepted.sum(1), next_token)
         relaxed = torch.stack([outcome.is_relaxed for outcome in outcomes], 1).float()
         spent = torch.stack([outcome.cost.total_variation for outcome in outcomes], 1).clamp(max=1.0)
         distances = [outcome.cost.latent_distance for outcome in outcomes]
         known = [distance for distance in distances if distance is not None]
-        distance = pad(torch.stack(known, 1), (0, 1)) if len(known) == len(distances) else None
-        return Verdict(path, accepted.sum(1), next_token, relaxed, pad(spent, (0, 1)), distance)
+        distance = pad(torch.stack(known, 1), (0, left + 1)) if len(known) == len(distances) else None
+        return Verdict(path, accepted.sum(1), next_token, pad(relaxed, (0, left)), pad(spent, (0, left + 1)), distance)
 
     def test_children(
         self,
@@ -113,13 +133,18 @@ class RejectionVerifier(VerifierDefaults):
         q: Float[Tensor, "b v"] | None,
         uniforms: Float[Tensor, "b w"],
         is_alive: Bool[Tensor, " b"],
+        may_stop: bool = False,
     ) -> Outcome:
-        """Test the children of `node` in sampling order, in the images that are still descending."""
+        """Test the children of `node` in sampling order, in the images that are still descending.
+
+        With `may_stop` the ranks that no image tests are left out, at the price of looking at values.
+        """
         zeros = torch.zeros_like(node)
         free = torch.zeros_like(p[:, 0])
         outcome = Outcome(zeros.bool(), zeros, p, zeros.bool(), Cost(free, free))
         of_node = tree.shape.parents == node[:, None]
         of_node[:, 0] = False
+        children = of_node.sum(1)
         for rank in range(uniforms.shape[1]):
             is_child = of_node & (tree.shape.ranks == rank)
             child = is_child.long().argmax(1)
@@ -129,6 +154,8 @@ class RejectionVerifier(VerifierDefaults):
             # A code with q = 0 marks "no child" and is skipped.
             is_tested = is_alive & ~outcome.is_accepted & is_child.any(1) & (own_q > 0)
             outcome = self._test(outcome, child, code[:, 0], proposal, uniforms[:, rank] * own_q, is_tested, tree.mode)
+            if may_stop and not bool((is_alive & ~outcome.is_accepted & (children > rank + 1)).any()):
+                break
             if tree.mode == "sampled":
                 q = normalised(proposal.scatter(1, code, 0.0), proposal)
         return outcome

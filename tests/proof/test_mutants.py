@@ -135,8 +135,9 @@ class RefusalForgotten(RejectionVerifier):
         q: Float[Tensor, "b v"] | None,
         uniforms: Float[Tensor, "b w"],
         is_alive: Tensor,
+        may_stop: bool = False,
     ) -> Outcome:
-        return replace(super().test_children(tree, node, p, q, uniforms, is_alive), left=p)
+        return replace(super().test_children(tree, node, p, q, uniforms, is_alive, may_stop), left=p)
 
 
 class DraftersNoise(RejectionVerifier):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
-from lantern.decoding.loop import Readback, Run
+from lantern.decoding.loop import Programs, Readback, Run
 from lantern.methods.registry import METHODS, Decoder, build_decoder
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.proof.readbacks import Readbacks
@@ -112,10 +113,11 @@ class Watch:
 @pytest.mark.parametrize("name", METHODS)
 def test_host_reads_once_between_steps_and_never_within(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = parts_of(name)
-    parts.generate(CONDITION, keys=KEYS)  # builds the constants of the tree
+    given: dict[str, Any] = {"keys": KEYS, "programs": Programs(may_look=False)}  # as on a GPU
+    parts.generate(CONDITION, **given)  # builds the constants of the tree
     watch = Watch(monkeypatch)
     with watch.readbacks:
-        made = parts.generate(CONDITION, keys=KEYS, callback=watch.mark if parts.drafter is None else None)
+        made = parts.generate(CONDITION, callback=watch.mark if parts.drafter is None else None, **given)
     in_steps = watch.readbacks.seen[watch.marks[0] :]
     assert [wait for wait in in_steps if "# sync" not in wait.line] == []
     assert len(in_steps) == watch.requested

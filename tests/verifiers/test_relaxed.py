@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Relaxation, RelaxationDefaults, Relaxed, Verifier
+from lantern.decoding.loop import Programs
 from lantern.drafters.trees.static import StaticTree
 from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -150,7 +151,7 @@ def decode(name: str, sampling: Sampling, codebook: Tensor | None = VECTORS, **s
         neighbours=TABLE,
         codebook=codebook,
     )
-    return parts.generate(CONDITION, keys=KEYS)
+    return parts.generate(CONDITION, keys=KEYS, programs=Programs(may_look=False))  # as on a GPU
 
 
 @pytest.mark.parametrize("sampling", [Sampling(guidance=3), Sampling(guidance=3, temperature=0)])

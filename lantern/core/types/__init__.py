@@ -24,7 +24,7 @@ from lantern.core.types.relaxation import (
 from lantern.core.types.step import Callback, Generation, Step
 from lantern.core.types.target import Sampler, Scores, Target, TargetDefaults
 from lantern.core.types.tree import DraftMode, DraftTree, Traits, TreePolicy, TreeShape
-from lantern.core.types.verifier import Leftovers, NoiseSource, Verdict, Verifier, VerifierDefaults
+from lantern.core.types.verifier import GivenRows, Leftovers, NoiseSource, Rows, Verdict, Verifier, VerifierDefaults
 
 __all__ = [
     "Acceptance",
@@ -37,6 +37,7 @@ __all__ = [
     "Drafter",
     "DrafterDefaults",
     "Generation",
+    "GivenRows",
     "Leftovers",
     "NoiseSource",
     "Prefill",
@@ -44,6 +45,7 @@ __all__ = [
     "Relaxation",
     "RelaxationDefaults",
     "Relaxed",
+    "Rows",
     "Ruling",
     "Sampler",
     "Scores",

@@ -36,6 +36,7 @@ class DrafterDefaults:
     members: tuple[object, ...] = ()
     needs_host: bool = False
     records_log_q: bool = True
+    reads_leftovers: bool = False
     sample_window: WindowFill | None = None
 
 
@@ -84,6 +85,11 @@ class Drafter(Protocol):
     @property
     def records_log_q(self) -> bool:
         """Whether its trees carry log q, where its mode allows it. Optional."""
+        ...
+
+    @property
+    def reads_leftovers(self) -> bool:
+        """Whether it reads the leftovers of verdicts, so that every node of its trees must be verified. Optional."""
         ...
 
     @property

@@ -21,6 +21,7 @@ class RelaxationDefaults:
 
     judges_codes: ClassVar[bool] = False
     has_greedy_form: ClassVar[bool] = False
+    is_row_wise: bool = True
 
 
 @runtime_checkable
@@ -32,6 +33,11 @@ class Relaxation(Protocol):
 
     has_greedy_form: ClassVar[bool]
     """Whether it has a form for temperature 0 (`Claimant`). Optional."""
+
+    @property
+    def is_row_wise(self) -> bool:
+        """Whether the bits of a row do not depend on the rows that are relaxed with it. Optional."""
+        ...
 
     def relax(
         self, log_p: Float[Tensor, "n v"], log_q: Float[Tensor, "n v"], *, depths: Int[Tensor, " n"], levels: int

@@ -1,8 +1,10 @@
 """The verifier, its verdict, and the noise that it reads."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -27,6 +29,42 @@ class NoiseSource(Protocol):
     ) -> Float[Tensor, "b n lanes"]:
         """Return uniforms, by default of acceptance tests, one lane per sibling; `iterations` give other ones."""
         ...
+
+
+class Rows(ABC):
+    """Log-probabilities of what follows each node of a tree, for verifiers that read them node by node.
+
+    `is_lazy` says that a row is computed when it is read and that the host may look at values: a walk then reads only
+    the nodes that it visits, and stops as soon as it is done. Otherwise all rows exist, and a walk must run the same
+    operations whatever the values, without waiting for the device. Both give the same bits.
+    """
+
+    is_lazy: bool
+
+    @abstractmethod
+    def at(self, nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b m v"]:
+        """Return the log-probabilities of what follows these nodes of each image."""
+
+    @abstractmethod
+    def sample(self, verifier: "Verifier", nodes: Int[Tensor, "b m"], noise: NoiseSource) -> Int[Tensor, "b m"]:
+        """Return what a verifier's `draw` samples after these nodes."""
+
+
+@dataclass(frozen=True)
+class GivenRows(Rows):
+    """Rows that exist: row i of `log_p` is the distribution of code number `positions[i]`."""
+
+    log_p: Float[Tensor, "b n v"]
+    positions: Int[Tensor, "b n"]
+    is_lazy: bool = False
+
+    def at(self, nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b m v"]:
+        """Return the log-probabilities of what follows these nodes of each image."""
+        return self.log_p[torch.arange(len(nodes), device=nodes.device)[:, None], nodes]
+
+    def sample(self, verifier: "Verifier", nodes: Int[Tensor, "b m"], noise: NoiseSource) -> Int[Tensor, "b m"]:
+        """Return what a verifier's `draw` samples after these nodes."""
+        return verifier.draw(self.at(nodes), self.positions.gather(1, nodes), noise)
 
 
 @dataclass(frozen=True)
@@ -64,12 +102,17 @@ class VerifierDefaults:
     """Defaults of the optional attributes of `Verifier`."""
 
     reads_samples: bool = False
+    reads_rows: bool = False
     reads_log_q: bool = False
     is_sample_match: bool = False
 
     def match(self, tree: DraftTree, sampled: Int[Tensor, "b n"], positions: Int[Tensor, "b n"]) -> Verdict:
         """Raise TypeError: only verifiers with `reads_samples` have it."""
         raise TypeError(f"{type(self).__name__} reads distributions, not samples: call walk")
+
+    def descend(self, tree: DraftTree, rows: Rows, positions: Int[Tensor, "b n"], noise: NoiseSource) -> Verdict:
+        """Raise TypeError: only verifiers with `reads_rows` have it."""
+        raise TypeError(f"{type(self).__name__} reads all distributions at once: call walk")
 
 
 @runtime_checkable
@@ -97,6 +140,11 @@ class Verifier(Protocol):
         ...
 
     @property
+    def reads_rows(self) -> bool:
+        """Whether it can read distributions node by node: `descend` is then the walk, without leftovers. Optional."""
+        ...
+
+    @property
     def reads_log_q(self) -> bool:
         """Whether it needs a tree's log q. Optional."""
         ...
@@ -120,4 +168,8 @@ class Verifier(Protocol):
 
     def match(self, tree: DraftTree, sampled: Int[Tensor, "b n"], positions: Int[Tensor, "b n"]) -> Verdict:
         """Keep a path, given the code sampled after each node; only with `reads_samples`. Optional."""
+        ...
+
+    def descend(self, tree: DraftTree, rows: Rows, positions: Int[Tensor, "b n"], noise: NoiseSource) -> Verdict:
+        """Keep the path of `walk`, but read only the rows that it visits; only with `reads_rows`. Optional."""
         ...

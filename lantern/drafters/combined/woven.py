@@ -78,6 +78,7 @@ class WovenDrafter(DrafterDefaults):
     """
 
     mode: DraftMode = "gumbel"
+    reads_leftovers = True
 
     def __init__(
         self,

@@ -66,6 +66,8 @@ class JacobiDrafter(DrafterDefaults):
     for an unknown init.
     """
 
+    reads_leftovers = True
+
     def __init__(
         self,
         target: Target,

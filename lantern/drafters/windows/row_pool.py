@@ -46,6 +46,7 @@ class RowPoolDrafter(DrafterDefaults):
     """
 
     mode: DraftMode = "gumbel"
+    reads_leftovers = True
     needs_whole_prefix = False
 
     def __init__(

@@ -40,6 +40,7 @@ class SjdPacDrafter(DrafterDefaults):
     """
 
     mode: DraftMode = "gumbel"
+    reads_leftovers = True
     needs_whole_prefix = False
 
     def __init__(

@@ -37,7 +37,7 @@ class GraphEngine(Engine):
         """Return the parts of a step, replayed from a graph."""
         from lantern.engines.cuda.graphs import GraphedStepper
 
-        return dataclasses.replace(super().programs(), wrap=GraphedStepper)
+        return dataclasses.replace(super().programs(), wrap=GraphedStepper, may_look=False)
 
     def _prepare(self, target: Any) -> "Target":
         if not self.compiles_steps:

@@ -37,6 +37,11 @@ class Cool(RelaxationDefaults):
         if not math.isfinite(self.nu) or not 0 <= self.nu <= 10:
             raise ValueError(f"nu is {self.nu}, wanted a rate from 0 (not annealed) to 10")
 
+    @property
+    def is_row_wise(self) -> bool:
+        """False where distances are reported: matrix products round by the number of rows."""
+        return self.codebook is None
+
     def factors(self, levels: int) -> list[float]:
         """Return omega_i for each depth of a draft."""
         raw = [math.exp(-self.nu * depth) for depth in range(levels)]

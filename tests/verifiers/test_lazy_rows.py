@@ -1,0 +1,139 @@
+"""Walks that read only the rows they visit, compared bit for bit with walks over all rows."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.core.noise import Noise
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftMode, DraftTree, Verdict, Verifier
+from lantern.decoding.loop import Programs
+from lantern.decoding.rows import LazyRows
+from lantern.drafters.trees.static import named
+from lantern.methods.registry import METHODS, build_decoder
+from lantern.verifiers.greedy import GreedyVerifier
+from lantern.verifiers.gumbel import GumbelVerifier
+from lantern.verifiers.rejection import RejectionVerifier
+from lantern.verifiers.relaxations.bounded import Bounded
+from lantern.verifiers.relaxations.cool import Cool
+from lantern.verifiers.relaxations.grouped import Grouped
+from lantern.verifiers.relaxations.lantern import Lantern
+from lantern.verifiers.relaxations.lantern_pp import LanternPP
+from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
+from lantern.verifiers.relaxations.tolerance import Tolerance
+from lantern.verifiers.relaxed import RelaxedVerifier
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+
+CODES, IMAGES, STEPS = 48, 3, 12
+TREE = named("0 1 2 0.0 0.1 1.0 0.0.0 0.0.1 0.0.0.0")
+VECTORS = torch.randn(CODES, 4, generator=torch.Generator().manual_seed(1))
+TABLE = proximity_table(VECTORS, 12)
+DISTANCES = proximity_distances(VECTORS, TABLE)
+BOUNDED = Bounded(TABLE, k=8, delta=0.3, distances=DISTANCES)
+VERIFIERS: dict[str, tuple[Verifier, DraftMode]] = {
+    "gumbel": (GumbelVerifier(), "gumbel"),
+    "rejection": (RejectionVerifier(), "sampled"),
+    "rejection-point": (RejectionVerifier(), "point"),
+    "rejection-iid": (RejectionVerifier(), "iid"),
+    "lantern": (RejectionVerifier(Lantern(TABLE, k=8, delta=0.2, distances=DISTANCES)), "sampled"),
+    "lantern++": (RejectionVerifier(LanternPP(TABLE, k=8, lambda_=3.0, residual="released")), "sampled"),
+    "grouped": (RejectionVerifier(Grouped(VECTORS, d_radius=5.0)), "sampled"),
+    "tolerance": (RejectionVerifier(Tolerance(3)), "point"),
+    "greedy": (GreedyVerifier(Lantern(TABLE, k=8, delta=0.2, distances=DISTANCES)), "point"),
+    "bounded": (RelaxedVerifier(BOUNDED, GumbelVerifier()), "gumbel"),
+    "bounded-rejection": (RelaxedVerifier(BOUNDED, RejectionVerifier()), "sampled"),
+    "cool": (RelaxedVerifier(Cool(), RejectionVerifier()), "sampled"),
+}
+
+
+class CountedRows(LazyRows):
+    """Rows that count how many were read."""
+
+    read: list[int]
+
+    def at(self, nodes: Tensor) -> Tensor:
+        self.read.append(nodes.shape[1])
+        return super().at(nodes)
+
+    def sample(self, verifier: Verifier, nodes: Tensor, noise: Any) -> Tensor:
+        self.read.append(nodes.shape[1])
+        return super().sample(verifier, nodes, noise)
+
+
+def step(mode: DraftMode, images: int, seed: int, sampling: Sampling) -> tuple[DraftTree, Tensor, Tensor, Noise]:
+    """Return a tree near the target, logits, code numbers and noise."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = TREE.shape()
+    logits = torch.randn(images, 2, shape.num_nodes, CODES, generator=generator) * 0.8
+    places = (3 + shape.depths).expand(images, -1)
+    near = sampling.log_probs(logits, places) * 0.9
+    log_q = (near.nan_to_num(neginf=-30.0) + torch.randn(near.shape, generator=generator)).log_softmax(-1)
+    noise = Noise([(seed, i) for i in range(images)], positions=16, vocab_size=CODES)
+    scores = log_q if mode == "point" else log_q + noise.gumbel(places, 1 if mode == "gumbel" else 2)
+    order = scores.argsort(-1, descending=True)
+    tokens = order[:, shape.parents, shape.ranks]
+    return DraftTree(tokens, shape, mode, log_q, TREE.inner()), logits, places, noise
+
+
+def kept(verdict: Verdict, image: int) -> list[Any]:
+    """Return what a verdict says of an image, without what lies past the accepted path."""
+    length = int(verdict.length[image])
+    spent = [verdict.total_variation, verdict.latent_distance]
+    return [
+        verdict.path[image, :length].tolist(),
+        int(verdict.next_token[image]),
+        None if verdict.relaxed is None else verdict.relaxed[image, :length].tolist(),
+        *(None if cost is None else cost[image, : length + 1].tolist() for cost in spent),
+    ]
+
+
+@pytest.mark.parametrize("images", [1, IMAGES])
+@pytest.mark.parametrize("name", VERIFIERS)
+def test_lazy_walks_have_the_bits_of_full_walks(name: str, images: int) -> None:
+    verifier, mode = VERIFIERS[name]
+    sampling = Sampling(guidance=2.0, temperature=0.9, top_k=20, top_p=0.98)
+    sampling = sampling.untruncated() if verifier.reads_untruncated else sampling
+    lengths: list[int] = []
+    for seed in range(STEPS):
+        tree, logits, places, noise = step(mode, images, seed, sampling)
+        full = verifier.walk(tree, sampling.log_probs(logits, places), places, noise)
+        rows = CountedRows(sampling, logits, places)
+        object.__setattr__(rows, "read", [])
+        lazy = verifier.descend(tree, rows, places, noise)
+        assert [kept(lazy, i) for i in range(images)] == [kept(full, i) for i in range(images)]
+        assert torch.equal(lazy.length, full.length) and lazy.path.shape == full.path.shape
+        if images == 1 and name != "greedy":  # there siblings may match, and all of them are visited
+            assert rows.read == [1] * (int(lazy.length) + 1)
+        lengths += lazy.length.tolist()
+    assert min(lengths) < max(lengths) and max(lengths) >= 2
+
+
+@pytest.mark.parametrize("name", ["eagle1", "lantern", "bounded", "eagle2-rejection"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_decoding_with_lazy_rows_gives_the_same_pictures_and_statistics(name: str, temperature: float) -> None:
+    target = tiny_target(vocab_size=24)
+    vectors = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
+    method = METHODS[name].with_options(**({"k": 10} if "k" in METHODS[name].settings else {}))
+    parts = build_decoder(
+        method,
+        target,
+        sampling=Sampling(guidance=3, temperature=temperature, top_k=12),
+        drafter_module=tiny_eagle(target),
+        neighbours=proximity_table(vectors, 23),
+        codebook=vectors,
+    )
+    made = [
+        parts.generate(tiny_condition((4, 1)), keys=[(1, 0), (1, 1)], programs=Programs(may_look=may_look))
+        for may_look in (True, False)
+    ]
+    for field in ("codes", "passes", "accepted", "reached", "relaxed", "total_variation", "latent_distance"):
+        found = [getattr(one, field) for one in made]
+        assert found[0] is found[1] is None or torch.equal(*found), field
+
+
+def test_distances_by_matrix_products_are_computed_for_all_rows_at_once() -> None:
+    cool = RelaxedVerifier(Cool(codebook=VECTORS), RejectionVerifier())
+    assert not cool.reads_rows  # their bits depend on the number of rows
+    assert RelaxedVerifier(Cool(), RejectionVerifier()).reads_rows
