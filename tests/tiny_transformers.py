@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lantern.models.transformers.components import Components
+from lantern.models.transformers.emu3 import NEGATIVE
 from lantern.models.transformers.loading import FAMILIES
 
 TEMPLATE = (
@@ -22,7 +23,10 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> Any:
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         if parameter.ndim == 2:
-            parameter.data.normal_(0, parameter.shape[1] ** -0.5, generator=generator)
+            parameter.data.normal_(0, 1.4 * parameter.shape[1] ** -0.5, generator=generator)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.weight.data.normal_(generator=generator)
     return model.eval()
 
 
@@ -86,6 +90,73 @@ def janus_codes(model: Any, processor: Any, prompt: str) -> torch.Tensor:
     text = processor.apply_chat_template(message, add_generation_prompt=True)
     inputs = processor(text=text, generation_mode="image", return_tensors="pt")
     return model.generate(**inputs, generation_mode="image", do_sample=False)[0]
+
+
+def tiny_emu3(seed: int = 0) -> Any:
+    """Emu3 with 24 codes, whose tokens are not in order, and grids of any size."""
+    from transformers import Emu3Config, Emu3ForConditionalGeneration, Emu3TextConfig, Emu3VQVAEConfig
+
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    text = Emu3TextConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, pad_token_id=2, bos_token_id=1, eos_token_id=3, **heads
+    )
+    vq = Emu3VQVAEConfig(
+        codebook_size=24,
+        base_channels=32,
+        channel_multiplier=[1, 1, 1, 1],
+        num_res_blocks=1,
+        hidden_size=32,
+        attn_resolutions=[3],
+        temporal_downsample_factor=2,
+    )
+    config = Emu3Config(text_config=text, vq_config=vq, vocabulary_map=emu3_words())
+    return randomise(Emu3ForConditionalGeneration(config), seed)
+
+
+def emu3_words() -> dict[str, int]:
+    """The vocabulary of `tiny_emu3`: words, then codes in another order than their tokens."""
+    words = [*WORDS, "<img>", "<eof>", "<|extra_200|>", "3*4", "lowres,"]
+    codes = [f"<|visual token {code * 7 % 24:06d}|>" for code in range(24)]
+    return {word: i for i, word in enumerate([*words, *codes])}
+
+
+def emu3_processor() -> Any:
+    """The processor of `tiny_emu3`."""
+    from transformers import Emu3ImageProcessor, Emu3Processor
+
+    names = {"image_token": "<image>", "boi_token": "<boi>", "eoi_token": "<eoi>", "eof_token": "<eof>"}
+    own = {"bos_token": "<bos>", "pad_token": "<pad>", "eos_token": "<eos>", "image_wrapper_token": "<img>"}
+    return Emu3Processor(Emu3ImageProcessor(), tokenizer(list(emu3_words()), **own, **names))
+
+
+def emu3_codes(model: Any, processor: Any, prompt: str) -> torch.Tensor:
+    """Greedy codes of the library, as its documentation makes pictures, of 3 rows of 4 codes."""
+    rows, columns, size = 3, 4, {"ratio": "4:3", "image_area": 12 * 64}
+    inputs, negative = (
+        processor(text=[text], return_for_image_generation=True, return_tensors="pt", **size)
+        for text in (prompt, NEGATIVE)
+    )
+    visual, ids = model.vocabulary_mapping.image_tokens, emu3_words()
+    start = inputs["input_ids"].shape[1]
+
+    def allowed(_: int, seen: torch.Tensor) -> list[int]:
+        place = len(seen) - start + 1
+        ends = {(columns + 1) * rows + 1: "<eof>", (columns + 1) * rows + 2: "<eoi>"}
+        if place in ends:
+            return [ids[ends[place]]]
+        return [ids["<|extra_200|>"]] if place % (columns + 1) == 0 else visual
+
+    found = model.generate(
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        max_new_tokens=rows * (columns + 1),
+        do_sample=False,
+        guidance_scale=3.0,
+        prefix_allowed_tokens_fn=allowed,
+        negative_prompt_ids=negative["input_ids"],
+        negative_prompt_attention_mask=negative["attention_mask"],
+    )
+    return model.vocabulary_mapping.convert_bpe2img(found[:, start:].view(-1, rows, columns + 1)).flatten()
 
 
 def assemble(family: str, model: Any, processor: Any, size: tuple[int, int] | None = None) -> Components:

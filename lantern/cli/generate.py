@@ -1,6 +1,7 @@
 """`lantern-generate`: pictures from prompts or class labels, by any method, with statistics on request."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,9 @@ def _what(group: Any) -> None:
 def _how(group: Any) -> None:
     group.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
     group.add_argument(
+        "--size", type=_size, metavar="WxH", help="width and height in pixels, of models that make several sizes"
+    )
+    group.add_argument(
         "--no-verify", action="store_true", help="do not compare weight files with their SHA-256 (SHA256SUMS)"
     )
     group.add_argument(
@@ -93,6 +97,14 @@ def _dtype(text: str) -> str:
     """The dtype of a name of ours or of torch's."""
     names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     return one_of(("auto", "fp32", "bf16", "fp16"))(names.get(text, text))
+
+
+def _size(text: str) -> tuple[int, int]:
+    """Height and width of a size such as 720x512."""
+    found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}, wanted width and height in pixels, such as 720x720")
+    return int(found[2]), int(found[1])
 
 
 def _format(text: str) -> str:
@@ -191,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
         settings_of(args, METHODS[args.method])  # refuses before the model is loaded
     parts = _parts(args.method, has_prompts=bool(prompts), has_pixels=results.place is not None)
     how: dict[str, Any] = {"device": args.device, "dtype": dtype_of(args), "engine": engine_of(args)}
-    model = load_model(args.model, parts=parts, verify=not args.no_verify, **how)
+    model = load_model(args.model, parts=parts, verify=not args.no_verify, size=args.size, **how)
     sampling = model.sampling(**given)
     batch = 1 if args.compare else min(args.batch, args.num_images * max(len(prompts), len(args.class_label)))
     method = choose_method(model, args.method, sampling=sampling, batch=batch, report=reporter(args.quiet))

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import Condition
+from lantern.core.types import Condition, Raster
 from lantern.models.transformers.target import TransformersTarget
 
 
@@ -22,11 +22,21 @@ class PixelConfig:
 
 
 class Pixels(nn.Module, ABC):
-    """A VQ decoder of transformers, for grids of one size; it stays in fp32."""
+    """A VQ decoder of transformers, for grids of one size; it stays in fp32.
 
-    def __init__(self, config: PixelConfig, rows: int, columns: int) -> None:
+    Its pixels are those that the model's image processor normalised, by 0.5 in each channel if there is no processor.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, config: PixelConfig, raster: Raster, processor: Any | None) -> None:
         super().__init__()
-        self.config, self.rows, self.columns = config, rows, columns
+        self.config, self.raster = config, raster
+        images = None if processor is None else processor.image_processor
+        mean, std = (0.5, 0.5) if images is None else (images.image_mean, images.image_std)
+        for name, values in (("scale", 2 * torch.tensor(std)), ("shift", 2 * torch.tensor(mean) - 1)):
+            self.register_buffer(name, values.expand(3)[:, None, None].clone(), persistent=False)
 
     @property
     def device(self) -> torch.device:
@@ -40,16 +50,17 @@ class Pixels(nn.Module, ABC):
 
     @abstractmethod
     def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
-        """Decode grids of legal codes to pixels, nominally in [-1, 1]."""
+        """Decode grids of legal codes to pixels as the processor normalised them."""
 
     def decode(self, codes: Int[Tensor, "b n"]) -> Float[Tensor, "b 3 h w"]:
         """Decode codes in raster order to pixels, nominally in [-1, 1]; ValueError for another number or codes."""
-        if codes.shape[1] != self.rows * self.columns:
-            raise ValueError(f"got {codes.shape[1]} codes a picture, wanted {self.rows} rows of {self.columns}")
+        rows, columns = self.raster.rows, self.raster.columns
+        if codes.shape[1] != rows * columns:
+            raise ValueError(f"got {codes.shape[1]} codes a picture, wanted {rows} rows of {columns}")
         if not codes.is_meta and not 0 <= int(codes.min()) <= int(codes.max()) < self.config.codebook_size:
             lowest, highest = int(codes.min()), int(codes.max())
             raise ValueError(f"codes are from {lowest} to {highest}, wanted 0 to {self.config.codebook_size - 1}")
-        return self.paint(codes.long().unflatten(1, (self.rows, self.columns)))
+        return self.paint(codes.long().unflatten(1, (rows, columns))) * self.scale + self.shift
 
 
 class Prompts(ABC):
@@ -77,6 +88,13 @@ class Prompts(ABC):
     def is_blank(self, prompt: str) -> bool:
         """Return whether a prompt says nothing."""
         return not prompt.strip()
+
+
+def grid_of(size: tuple[int, int], side: int) -> tuple[int, int]:
+    """Return rows and columns of codes for (height, width) in pixels; ValueError unless both divide by `side`."""
+    if any(pixels < side or pixels % side for pixels in size):
+        raise ValueError(f"the size is {size[1]}x{size[0]}, wanted multiples of {side}")
+    return size[0] // side, size[1] // side
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,9 @@ class JanusCodes(nn.Module):
 class JanusPixels(Pixels):
     """The VQ decoder, which is LlamaGen's: vectors of codes are normalised when they are used."""
 
-    def __init__(self, vq: Any, rows: int, columns: int) -> None:
-        super().__init__(
-            PixelConfig(vq.config.num_embeddings, 2 ** (len(vq.config.channel_multiplier) - 1)), rows, columns
-        )
+    def __init__(self, vq: Any, raster: Raster, processor: Any | None) -> None:
+        side = 2 ** (len(vq.config.channel_multiplier) - 1)
+        super().__init__(PixelConfig(vq.config.num_embeddings, side), raster, processor)
         self.vq = vq
 
     @property
@@ -74,7 +73,7 @@ class JanusPrompts(Prompts):
 def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
     """Return the parts of a `JanusForConditionalGeneration`; ValueError for another `size` than its own."""
     inner, side = model.model, model.config.vq_config.num_patches
-    vq = JanusPixels(inner.vqmodel.float(), side, side)
+    vq = JanusPixels(inner.vqmodel.float(), Raster(side, side), processor)
     if size not in (None, (pixels := side * vq.config.downsample, pixels)):
         raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes pictures of {pixels}x{pixels} only")
     target = TransformersTarget(
@@ -84,7 +83,7 @@ def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = N
         inner.generation_head,
         codes=vq.config.codebook_size,
         family="janus",
-        raster=Raster(side, side),
+        raster=vq.raster,
     )
     text = None if processor is None else JanusPrompts(processor, model.generation_config)
     return Components(target, vq, text, GENERATION)

@@ -14,7 +14,7 @@ from lantern.core.io import CONFIG_NAME, read_checksums, verify_files
 from lantern.models.transformers.components import Components
 
 # model_type of config.json -> the module of the family
-FAMILIES = {"janus": "lantern.models.transformers.janus"}
+FAMILIES = {name: f"lantern.models.transformers.{name}" for name in ("janus", "emu3")}
 # layouts of the same models that transformers does not load, and the repository that holds the right one
 OTHER_LAYOUTS = {"multi_modality": "deepseek-community/Janus-Pro-1B"}
 

@@ -1,0 +1,77 @@
+"""Emu3-Gen (arXiv:2409.18869): codes are tokens of one vocabulary, and a newline token follows each row of them.
+
+The unconditional row is a negative prompt of its own length. The picture's size is part of both prompts.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.core.types import Raster
+from lantern.models.transformers.components import Components, PixelConfig, Pixels, Prompts, grid_of
+from lantern.models.transformers.target import CodeEmbedding, CodeHead, TransformersTarget
+
+CLASS = "Emu3ForConditionalGeneration"
+GENERATION = {"guidance": 3.0, "temperature": 1.0, "top_k": 2048, "method": "auto"}
+SIZE = (720, 720)
+NEWLINE = "<|extra_200|>"
+# the negative prompt of the release
+NEGATIVE = (
+    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality,"
+    " low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
+)
+
+
+class Emu3Pixels(Pixels):
+    """The decoder of the video tokenizer, for a single picture."""
+
+    def __init__(self, vq: Any, raster: Raster, processor: Any | None) -> None:
+        super().__init__(PixelConfig(vq.config.codebook_size, vq.spatial_scale_factor), raster, processor)
+        self.vq = vq
+
+    @property
+    def codebook(self) -> Float[Tensor, "v d"]:
+        """The vectors of the codes."""
+        return self.vq.quantize.embedding.weight.detach()
+
+    def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
+        """Decode grids."""
+        return self.vq.decode(grids)
+
+
+class Emu3Prompts(Prompts):
+    """A prompt, or the negative prompt, with the size of the picture in codes behind it."""
+
+    def __init__(self, processor: Any, raster: Raster) -> None:
+        self.processor = processor
+        side = processor.downsample_ratio
+        self.grid = {"ratio": f"{raster.columns}:{raster.rows}", "image_area": raster.codes * side**2}
+
+    def rows(self, prompt: str) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the tokens of a prompt and of the negative prompt."""
+        texts = [prompt, NEGATIVE]
+        ids, negative = self.processor(text=texts, return_for_image_generation=True, **self.grid)["input_ids"]
+        return list(ids), list(negative)
+
+
+def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
+    """Return the parts of an `Emu3ForConditionalGeneration` for pictures of `size`, by default 720 x 720 pixels."""
+    inner, mapping = model.model, model.vocabulary_mapping
+    rows, columns = grid_of(size or SIZE, inner.vqmodel.spatial_scale_factor)
+    raster = Raster(rows, columns, newline=mapping.eol_token_id)
+    vq = Emu3Pixels(inner.vqmodel.float(), raster, processor)
+    words = model.get_input_embeddings()
+    tokens = mapping.img2bpe_mapping_tensor.long().to(words.weight.device)
+    target = TransformersTarget(
+        inner.text_model,
+        words,
+        CodeEmbedding(words, tokens),
+        CodeHead(model.lm_head, tokens),
+        codes=vq.config.codebook_size,
+        family="emu3",
+        raster=raster,
+    )
+    text = None if processor is None else Emu3Prompts(processor, raster)
+    return Components(target, vq, text, GENERATION)
