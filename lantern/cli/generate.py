@@ -206,14 +206,18 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(args.model, parts=parts, verify=not args.no_verify, size=args.size, **how)
     sampling = model.sampling(**given)
     batch = 1 if args.compare else min(args.batch, args.num_images * max(len(prompts), len(args.class_label)))
-    method = choose_method(model, args.method, sampling=sampling, batch=batch, report=reporter(args.quiet))
-    settings = settings_of(args, method)
-    method = method.with_options(**settings)
+    notes: list[str] = []  # printed when nothing can be refused any more
+    usual = choose_method(model, args.method, sampling=sampling, batch=batch, report=notes.append)
+    settings = settings_of(args, usual)
+    method = usual.with_options(**settings)
     settings = method.changed() | settings
     requested = requests(prompts=prompts, labels=args.class_label, seed=args.seed, count=args.num_images)
     check_requests(model, requested)
-    requested = with_warnings(model, requested, warn=reporter(args.quiet))
-    job = Job(model, method, settings, sampling, requested, results, args.stopping, is_comparison=args.compare)
+    requested = with_warnings(model, requested, warn=notes.append)
+    chosen = method, settings, sampling, requested
+    job = Job(model, *chosen, results, args.stopping, usual=usual, is_comparison=args.compare)
+    for note in notes:
+        reporter(args.quiet)(note)
     if args.compare:
         job.compare(repeats=args.repeats)
     else:

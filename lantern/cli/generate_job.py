@@ -59,7 +59,10 @@ class Results:
 
 
 class Job:
-    """One run of the command after all choices are made; ValueError if a file would be overwritten."""
+    """One run of the command after all choices are made; ValueError if a file would be overwritten.
+
+    `usual` is the method without the settings of the call.
+    """
 
     def __init__(
         self,
@@ -71,10 +74,11 @@ class Job:
         results: Results,
         stopping: "Stopping",
         *,
+        usual: "Method",
         is_comparison: bool = False,
     ) -> None:
         self.model, self.method, self.settings, self.sampling = model, method, dict(settings), sampling
-        self.requested, self.results, self.stopping = requested, results, stopping
+        self.requested, self.results, self.stopping, self.usual = requested, results, stopping, usual
         self.scale = model.scale if results.scale is None else results.scale
         self.planned: dict[Request, list[Path]] = {}
         if results.place is not None:
@@ -195,12 +199,9 @@ class Job:
         }
 
     def _changed(self) -> dict[str, Any]:
-        """Return what was chosen of the method's settings and the sampling, guidance apart, instead of the defaults."""
-        from lantern.methods.registry import find, suited
-
-        usual = suited(find(self.method.name), self.model.engine, self.model.target)
+        """Return what the call chose of the method's settings and the sampling, guidance apart, beside the defaults."""
         chosen = {"tree": self.method.tree, **self.method.settings} | dataclasses.asdict(self.sampling)
-        default = {"tree": usual.tree, **usual.settings} | dataclasses.asdict(self.model.sampling())
+        default = {"tree": self.usual.tree, **self.usual.settings} | dataclasses.asdict(self.model.sampling())
         return {name: chosen[name] for name in chosen if name != "guidance" and chosen[name] != default[name]}
 
     def _sheet_values(self, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

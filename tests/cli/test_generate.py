@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("models") / "toy"))
+    generation = {"guidance": 3.0, "top_k": 12, "method": "eagle1"}
+    return str(save_tiny_model(tmp_path_factory.mktemp("models") / "toy", generation=generation))
 
 
 @pytest.fixture(autouse=True)

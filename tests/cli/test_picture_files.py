@@ -19,7 +19,8 @@ PROMPT = "a red apple"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("models") / "toy"))
+    generation = {"guidance": 3.0, "top_k": 12, "method": "eagle1"}
+    return str(save_tiny_model(tmp_path_factory.mktemp("models") / "toy", generation=generation))
 
 
 @pytest.fixture(autouse=True)

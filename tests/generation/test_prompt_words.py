@@ -48,6 +48,7 @@ def test_the_command_warns_in_one_line_and_in_its_statistics(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: str
 ) -> None:
     command = ["--model", str(folder), "--prompt", prompt, "--prompt", "a red apple", "-n", "2"]
+    command += ["--method", "plain"]
     assert main([*command, "--tokens", str(tmp_path / "codes.json"), "--json"]) == 0
     seen = capsys.readouterr()
     found = json.loads(seen.out)
