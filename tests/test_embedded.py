@@ -11,7 +11,7 @@ from lantern.core.sampling import Sampling
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request
-from lantern.models.folder import Model, load_model
+from lantern.models.folder import Model, load_model, read_words
 
 MEBIBYTE = 2**20
 
@@ -28,6 +28,12 @@ def test_weights_fit_in_forty_mebibytes() -> None:
     files = [path for path in embedded_model().rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 40 * MEBIBYTE
     assert not [path for path in files if path.suffix in (".pt", ".bin", ".ckpt", ".pkl")]
+
+
+def test_words_of_the_training_captions_are_listed() -> None:
+    words = read_words(embedded_model())
+    assert {"apple", "cat", "3d", "purple"} <= set(words) and "kitty" not in words
+    assert words == sorted(set(words))
 
 
 def test_shape_is_llamagens_at_256_codes(model: Model) -> None:
