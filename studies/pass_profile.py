@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 
-from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.options import integer, one_of
+from lantern.cli.command import DONE, Command, integer, one_of, run_command
 from lantern.core.io import write_json
 from lantern.decoding.cache import StaticCache
+from lantern.engines.cpu.engine import CpuTarget
 from lantern.engines.cpu.kernels import PARTS
-from lantern.engines.cpu.target import CpuTarget
 from lantern.eval.speed.race import interleave
 from lantern.eval.speed.surroundings import about, load_average
 from lantern.models.folder import load_model

@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.options import existing, integer
+from lantern.cli.command import DONE, Command, existing, integer, run_command
 from lantern.core.io import write_json
 from lantern.eval.metrics.extraction import Extraction
 from lantern.eval.metrics.inception import Inception, load_inception

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.options import add_distribution, distribution_of, integer
+from lantern.cli.command import DONE, Command, add_distribution, distribution_of, integer, run_command
 from lantern.methods.registry import METHODS
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.options import integer
+from lantern.cli.command import DONE, Command, integer, run_command
 from lantern.core.io import write_json
 from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling

@@ -113,8 +113,7 @@ def saved_results(folder: Path) -> None:
 
 def released(folder: Path) -> None:
     """Files in the layout of the releases, at toy size: 32 x 32 codes, as 512 pixels have."""
-    from lantern.models.llamagen.config import SIZES, TransformerConfig
-    from lantern.models.llamagen.transformer import Transformer
+    from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
     from lantern.models.llamagen.vqvae import VQVAE, VQConfig
     from tests.tiny_folder import tiny_text_encoder
 

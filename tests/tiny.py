@@ -7,8 +7,7 @@ import torch
 
 from lantern.core.types import Condition
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.models.llamagen.config import TransformerConfig
-from lantern.models.llamagen.transformer import CaptionEmbedder, Transformer
+from lantern.models.llamagen.transformer import CaptionEmbedder, Transformer, TransformerConfig
 
 if TYPE_CHECKING:
     from lantern.training.teacher import Teacher

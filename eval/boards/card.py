@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, Command, nearest, run_command
-from lantern.cli.options import existing, integer, real
+from lantern.cli.command import DONE, Command, existing, integer, nearest, real, run_command
 
 if TYPE_CHECKING:
     from lantern.eval.boards.study import Study

@@ -21,7 +21,7 @@ from lantern.core.sampling import Sampling
 from lantern.eval.metrics.weights import cache_folder
 from lantern.generation.requests import Request, check_prompt, read_prompts
 from lantern.models.folder import Model
-from lantern.models.llamagen.config import SIZES
+from lantern.models.llamagen.transformer import SIZES
 
 FOLDER = Path(__file__).resolve().parent
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")

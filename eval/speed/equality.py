@@ -18,8 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.cli.command import DONE, FAILED, Command, run_command
-from lantern.cli.options import integer, real
+from lantern.cli.command import DONE, FAILED, Command, integer, real, run_command
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step

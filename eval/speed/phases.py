@@ -13,7 +13,7 @@ from lantern.core.types import Callback, Step, Target
 from lantern.engines.prepared import original
 from lantern.eval.speed.contenders import Contender, Job
 from lantern.eval.speed.race import now, rounded
-from lantern.models.llamagen.config import TransformerConfig
+from lantern.models.llamagen.transformer import TransformerConfig
 
 
 class NetworkClock:

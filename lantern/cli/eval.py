@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, Command, nearest, run_command
-from lantern.cli.options import check_file, existing, integer
+from lantern.cli.command import DONE, Command, check_file, existing, integer, nearest, run_command
 
 if TYPE_CHECKING:
     from lantern.eval.metrics.quality import Figure

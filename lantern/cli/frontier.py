@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.options import (
+from lantern.cli.command import (
+    DONE,
     PLAIN_KINDS,
+    Command,
     add_dtype,
     add_judges,
     add_machine,
@@ -22,6 +23,7 @@ from lantern.cli.options import (
     prompts_of,
     report,
     results_folder,
+    run_command,
 )
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.generate_job import STDOUT, Job, Results, reporter
-from lantern.cli.options import (
+from lantern.cli.command import (
+    DONE,
+    Command,
     add_engine,
     add_method_options,
     add_set,
@@ -20,10 +20,12 @@ from lantern.cli.options import (
     integer,
     one_of,
     real,
+    run_command,
     settings_of,
 )
+from lantern.cli.generate_job import STDOUT, Job, Results, reporter
 from lantern.generation.file_names import FIELDS, FORMATS, MAX_SCALE, RESAMPLINGS, SUFFIXES, destination
-from lantern.methods.registry import METHODS
+from lantern.methods.registry import METHODS, Method, neighbour_columns, reads_drafter
 
 SAMPLING = ("guidance", "guidance_interval", "temperature", "top_k", "top_p")
 OWN = "default: the model's"
@@ -201,7 +203,12 @@ def run(args: argparse.Namespace) -> int:
     Sampling(**given)
     if args.method not in (None, "auto"):
         settings_of(args, METHODS[args.method])  # refuses before the model is loaded
-    parts = _parts(args.method, has_prompts=bool(prompts), has_pixels=results.place is not None)
+
+    def parts(default: str) -> frozenset[Any]:
+        chosen = METHODS[args.method or default]
+        chosen = chosen.with_options(**settings_of(args, chosen))
+        return _parts(chosen, has_prompts=bool(prompts), has_pixels=results.place is not None)
+
     how: dict[str, Any] = {"device": args.device, "dtype": dtype_of(args), "engine": engine_of(args)}
     model = load_model(args.model, parts=parts, verify=not args.no_verify, size=args.size, **how)
     sampling = model.sampling(**given)
@@ -290,12 +297,16 @@ def _check_combinations(args: argparse.Namespace) -> None:
         raise ValueError('method "plain" drafts nothing, so there is nothing to --record: choose one that drafts trees')
 
 
-def _parts(method: str | None, *, has_prompts: bool, has_pixels: bool) -> frozenset[Any]:
-    """Return the components that this run needs beside the target."""
-    parts = {"text"} if has_prompts else set()
-    if method != "plain":
-        parts |= {"drafter", "neighbours"}
-    return frozenset(parts | ({"vq"} if has_pixels else set()))
+def _parts(method: Method, *, has_prompts: bool, has_pixels: bool) -> frozenset[Any]:
+    """Return the components that this run reads beside the target; "auto" may choose any method."""
+    is_any = method.name == "auto"
+    needs = {
+        "text": has_prompts,
+        "vq": has_pixels,
+        "drafter": is_any or reads_drafter(method),
+        "neighbours": is_any or neighbour_columns(method) > 0,
+    }
+    return frozenset(part for part, is_needed in needs.items() if is_needed)
 
 
 COMMAND = Command(

@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -156,26 +157,30 @@ class Job:
         target = weights_digest(self.model.target.state_dict())
         return Recorder(method=self.method.name, settings=self.settings, sampling=sampling, target=target)
 
-    def _progress(self, runs: int) -> "Progress":
+    def _progress(self, runs: int) -> "AbstractContextManager[Progress | None]":
+        """Return the bar of a run; None, as a context, with --quiet."""
+        if self.results.is_quiet:
+            return nullcontext()
         from lantern.generation.progress import Progress
 
-        is_quiet = self.results.is_quiet or self.results.is_json
-        return Progress(runs * len(self.requested), self.model.target.config.block_size, is_quiet=is_quiet)
+        pictures, codes = runs * len(self.requested), self.model.target.config.block_size
+        return Progress(pictures, codes, is_quiet=self.results.is_json)
 
-    def _callback(self, progress: "Progress") -> "Callback":
+    def _callback(self, progress: "Progress | None") -> "Callback":
         """Return the callback of a generation: it updates the bar, and stops if a signal's exception was swallowed."""
 
         def call(step: "Step") -> None:
             self.stopping.check()
-            progress(step)
+            if progress is not None:
+                progress(step)
 
         return call
 
-    def _report_halving(self, progress: "Progress", tried: int, fits: int) -> None:
+    def _report_halving(self, progress: "Progress | None", tried: int, fits: int) -> None:
         from lantern.generation.generator import halving_message
 
         self.halved = fits
-        if not self.results.is_quiet:
+        if progress is not None:
             progress.say(f"lantern: {halving_message(tried, fits)}")
 
     def _values(self, request: "Request", is_comparison: bool) -> dict[str, Any]:

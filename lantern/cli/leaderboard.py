@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, FAILED, Command, complain, run_command
-from lantern.cli.options import (
+from lantern.cli.command import (
+    DONE,
+    FAILED,
     LEAST,
     PLAIN_KINDS,
+    Command,
     add_dtype,
     add_judges,
     add_machine,
     add_subject,
     baseline_dtypes,
     check_judges,
+    complain,
     distribution_of,
     existing,
     integer,
@@ -25,6 +28,7 @@ from lantern.cli.options import (
     real,
     report,
     results_folder,
+    run_command,
 )
 
 if TYPE_CHECKING:

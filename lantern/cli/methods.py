@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, Command
-from lantern.cli.options import one_of
+from lantern.cli.command import DONE, Command, one_of
 from lantern.methods import METHODS, AddOn, MethodSpec, specs
 from lantern.methods.registry import find_add_on, spec_of
 from lantern.methods.spec import PROMISES

@@ -6,8 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, FAILED, Command, complain, run_command
-from lantern.cli.options import add_engine, check_folder, dtype_of, engine_of, existing, integer, one_of
+from lantern.cli.command import (
+    DONE,
+    FAILED,
+    Command,
+    add_engine,
+    check_folder,
+    complain,
+    dtype_of,
+    engine_of,
+    existing,
+    integer,
+    one_of,
+    run_command,
+)
 
 if TYPE_CHECKING:
     from lantern.core.types import Step

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, FAILED, Command, complain, run_command
-from lantern.cli.options import existing
+from lantern.cli.command import DONE, FAILED, Command, complain, existing, run_command
 
 if TYPE_CHECKING:
     from lantern.eval.boards.results import Result, Results, State
@@ -44,10 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List the results, or refresh them; return 1 if a command failed."""
-    from lantern.cli import options
+    from lantern.cli import command as shared
     from lantern.eval.boards.results import Results, as_dict
 
-    results = Results(options.results_folder().parents[1], present_weights())
+    results = Results(shared.results_folder().parents[1], present_weights())
     chosen = results.find(args.names) if args.names else list(results.index.results)
     if args.refresh:
         given = {name: getattr(args, name) for name in OPTIONS}

@@ -8,8 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.options import existing, integer, real
+from lantern.cli.command import DONE, Command, existing, integer, real, run_command
 from lantern.training.stages import (
     ALL,
     ALL_OPTIONS,

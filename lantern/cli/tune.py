@@ -7,8 +7,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, Command, run_command
-from lantern.cli.options import add_engine, check_file, dtype_of, engine_of, existing, integer, one_of, real
+from lantern.cli.command import (
+    DONE,
+    Command,
+    add_engine,
+    check_file,
+    dtype_of,
+    engine_of,
+    existing,
+    integer,
+    one_of,
+    real,
+    run_command,
+)
 
 if TYPE_CHECKING:
     from lantern.generation.requests import Request

@@ -22,7 +22,15 @@ from lantern.core.types import Callback, Condition, Generation, Step
 from lantern.decoding.loop import Stopwatch
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
-from lantern.methods.registry import Method, add_ons_of, build_decoder, find, neighbour_columns, suited
+from lantern.methods.registry import (
+    Method,
+    add_ons_of,
+    build_decoder,
+    find,
+    neighbour_columns,
+    reads_drafter,
+    suited,
+)
 from lantern.models.folder import Model
 from lantern.models.llamagen.vqvae import to_uint8
 
@@ -382,13 +390,12 @@ def _one_by_one(batches: Iterator[list[Picture]]) -> Iterator[Picture]:
 
 def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable[[str], None]) -> Method:
     """Return the method that a profile recommends, if the model has what it needs; else what is safe without one."""
-    from lantern.generation.tuning.candidates import needs_drafter
     from lantern.generation.tuning.profile import chosen_method
     from lantern.generation.tuning.quick import quick_choice
 
     chosen = chosen_method(model, sampling, report)
     has_parts = chosen is not None and all(part in model.add_ons for part in add_ons_of(chosen))
-    if chosen is not None and has_parts and (model.drafter is not None or not needs_drafter(chosen)):
+    if chosen is not None and has_parts and (model.drafter is not None or not reads_drafter(chosen)):
         return dataclasses.replace(chosen, reason="a profile of `lantern tune` recommends it")
     found = quick_choice(model, sampling, batch=batch)
     report(f"method auto is {found.label}: {found.reason}; `lantern tune` measures all methods")

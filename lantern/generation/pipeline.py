@@ -59,6 +59,7 @@ from lantern.models.folder import (
     check_sizes,
     check_weights,
     describe,
+    is_transformers_folder,
     load_model,
     load_neighbours,
     load_text_encoder,
@@ -66,11 +67,9 @@ from lantern.models.folder import (
     shown_name,
     write_door,
 )
-from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.text import TextEncoder
-from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
-from lantern.models.transformers.loading import is_transformers_folder
 from lantern.verifiers.relaxations.neighbours import save_table
 
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")

@@ -118,8 +118,14 @@ def specs() -> list[MethodSpec]:
 
 def find(name: str) -> Method:
     """Return the method of a name; ValueError gives the nearest one."""
+    check_name(name)
+    return METHODS[name]
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError for a name that no method has, without importing the method's module."""
     if name in MODULES:
-        return METHODS[name]
+        return
     near = difflib.get_close_matches(str(name), MODULES, n=1, cutoff=0.4)
     hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(MODULES)}"
     raise ValueError(f'method "{str(name)[:80]}" is unknown: {hint}')
@@ -282,9 +288,19 @@ def _verifier(
     return inner if sampling.is_greedy else RelaxedVerifier(relaxation, inner)
 
 
+def reads_drafter(method: Method) -> bool:
+    """Return whether a method reads the model's own drafter: for trees, for the drafter that it contains, or for the
+    first codes of windows.
+    """
+    inner = method.settings.get("drafter")
+    contains_it = inner in MODULES and spec_of(inner).needs_drafter
+    return method.spec.needs_drafter or contains_it or method.settings.get("init") == "drafter"
+
+
 def neighbour_columns(method: Method) -> int:
-    """Return how many nearest codes of each code a method's relaxation reads; 0 if it reads none."""
-    return method.settings.get("k", 0) + (method.settings.get("residual") == "released")
+    """Return how many nearest codes of each code a method reads; 0 if it reads none."""
+    released = method.settings.get("residual") == "released"
+    return max(method.settings.get("k", 0) + released, method.settings.get("near", 0))
 
 
 def _relaxation(method: Method, neighbours: "Tensor | None", codebook: "Tensor | None") -> Any:

@@ -18,7 +18,7 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -48,14 +48,11 @@ from lantern.decoding.prefill import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
-from lantern.methods.registry import find, find_add_on
-from lantern.models.llamagen.config import TransformerConfig
+from lantern.methods.registry import check_name, find_add_on
 from lantern.models.llamagen.text import TextEncoder
-from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.transformers.components import Components, Pixels, Prompts
-from lantern.models.transformers.loading import is_transformers_folder
-from lantern.models.transformers.loading import load as load_transformers
 from lantern.models.transformers.target import TransformersTarget
 
 INDEX_NAME = "model_index.json"
@@ -90,7 +87,7 @@ class Defaults(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        find(self.method)
+        check_name(self.method)
         if self.scale < 1:
             raise ValueError(f"scale is {self.scale}, wanted at least 1")
 
@@ -196,15 +193,16 @@ def load_model(
     *,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
-    parts: Collection[Part] = ALL_PARTS,
+    parts: Collection[Part] | Callable[[str], Collection[Part]] = ALL_PARTS,
     engine: str | Engine = "auto",
     verify: bool = True,
     size: tuple[int, int] | None = None,
 ) -> Model:
     """Load a model given by name, folder or hub id, ready for decoding.
 
-    `parts` restricts the components to read beside the target; those that the model lacks are None. Device "auto" is a
-    GPU if there is one; dtype "auto" is fp32 on a CPU, where exact methods guarantee equal codes, and bf16 on a GPU.
+    `parts` restricts the components to read beside the target, and may be a function of the name of the model's default
+    method; those that the model lacks are None. Device "auto" is a GPU if there is one; dtype "auto" is fp32 on a CPU,
+    where exact methods guarantee equal codes, and bf16 on a GPU.
     `engine` is how passes are run: an engine or its name; "auto" is the fastest one that is ready. `verify` compares
     weight files with their SHA-256 where the folder lists it, which reads every file once more. `size` is (height,
     width) in pixels, for models of transformers that make pictures of several sizes.
@@ -214,7 +212,10 @@ def load_model(
     kind = pick_dtype(dtype, where)
     folder = resolve_model(name)
     if is_transformers_folder(folder):
-        found = load_transformers(folder, where, kind, parts=parts, size=size, verify=verify)
+        from lantern.models.transformers.loading import load as load_transformers
+
+        read = parts("auto") if callable(parts) else parts
+        found = load_transformers(folder, where, kind, parts=read, size=size, verify=verify)
         return model_of(found, name=shown_name(name, folder), folder=folder, engine=make_engine(engine))
     if size is not None:
         raise ValueError(f"model {shown_name(name, folder)} makes pictures of one size: omit the size")
@@ -222,7 +223,9 @@ def load_model(
     if not is_there(folder / "transformer"):
         raise ValueError(f"{folder} is not a model: it has no transformer/{CONFIG_NAME}")
     target = load_component(Transformer, TransformerConfig, folder / "transformer", verify=verify)
-    if "drafter" in parts:
+    generation = check_generation(index.get("generation") or {}, source=folder / INDEX_NAME)
+    read = parts(str(generation.get("method", "auto"))) if callable(parts) else parts
+    if "drafter" in read:
         check_drafter(folder / "drafter", target, model_name=shown_name(name, folder))
     place_module(target, where, kind)
     has_vq, has_text = (is_there(folder / name) for name in ("vqvae", "text_encoder"))
@@ -231,12 +234,12 @@ def load_model(
         target=target.requires_grad_(False),
         # the VQ decoder stays in fp32, as in the reference
         vq=load_component(VQVAE, VQConfig, folder / "vqvae", verify=verify).to(where)
-        if has_vq and "vq" in parts
+        if has_vq and "vq" in read
         else None,
-        text=load_text_encoder(folder, where, kind, verify=verify) if has_text and "text" in parts else None,
-        drafter=load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in parts else None,
-        neighbours=load_neighbours(folder / "vqvae", where, verify=verify) if "neighbours" in parts else None,
-        generation=check_generation(index.get("generation") or {}, source=folder / INDEX_NAME),
+        text=load_text_encoder(folder, where, kind, verify=verify) if has_text and "text" in read else None,
+        drafter=load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in read else None,
+        neighbours=load_neighbours(folder / "vqvae", where, verify=verify) if "neighbours" in read else None,
+        generation=generation,
         folder=folder,
         engine=make_engine(engine),
         add_ons=AddOns(folder, target, model_name=shown_name(name, folder), verify=verify),
@@ -246,6 +249,11 @@ def load_model(
 def model_of(found: Components, **fields: Any) -> Model:
     """Return the model that components of a transformers folder make; `fields` are other fields of `Model`."""
     return Model(target=found.target, vq=found.vq, text=found.text, generation=dict(found.generation), **fields)
+
+
+def is_transformers_folder(folder: Path) -> bool:
+    """Return whether a folder holds a whole model of transformers rather than components of ours."""
+    return (folder / CONFIG_NAME).is_file() and not (folder / "transformer").is_dir()
 
 
 def place_module(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:

@@ -16,9 +16,8 @@ from torch import Tensor
 from lantern.core.io import load_component, save_component, weights_digest
 from lantern.core.sampling import Sampling
 from lantern.drafters.examples import Examples, Prediction, Trainee
-from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.text import TextEncoder
-from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.training.config import load_training_config, with_overrides
 from lantern.training.data import Prepared

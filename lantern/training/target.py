@@ -10,9 +10,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.io import load_component, load_state, save_component, write_json
-from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.text import TextEncoder
-from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.training.config import load_training_config, with_overrides
 from lantern.training.data import Prepared

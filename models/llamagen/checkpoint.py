@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from lantern.core.config import build_config, one_line, read_json_object
 from lantern.core.io import check_finite, check_state, load_tensors, read_pickled
 from lantern.models.llamagen import lantern_layout
-from lantern.models.llamagen.config import SIZES, TransformerConfig, check_grid, check_layer
-from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig, check_grid, check_layer
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 
 Kind = Literal["t2i", "c2i", "vq", "drafter"]

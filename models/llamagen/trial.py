@@ -9,8 +9,7 @@ import torch
 
 from lantern.core.config import build_config, one_line
 from lantern.core.io import CONFIG_NAME, WEIGHTS_NAME, check_state, read_config, read_header
-from lantern.models.llamagen.config import TransformerConfig
-from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 
 

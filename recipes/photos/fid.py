@@ -15,8 +15,7 @@ from lantern.core.types import Condition
 from lantern.decoding.plain import generate
 from lantern.eval.metrics.quality import Figure, Options, measure
 from lantern.eval.speed.surroundings import surroundings
-from lantern.models.llamagen.config import TransformerConfig
-from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels, to_uint8
 from lantern.training.data import Prepared, Progress, encode_png
 from lantern.training.features import training_device

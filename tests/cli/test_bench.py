@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from lantern.cli.bench import DTYPES, SHAPES, main
-from lantern.cli.options import PLAIN_KINDS as KINDS
+from lantern.cli.command import PLAIN_KINDS as KINDS
 from lantern.eval.speed import race
 from lantern.eval.speed.contenders import METHOD_KINDS, PLAIN_KINDS
 from lantern.methods.registry import METHODS
 from lantern.models.folder import DTYPES as KNOWN_DTYPES
-from lantern.models.llamagen.config import SIZES
+from lantern.models.llamagen.transformer import SIZES
 from tests.tiny_folder import save_tiny_model
 
 QUICK = ["--images", "1", "--variants", "eager", "--dtype", "fp32", "--methods", "eagle1", "--no-memory", "--quiet"]

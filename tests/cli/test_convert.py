@@ -6,8 +6,7 @@ import torch
 
 from lantern.cli.main import main
 from lantern.core.io import load_component, load_state, read_config
-from lantern.models.llamagen.config import TransformerConfig
-from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(dim=32, n_layer=2, n_head=4, multiple_of=32, vocab_size=16, num_classes=3, block_size=16)
 

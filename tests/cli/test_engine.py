@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from lantern.cli.command import add_engine, advice, dtype_of, engine_of
 from lantern.cli.generate import main
-from lantern.cli.options import add_engine, advice, dtype_of, engine_of
 from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cpu import build
 from lantern.engines.cpu.engine import CpuEngine

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lantern.cli import command as command_module
-from lantern.cli.command import Command, run_command
+from lantern.cli.command import Command, existing, integer, one_of, real, run_command
 from lantern.cli.main import SUMMARIES, main
-from lantern.cli.options import existing, integer, one_of, real
 
 
 def _one_line(capsys: pytest.CaptureFixture[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lantern.cli import options
+from lantern.cli import command as shared
 from lantern.cli.generate import main
 from tests.tiny_folder import save_tiny_model
 
@@ -73,7 +73,7 @@ def test_a_read_only_folder_is_refused_before_anything_is_made(
     locked = tmp_path / "locked"
     locked.mkdir()
     # permissions do not bind the superuser, who may be running this
-    monkeypatch.setattr(options.os, "access", lambda path, mode: Path(path) != locked)
+    monkeypatch.setattr(shared.os, "access", lambda path, mode: Path(path) != locked)
     monkeypatch.setattr("lantern.generation.generator.generate", lambda *_, **__: pytest.fail("something was made"))
     path = locked / "deep" / "x" if option == "--out" else locked / "t.json"
     assert main(["--model", str(folder), "--prompt", "a red apple", option, str(path)]) == 1

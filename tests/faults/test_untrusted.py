@@ -30,9 +30,8 @@ from lantern.core.io import (
 from lantern.methods.registry import add_ons
 from lantern.models.folder import AddOns, load_model
 from lantern.models.llamagen.checkpoint import read_checkpoint
-from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.text import check_limits
-from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model

@@ -9,14 +9,16 @@ from pathlib import Path
 from tests.tiny_folder import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST = 56
+MOST = 30
 
 
 def test_one_picture_runs_few_files(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "toy")
-    command = [sys.executable, "-m", "studies.trace_files", "--model", str(model), "--prompt", "a red apple", "--quiet"]
+    call = ["--model", str(model), "--method", "gumbel-jacobi", "--prompt", "a red apple", "--quiet"]
+    command = [sys.executable, "-m", "studies.trace_files", *call]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     found = re.search(r"(\d+) files run", done.stdout)
     assert found is not None and int(found[1]) <= MOST, done.stdout
-    assert "lantern/generation/comparison.py" not in done.stdout and "lantern/training" not in done.stdout
+    for unused in ("lantern/generation/comparison.py", "lantern/training", "lantern/drafters/eagle/drafter.py"):
+        assert unused not in done.stdout

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from lantern.models.llamagen.checkpoint import Checkpoint, read_checkpoint
-from lantern.models.llamagen.config import SIZES, TransformerConfig
-from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from tests.models.tables import TABLES, table
 

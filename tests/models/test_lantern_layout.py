@@ -12,9 +12,8 @@ from torch import Tensor
 from lantern.core.io import load_component, save_component
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.llamagen.checkpoint import read_checkpoint
-from lantern.models.llamagen.config import TransformerConfig
 from lantern.models.llamagen.lantern_layout import reference_config
-from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from tests.models.tables import table
 
 

@@ -9,8 +9,7 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Step
 from lantern.decoding import plain
-from lantern.models.llamagen.config import TransformerConfig
-from lantern.models.llamagen.transformer import Transformer, rope_table
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rope_table
 
 DATA = Path(__file__).parents[1] / "data"
 TOLERANCE = 2e-5

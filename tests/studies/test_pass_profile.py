@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from lantern.engines.cpu.engine import CpuTarget
 from lantern.engines.cpu.kernels import PARTS
-from lantern.engines.cpu.target import CpuTarget
 from studies.pass_profile import main, profile, windows
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model

@@ -11,8 +11,7 @@ from lantern.core.io import load_component
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.plain import generate
-from lantern.models.llamagen.config import TransformerConfig
-from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.training.data import Prepared, Record
 from lantern.training.features import Captions, Classes, background_patches, unify_background

@@ -8,9 +8,7 @@ a row. A class `XDefaults` holds the defaults of the optional attributes of prot
 Imported by all of `lantern`. Imports nothing else of it.
 """
 
-from lantern.core.types.condition import Condition
 from lantern.core.types.drafter import Drafter, DrafterDefaults, Prefill, WindowFill
-from lantern.core.types.raster import Raster
 from lantern.core.types.relaxation import (
     Acceptance,
     Claim,
@@ -22,7 +20,7 @@ from lantern.core.types.relaxation import (
     Trial,
 )
 from lantern.core.types.step import Callback, Generation, Step
-from lantern.core.types.target import Sampler, Scores, Target, TargetDefaults
+from lantern.core.types.target import Condition, Raster, Sampler, Scores, Target, TargetDefaults
 from lantern.core.types.tree import DraftMode, DraftTree, Traits, TreePolicy, TreeShape
 from lantern.core.types.verifier import GivenRows, Leftovers, NoiseSource, Rows, Verdict, Verifier, VerifierDefaults
 

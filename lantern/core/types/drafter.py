@@ -6,8 +6,8 @@ from typing import Literal, Protocol, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lantern.core.types.condition import Condition
 from lantern.core.types.step import Step
+from lantern.core.types.target import Condition
 from lantern.core.types.tree import DraftMode, DraftTree
 from lantern.core.types.verifier import NoiseSource
 

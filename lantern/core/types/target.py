@@ -1,16 +1,93 @@
-"""The target model and the scores of its passes."""
+"""The target of decoding: its raster of codes, the condition that it reads, and the scores that it returns."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 if TYPE_CHECKING:
     from lantern.core.sampling import Sampling
 
+
 # (logits (b r n v), code numbers (b n), width=, purpose=) -> the best codes (b n width)
 Sampler = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Raster:
+    """A grid of codes in reading order, as decoding sees it, and what surrounds it in the target's token sequence.
+
+    `newline` is the token that follows each row of codes but the last, or None. The decoding loop counts codes only;
+    the target passes newlines itself, and the cache has slots for them. What follows the grid is not generated.
+    """
+
+    rows: int
+    columns: int
+    newline: int | None = None
+
+    @property
+    def codes(self) -> int:
+        """Number of codes of a picture."""
+        return self.rows * self.columns
+
+    @property
+    def newlines(self) -> int:
+        """Number of newlines that the target reads."""
+        return 0 if self.newline is None else self.rows - 1
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Condition of a batch of pictures: caption features, class labels, or the tokens of each guidance row.
+
+    Features come left-padded with their mask (b t). Tokens come left-padded with their mask (b 2 t), the conditional
+    row first; the rows of an image may differ in length. ValueError unless exactly one kind is given, for a batch of
+    no images, and for a mask whose shape is not that of the features or tokens.
+    """
+
+    embeddings: Float[Tensor, "b t e"] | None = None
+    mask: Bool[Tensor, "b t"] | Bool[Tensor, "b r t"] | None = None
+    labels: Int[Tensor, " b"] | None = None
+    tokens: Int[Tensor, "b r t"] | None = None
+
+    def __post_init__(self) -> None:
+        if sum(part is not None for part in (self.embeddings, self.labels, self.tokens)) != 1:
+            raise ValueError("a condition is caption embeddings with their mask, or class labels: give one of them")
+        for name, given, size in (("caption", self.embeddings, 2), ("token", self.tokens, 3)):
+            if given is not None and (self.mask is None or self.mask.shape != given.shape[:size]):
+                got = None if self.mask is None else list(self.mask.shape)
+                raise ValueError(f"the {name} mask is {got}, wanted {list(given.shape[:size])} like the {name}s")
+        if self.batch < 1:
+            raise ValueError("the condition is of 0 images, wanted at least 1")
+
+    @property
+    def batch(self) -> int:
+        """Number of images."""
+        return len(self._parts()[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tensors."""
+        return self._parts()[0].device
+
+    def to(self, device: torch.device | str) -> "Condition":
+        """Return the condition on another device."""
+        return self._map(lambda part: part.to(device))
+
+    def select(self, images: Sequence[int]) -> "Condition":
+        """Return the condition of some of the images, in this order."""
+        return self._map(lambda part: part[list(images)])
+
+    def _parts(self) -> list[Tensor]:
+        return [part for part in (self.embeddings, self.labels, self.tokens, self.mask) if part is not None]
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Condition":
+        fields = ("embeddings", "mask", "labels", "tokens")
+        given = {name: getattr(self, name) for name in fields}
+        return Condition(**{name: change(part) for name, part in given.items() if part is not None})
 
 
 @runtime_checkable

@@ -13,8 +13,7 @@ from lantern.core.types import NoiseSource, Prefill, Target
 from lantern.decoding.cache import TreeMask
 from lantern.decoding.prefill import PromptCache, make_cache, prefix_scores
 from lantern.methods.spec import AddOn
-from lantern.models.llamagen.config import TransformerConfig
-from lantern.models.llamagen.transformer import Transformer
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
 SIZES = ("vocab_size", "block_size", "cls_token_num", "model_type")
 

@@ -24,8 +24,18 @@ from torch import Tensor, nn
 from lantern.drafters.base import target_logits
 from lantern.drafters.eagle.unroll import Unroll
 from lantern.drafters.examples import Examples, Prediction
-from lantern.models.llamagen.config import LIMITS, TransformerConfig, check_grid, check_layer, check_limits
-from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm, rope_factors, rope_table
+from lantern.models.llamagen.transformer import (
+    LIMITS,
+    Attention,
+    FeedForward,
+    RMSNorm,
+    TransformerConfig,
+    check_grid,
+    check_layer,
+    check_limits,
+    rope_factors,
+    rope_table,
+)
 
 IDENTITY_SCALE = 0.05
 MAX_LAYERS = 64

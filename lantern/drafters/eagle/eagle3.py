@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from lantern.drafters.eagle.eagle1 import DraftLayer, Eagle, EagleConfig, EagleLayer
 from lantern.drafters.examples import Examples, Prediction, fused_layers
 from lantern.methods.spec import AddOn, MethodSpec
-from lantern.models.llamagen.config import TransformerConfig
-from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm, rope_factors
+from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm, TransformerConfig, rope_factors
 
 
 @dataclass(frozen=True)

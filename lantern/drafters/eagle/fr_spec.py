@@ -23,7 +23,7 @@ from lantern.core.types import NoiseSource, Prefill
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import Level, named
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, Setting
-from lantern.models.llamagen.config import check_limits
+from lantern.models.llamagen.transformer import check_limits
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from lantern.drafters.eagle.unroll import Unroll
 from lantern.drafters.examples import Examples, Prediction
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
-from lantern.models.llamagen.config import TransformerConfig
-from lantern.models.llamagen.transformer import rope_factors, rotate
+from lantern.models.llamagen.transformer import TransformerConfig, rope_factors, rotate
 
 MAX_LOG_WEIGHT = 20.0  # sums of weights are kept over all steps and must stay finite
 

@@ -20,7 +20,7 @@ from lantern.drafters.heads.pairs import Pairs
 from lantern.drafters.heads.residual import FeatureHeads
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
-from lantern.models.llamagen.config import TransformerConfig, check_limits
+from lantern.models.llamagen.transformer import TransformerConfig, check_limits
 from lantern.verifiers.relaxations.tolerance import SAMPLES, Tolerance
 
 MAX_DEPTHS = 64

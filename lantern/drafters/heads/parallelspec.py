@@ -31,8 +31,7 @@ from lantern.drafters.heads.pairs import Pairs
 from lantern.drafters.trees.static import StaticTree, chain, named
 from lantern.drafters.windows import jacobi
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
-from lantern.models.llamagen.config import TransformerConfig
-from lantern.models.llamagen.transformer import rope_factors
+from lantern.models.llamagen.transformer import TransformerConfig, rope_factors
 
 MAX_DEPTHS = 64
 

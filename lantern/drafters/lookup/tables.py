@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lantern.models.llamagen.config import check_grid, check_limits
+from lantern.models.llamagen.transformer import check_grid, check_limits
 
 ROUNDS = 30  # of k-means
 MAX_PICTURES = 1 << 16

@@ -17,10 +17,9 @@ from lantern.core.types import (
     Prefill,
     Step,
     Target,
+    TreeShape,
     WindowFill,
 )
-from lantern.drafters.eagle.drafter import EagleChain
-from lantern.drafters.trees.static import chain
 from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 from lantern.verifiers.relaxations.bounded import SETTINGS as BOUNDED
 from lantern.verifiers.relaxations.bounded import Bounded
@@ -109,7 +108,7 @@ class JacobiDrafter(DrafterDefaults):
         """Fill the whole window with initial codes."""
         first, device = prefill.first[:, None], prefill.first.device
         images = len(first)
-        self._shape = chain(self.depth).shape(device)
+        self._shape = chain_shape(self.depth, device)
         self._images = torch.arange(images, device=device)[:, None]
         self._steps = torch.arange(self.max_nodes, device=device)
         self._known = torch.ones(images, dtype=torch.long, device=device)
@@ -171,6 +170,13 @@ class JacobiDrafter(DrafterDefaults):
         return log_q.scatter_(-1, codes[..., None], own.masked_fill(is_new[..., None], 0.0))
 
 
+def chain_shape(depth: int, device: torch.device) -> TreeShape:
+    """Return the shape of a tree without branches."""
+    nodes = torch.arange(depth + 1, device=device)
+    ancestors = nodes[:, None] >= nodes
+    return TreeShape((nodes - 1).clamp(min=0), torch.zeros_like(nodes), nodes, ancestors, (1,) * depth)
+
+
 def random_codes(noise: NoiseSource, where: Int[Tensor, "b n"], vocab_size: int) -> Int[Tensor, "b n"]:
     """Return initial codes at these places, uniform over all codes."""
     return (noise.uniform(where, 1, purpose=Purpose.DRAFT)[..., 0] * vocab_size).long()
@@ -184,6 +190,8 @@ def build(method: Method, context: DrafterContext) -> JacobiDrafter:
     if init == "drafter":
         if context.module is None:
             raise ValueError('init is "drafter" and this model has none: use "random" or "repeat-left"')
+        from lantern.drafters.eagle.drafter import EagleChain
+
         continuation = EagleChain(
             context.module,
             context.target,

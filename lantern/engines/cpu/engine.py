@@ -1,15 +1,329 @@
-"""The engine `cpu`: passes, samples and whole steps in C++."""
+"""The engine `cpu`: targets whose passes run in C++ (`pass.cpp`), and fused steps (`steps.cpp`).
 
-from collections.abc import Callable
+A fused step of plain decoding, or of a window of samples, is one C++ program. Codes and statistics are those of
+`decoding.plain` and `decoding.loop`.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import (
+    Callback,
+    Condition,
+    Drafter,
+    DraftTree,
+    Generation,
+    Sampler,
+    Step,
+    Target,
+    Verdict,
+    Verifier,
+)
+from lantern.core.types import Scores as ScoresLike
+from lantern.decoding.loop import Stopwatch, report
+from lantern.decoding.prefill import FirstScores, Start, start
+from lantern.drafters.windows.jacobi import chain_shape, random_codes
+from lantern.engines.cpu import build
+from lantern.engines.cpu.kernels import (
+    LANES,
+    PANEL,
+    Arena,
+    LayerArgs,
+    ModelArgs,
+    PackedLayer,
+    PassArgs,
+    arguments,
+    check_weights,
+    kind_of,
+    linear,
+    sampler_of,
+    uniforms,
+)
 from lantern.engines.engine import Engine, Module
+from lantern.engines.prepared import PreparedTarget, WeightCache
+from lantern.models.llamagen.transformer import Scores
 
-if TYPE_CHECKING:
-    from lantern.core.sampling import Sampling
-    from lantern.core.types import Drafter, Generation, Target, Verifier
+PATIENCE = 0.1  # seconds of steps per call; between calls the interpreter handles signals
+
+
+class PackedPass:
+    """A target's packed weights, and the call that runs a pass over them.
+
+    If `spent` is a float64 tensor (threads, PARTS), passes add the seconds that each thread spent on each part.
+    """
+
+    def __init__(self, target: Any) -> None:
+        config, self.dtype = target.config, target.tok_embeddings.weight.dtype
+        check(target)
+        self.call = build.library().lantern_pass
+        self.dim, self.vocab = config.dim, config.vocab_size
+        self.spent: Tensor | None = None
+        arena = Arena.for_module(target)
+        # the tensors whose addresses pass.cpp holds
+        self._layers = [PackedLayer.of(block, arena) for block in target.layers]
+        self._norm, self._head = arena.wide(target.norm.weight), arena.panels(target.output.weight)
+        self._rope = target.rope.float().clone()
+        layers = (LayerArgs * config.n_layer)(*(arguments(layer.tensors) for layer in self._layers))
+        hidden = target.layers[0].feed_forward.w2.weight.shape[1]
+        kind = kind_of(self._head, *(panels for layer in self._layers for panels in layer.linears))
+        shape = (config.dim, config.n_head, config.n_layer, hidden, config.vocab_size, kind)
+        places = (tensor.data_ptr() for tensor in (self._norm, self._head, self._rope))
+        self.model = ModelArgs(*shape, config.norm_eps, layers, *places)
+
+    def __call__(
+        self,
+        inputs: Float[Tensor, "b n c"],
+        positions: Int[Tensor, "b n"],
+        mask: Float[Tensor, "b n s"],
+        *,
+        cache: Any,
+        slots: Int[Tensor, "b n"],
+        taps: tuple[int, ...] = (),
+    ) -> Scores:
+        """Score inputs, as `Transformer.forward` with a `StaticCache` in fp32."""
+        rows, nodes = inputs.shape[:2]
+        inputs, positions, places = inputs.float().contiguous(), positions.contiguous(), slots[0].contiguous()
+        mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+        logits = torch.empty(rows, nodes, self.vocab)
+        features = torch.empty(rows, nodes, self.dim)
+        fused = torch.empty(rows, nodes, len(taps) * self.dim) if taps else None
+        tapped = (ctypes.c_int32 * len(taps))(*taps)
+        self.call(
+            ctypes.byref(self.model),
+            ctypes.byref(
+                PassArgs(
+                    *(rows, nodes, cache.slots, torch.get_num_threads(), len(taps)),
+                    *(inputs.data_ptr(), positions.data_ptr(), places.data_ptr(), mask.data_ptr()),
+                    *(mask.stride(0), mask.stride(1), cache.buffer.data_ptr(), ctypes.addressof(tapped)),
+                    *(None if fused is None else fused.data_ptr(), features.data_ptr(), logits.data_ptr()),
+                    None if self.spent is None else self.spent.data_ptr(),
+                )
+            ),
+        )
+        return Scores(logits, features.to(self.dtype), None if fused is None else fused.to(self.dtype))
+
+    def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
+        """Apply the head, as `Transformer.head`."""
+        return linear(features, self._head, None, self.vocab)
+
+
+_PASSES = WeightCache(PackedPass)
+
+
+class CpuTarget(PreparedTarget):
+    """A target that scores inputs in C++ if its cache is in fp32, and otherwise by torch, which also reads prompts."""
+
+    is_batch_invariant = True
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self.make_uniforms = uniforms
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Pack the weights again if they have changed."""
+        self.program = _PASSES.get(self.module)
+
+    def forward(
+        self,
+        inputs: Float[Tensor, "b n c"],
+        positions: Int[Tensor, "b n"],
+        mask: Tensor | None = None,
+        *,
+        cache: Any = None,
+        slots: Int[Tensor, "b n"] | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> ScoresLike:
+        """Score inputs, as `Target.__call__`."""
+        if mask is None or slots is None or cache is None or cache.buffer.dtype != torch.float32:
+            return self.module(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
+        return self.program(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
+
+    def draft_head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
+        """Apply the head for drafters, in C++."""
+        return self.program.head(features)
+
+    def sampler(self, sampling: Sampling, noise: Any) -> Sampler | None:
+        """Return the sampler in C++, None for top-p."""
+        return sampler_of(sampling, noise)
+
+
+def check(target: Any) -> None:
+    """Raise ValueError for a device, dtype, quantization or widths that `pass.cpp` does not support."""
+    config = target.config
+    check_weights(target)
+    hidden = target.layers[0].feed_forward.w2.weight.shape[1]
+    widths: Sequence[tuple[str, int, int]] = (
+        ("dim", config.dim, PANEL),
+        ("vocab_size", config.vocab_size, PANEL),
+        ("width of a head", config.head_dim, LANES),
+        ("width of the feed-forward layer", hidden, LANES),
+    )
+    for name, width, expected in widths:
+        if width % expected:
+            raise ValueError(
+                f"the model's {name} is {width}, the cpu engine needs a multiple of {expected}: use --engine eager"
+            )
+
+
+class StepArgs(ctypes.Structure):
+    """`StepArgs` of steps.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("images", "nodes", "codes", "prefix", "conditioning")),
+        *((name, ctypes.c_int32) for name in ("top_k", "interval", "is_random", "is_half")),
+        *((name, ctypes.c_float) for name in ("guidance", "temperature")),
+        *((name, ctypes.c_void_p) for name in ("embeddings", "noise", "random", "known", "window", "grid")),
+        *((name, ctypes.c_void_p) for name in ("start", "counts", "sampled")),
+        *((name, ctypes.c_void_p) for name in ("passes", "accepted", "reached", "finite")),
+        ("seconds", ctypes.c_double),
+    ]
+
+
+@torch.no_grad()
+def generate(
+    target: CpuTarget,
+    condition: Condition,
+    *,
+    sampling: Sampling,
+    keys: Sequence[tuple[int, int]],
+    drafter: Drafter | None = None,
+    callback: Callback | None = None,
+    keep_steps: bool = False,
+    is_timed: bool = False,
+    **how: Any,
+) -> Generation:
+    """Decode as `loop.generate` or `plain.generate`, for a drafter with `sample_window` or none.
+
+    `how` is cache and prompts, as for `prefill.start`.
+    """
+    watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
+    kept = steps if keep_steps else None
+    # 1) the prompt gives code 0
+    stage = 0 if drafter is None else drafter.max_nodes
+    prompt = start(target, condition, sampling=sampling, keys=keys, stage=stage, **how)
+    stepper = FusedStepper(target, prompt, drafter)
+    report(stepper.sample_first(sampling), callback, kept)
+    watch.lap("prefill")
+    is_watched, is_done = callback is not None or keep_steps, target.config.block_size == 1
+    while not is_done:
+        # 2) steps, one per call if they are reported
+        is_done = stepper.advance(0.0 if is_watched else PATIENCE)
+        if is_watched:
+            report(stepper.step(), callback, kept)
+    watch.lap("walk")
+    return stepper.generation(steps, watch.seconds)
+
+
+class FusedStepper:
+    """The state of a generation, in memory that `lantern_steps` writes to; tensors are as in `steps.cpp`."""
+
+    def __init__(self, target: CpuTarget, prompt: Start, drafter: Drafter | None) -> None:
+        images, self.count = len(prompt.mask), target.config.block_size
+        self.target, self.prompt, self.drafter = target, prompt, drafter
+        self.nodes, self._index = 1 if drafter is None else drafter.max_nodes, 0
+        self.known, self.start, self.counts, self.passes = torch.ones(4, images, dtype=torch.long).unbind()
+        self.grid = torch.zeros(images, self.count, dtype=torch.long)
+        self.window, self.sampled = torch.zeros(2, images, self.nodes, dtype=torch.long).unbind()
+        self.accepted, self.reached = torch.zeros(2, images, self.nodes - 1, dtype=torch.long).unbind()
+        self.finite = torch.isfinite(prompt.logits.sum((1, 2, 3)))
+        self._scored = self.window
+        self._noise, self._random = prompt.noise.gumbel_table(), None
+        if drafter is not None and drafter.sample_window == "random":
+            where = torch.arange(self.count).expand(images, -1)
+            self._random = random_codes(prompt.noise, where, target.config.vocab_size)
+        self._shape = None if drafter is None else chain_shape(drafter.depth, torch.device("cpu"))
+
+    def sample_first(self, sampling: Sampling) -> Step:
+        """Sample code 0 from the logits of the prompt, and fill the window behind it."""
+        prompt, place = self.prompt, torch.zeros_like(self.known)[:, None]
+        first = (sampling.scores(prompt.logits, place) + prompt.noise.gumbel(place)).argmax(-1)
+        self.grid[:, :1] = self.window[:] = first
+        if self._random is not None:
+            self.window[:, 1:] = self._random[:, torch.arange(1, self.nodes).clamp(max=self.count - 1)]
+        self._lay_out(sampling)
+        features = prompt.features[:, :, -1:].flatten(0, 1)
+        scores = FirstScores(prompt.logits.flatten(0, 1), features)
+        return Step(0, place[:, 0], torch.ones_like(self.known), first, scores)
+
+    def advance(self, patience: float) -> bool:
+        """Take steps for `patience` seconds, at least one; return whether all codes are known."""
+        self._index += 1
+        self._scored = self.window if patience else self.window.clone()
+        arguments = (self.target.program.model, self._pass, self._steps)
+        return build.library().lantern_steps(*map(ctypes.byref, arguments), ctypes.c_double(patience)) >= self.count
+
+    def step(self) -> Step:
+        """Return the last step; its scores are overwritten by the next."""
+        scores = Scores(self.logits, self.features.to(self.target.tok_embeddings.weight.dtype))
+        codes = self.sampled.clone()
+        arguments = (self._index, self.start.clone(), self.counts.clone(), codes, scores)
+        if self._shape is None:
+            return Step(*arguments)
+        length = (self._scored[:, 1:] == codes[:, :-1]).long().cumprod(1).sum(1)
+        nodes = torch.arange(1, self.nodes)
+        path = torch.where(nodes <= length[:, None], nodes, 0)
+        verdict = Verdict(path, length, codes.gather(1, length[:, None])[:, 0])
+        return Step(*arguments, DraftTree(self._scored, self._shape, "gumbel"), verdict)
+
+    def generation(self, steps: list[Step], seconds: dict[str, float]) -> Generation:
+        """Return the finished grids."""
+        zeros = torch.zeros(3, len(self.known))
+        if seconds:
+            seconds["score"] = self._steps.seconds
+            seconds["walk"] -= self._steps.seconds
+        return Generation(
+            codes=self.grid,
+            passes=self.passes,
+            accepted=self.accepted,
+            reached=self.reached,
+            relaxed=zeros[0],
+            total_variation=zeros[1],
+            steps=steps,
+            seconds=seconds,
+            total_variation_max=None if self.drafter is None else zeros[2],
+            is_finite=self.finite,
+        )
+
+    def _lay_out(self, sampling: Sampling) -> None:
+        """Allocate inputs and outputs of the pass, and fill the argument structures."""
+        cache, config, nodes = self.prompt.cache, self.target.config, self.nodes
+        rows, first = cache.images * cache.rows, cache.first_stage_slot
+        self.inputs, self.features = torch.empty(2, rows, nodes, config.dim).unbind()
+        self.logits = torch.empty(rows, nodes, config.vocab_size)
+        self._positions, self._places = torch.empty(rows, nodes, dtype=torch.long), torch.arange(nodes) + first
+        self._mask = torch.full((rows, nodes, cache.slots), -torch.inf)
+        self._mask[..., : cache.prefix] = self.prompt.prefix.repeat_interleave(cache.rows, 0)[:, None]
+        if nodes > 1:
+            self._mask[..., first:] = torch.full((nodes, nodes), -torch.inf).triu(1)
+        taken = (self.inputs, self._positions, self._places, self._mask)
+        self._pass = PassArgs(
+            *(rows, nodes, cache.slots, torch.get_num_threads(), 0),
+            *(tensor.data_ptr() for tensor in taken),
+            *(self._mask.stride(0), self._mask.stride(1), cache.buffer.data_ptr(), None, None),
+            *(self.features.data_ptr(), self.logits.data_ptr()),
+        )
+        state = (self.known, self.window, self.grid, self.start, self.counts, self.sampled)
+        counters = (self.passes, self.accepted, self.reached, self.finite)
+        embeddings = self.target.tok_embeddings.weight
+        self._steps = StepArgs(
+            *(cache.images, nodes, self.count, cache.prefix, config.cls_token_num),
+            *(min(sampling.top_k, config.vocab_size), min(sampling.guidance_interval, self.count)),
+            *(self._random is not None, embeddings.dtype == torch.bfloat16),
+            *(float(sampling.guidance), float(sampling.temperature)),
+            embeddings.data_ptr(),
+            *(None if tensor is None else tensor.data_ptr() for tensor in (self._noise, self._random)),
+            *(tensor.data_ptr() for tensor in (*state, *counters)),
+            0.0,
+        )
 
 
 @dataclass(frozen=True)
@@ -21,11 +335,8 @@ class CpuEngine(Engine):
 
     name: ClassVar[str] = "cpu"
 
-    def available(self, target: "Target", *, can_wait: bool = True) -> str | None:
+    def available(self, target: Target, *, can_wait: bool = True) -> str | None:
         """Return a reason for other devices, dtypes and widths, and where the library is missing."""
-        from lantern.engines.cpu import build
-        from lantern.engines.cpu.target import check
-
         if (reason := super().available(target, can_wait=can_wait)) is not None:
             return reason
         if self.weights == "int4":
@@ -50,18 +361,14 @@ class CpuEngine(Engine):
         return packed_drafter(module, int8=self.weights == "int8")
 
     def fused_decoder(
-        self, target: "Target", sampling: "Sampling", drafter: "Drafter | None", verifier: "Verifier | None"
-    ) -> "Callable[..., Generation] | None":
+        self, target: Target, sampling: Sampling, drafter: Drafter | None, verifier: Verifier | None
+    ) -> Callable[..., Generation] | None:
         """Return the decoder of fused steps: plain decoding, and windows of the target's samples; not for top-p."""
-        from lantern.engines.cpu.target import CpuTarget
-
         is_window = drafter is not None and drafter.sample_window is not None
         if sampling.top_p < 1 or not isinstance(target, CpuTarget):
             return None
         if drafter is not None and not (is_window and verifier is not None and verifier.is_sample_match):
             return None
-        from lantern.engines.cpu.target import generate
-
         return partial(generate, target, sampling=sampling, drafter=drafter)
 
     @property
@@ -69,13 +376,11 @@ class CpuEngine(Engine):
         """False: passes are reproducible as they are."""
         return False
 
-    def window(self, target: "Target") -> int:
+    def window(self, target: Target) -> int:
         """Return the window with the most codes per second, by the times of passes on this machine."""
         from lantern.engines.pass_times import best_window, pass_times
 
         return best_window(pass_times(self, target))
 
-    def _prepare(self, target: Any) -> "Target":
-        from lantern.engines.cpu.target import CpuTarget
-
+    def _prepare(self, target: Any) -> Target:
         return CpuTarget(target)

@@ -6,7 +6,7 @@ from typing import Any
 
 from lantern.drafters.trees.static import named
 from lantern.methods import METHODS, Method
-from lantern.methods.registry import add_ons_of
+from lantern.methods.registry import add_ons_of, reads_drafter
 
 WINDOWS = (2, 4, 8, 16, 32, 64)
 OTHER_INITS = ("repeat-left", "drafter")  # tried at the best length
@@ -83,11 +83,6 @@ def describe(name: str, settings: Mapping[str, Any]) -> str:
     return " ".join([name, *words])
 
 
-def needs_drafter(method: Method) -> bool:
-    """Return whether a method needs the model's drafter, for trees or for the initial codes of windows."""
-    return "tree" in method.options or method.settings.get("init") == "drafter"
-
-
 def variants(
     bounds: Bounds,
     *,
@@ -119,7 +114,7 @@ def variants(
             continue
         if method.exact:
             found += _exact(method, has_drafter=has_drafter, codes=codes)
-        elif bounds.admits_relaxed and (has_drafter or not needs_drafter(method)):
+        elif bounds.admits_relaxed and (has_drafter or not reads_drafter(method)):
             found += _relaxed(method, bounds, codes, vocabulary) if has_table or "k" not in method.settings else []
     return sorted(found, key=lambda variant: not variant.method.exact)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from lantern.generation.generator import neighbours_for
 from lantern.generation.tuning import measure
-from lantern.generation.tuning.candidates import OTHER_INITS, Bounds, Variant, describe, needs_drafter, variants
+from lantern.generation.tuning.candidates import OTHER_INITS, Bounds, Variant, describe, variants
 from lantern.generation.tuning.costs import Costs, Laps, fit_costs, fit_verify
 from lantern.generation.tuning.measure import Acceptance, Run, Setup
 from lantern.generation.tuning.profile import VERSION, describe_machine
 from lantern.generation.tuning.solve import solve
-from lantern.methods.registry import METHODS, Method, neighbour_columns
+from lantern.methods.registry import METHODS, Method, neighbour_columns, reads_drafter
 
 MARGIN = 1.03  # a method must beat plain decoding by this factor; less is noise
 HOPEFUL = 1.15  # a candidate is tried if its predicted time is at most this many times plain decoding's
@@ -205,7 +205,7 @@ class Tuner:
             inits = OTHER_INITS if "init" in METHODS[name].settings else ()
             others = [Variant.of(METHODS[name], {**best.settings, "init": init}) for init in inits]
             has_drafter = self.setup.model.drafter is not None
-            usable = [variant for variant in others if has_drafter or not needs_drafter(variant.method)]
+            usable = [variant for variant in others if has_drafter or not reads_drafter(variant.method)]
             found += [*lengths, *(self.window(name, variant.settings) for variant in usable)]
         return found
 

@@ -19,11 +19,6 @@ FAMILIES = {name: f"lantern.models.transformers.{name}" for name in ("janus", "e
 OTHER_LAYOUTS = {"multi_modality": "deepseek-community/Janus-Pro-1B"}
 
 
-def is_transformers_folder(folder: Path) -> bool:
-    """Return whether a folder holds a whole model of transformers rather than components of ours."""
-    return (folder / CONFIG_NAME).is_file() and not (folder / "transformer").is_dir()
-
-
 def family_of(folder: Path) -> Any:
     """Return the module of a folder's family; ValueError for a model of another kind."""
     kind = read_json_object(folder / CONFIG_NAME).get("model_type")

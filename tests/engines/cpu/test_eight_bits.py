@@ -13,9 +13,8 @@ from lantern.core.sampling import Sampling
 from lantern.drafters.base import target_logits
 from lantern.engines.cpu import build as building
 from lantern.engines.cpu.drafter import packed_drafter
-from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.cpu.engine import CpuEngine, CpuTarget
 from lantern.engines.cpu.kernels import linear
-from lantern.engines.cpu.target import CpuTarget
 from lantern.engines.engine import engine_from_flags
 from lantern.engines.quantized import quantized
 from lantern.methods.registry import METHODS, build_decoder

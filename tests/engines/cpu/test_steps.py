@@ -10,9 +10,8 @@ import torch
 from lantern.core.noise import Purpose, random_uniforms
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation, Step
-from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.cpu.engine import CpuEngine, FusedStepper
 from lantern.engines.cpu.kernels import uniforms
-from lantern.engines.cpu.target import FusedStepper
 from lantern.methods.registry import METHODS, Decoder, build_decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target

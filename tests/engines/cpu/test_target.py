@@ -15,8 +15,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Target
 from lantern.decoding.cache import StaticCache
 from lantern.engines.compiled import CompiledEngine
-from lantern.engines.cpu.engine import CpuEngine
-from lantern.engines.cpu.target import CpuTarget
+from lantern.engines.cpu.engine import CpuEngine, CpuTarget
 from lantern.engines.engine import EagerEngine
 from lantern.generation.images import NotFiniteError
 from lantern.generation.layer_watch import watched_layers

@@ -9,8 +9,7 @@ from lantern.core.sampling import Sampling
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda import kernels
-from lantern.models.llamagen.layers import RMSNorm
-from lantern.models.llamagen.rotary import rope_factors, rope_table, rotate
+from lantern.models.llamagen.transformer import RMSNorm, rope_factors, rope_table, rotate
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

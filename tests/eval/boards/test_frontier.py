@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lantern.cli import options as measuring
+from lantern.cli import command as measuring
 from lantern.cli.frontier import main
 from lantern.eval.boards import frontier
 from lantern.eval.boards.acceptance_map import Portrait

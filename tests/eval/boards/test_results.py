@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lantern.cli import options
+from lantern.cli import command as shared
 from lantern.cli import results as cli
 from lantern.cli.command import Command, Parser
 from lantern.cli.main import main
@@ -114,7 +114,7 @@ def test_a_drawing_is_stale_if_its_figures_changed(toy: Path) -> None:
 
 @pytest.fixture
 def command(toy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(options, "results_folder", lambda: toy / "eval" / "results")
+    monkeypatch.setattr(shared, "results_folder", lambda: toy / "eval" / "results")
     monkeypatch.setattr(cli, "present_weights", lambda: WEIGHTS)
     return toy
 

@@ -22,7 +22,7 @@ from lantern.eval.protocols.protocol import (
     size_name,
 )
 from lantern.models.folder import Model, load_model
-from lantern.models.llamagen.config import SIZES
+from lantern.models.llamagen.transformer import SIZES
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
 

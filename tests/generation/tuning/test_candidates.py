@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from lantern.generation.tuning.candidates import Bounds, needs_drafter, swept, variants
-from lantern.methods.registry import METHODS
+from lantern.generation.tuning.candidates import Bounds, swept, variants
+from lantern.methods.registry import METHODS, reads_drafter
 
 KID = Bounds(max_kid=0.001, quality={"lantern++": {"2.0": 0.0004, "5": 0.02}})
 
@@ -78,6 +78,6 @@ def test_names_restrict_the_candidates() -> None:
 
 
 def test_methods_that_need_a_drafter() -> None:
-    needy = {name for name, method in METHODS.items() if needs_drafter(method)}
+    needy = {name for name, method in METHODS.items() if reads_drafter(method)}
     assert {"eagle1", "lantern++"} <= needy and not needy & {"plain", "sjd", "gumbel-jacobi"}
-    assert needs_drafter(METHODS["sjd"].with_options(init="drafter"))
+    assert reads_drafter(METHODS["sjd"].with_options(init="drafter"))
