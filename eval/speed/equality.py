@@ -22,7 +22,8 @@ from lantern.cli.command import DONE, FAILED, Command, integer, real, run_comman
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
-from lantern.engines.engine import engine_from_flags
+from lantern.engines.engine import ENGINES, Weights, engine_from_flags
+from lantern.engines.engine import engine as make_engine
 from lantern.methods.registry import METHODS, Method, add_ons_of
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=integer(1, 4096), nargs="+", default=[1, 3], help="batch sizes of the methods (default 1 3)")
     add("--plain-batch", type=integer(1, 4096), default=32, help="batch size of plain decoding (default 32)")
     add("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="default fp32: a difference is a failure")
+    add("--engine", choices=tuple(ENGINES), help="how passes are run (default: eager, or by the options below)")
     add("--reproducible", action="store_true", help="reproducible engine; a difference is always a failure")
     add("--compile", action="store_true", help="torch.compile for plain decoding and methods")
     add("--fused", action="store_true", help="fused passes for plain decoding and methods (CPU)")
@@ -175,14 +177,22 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     flags = {name: getattr(args, name) for name in ("reproducible", "compile", "fused", "int8")}
-    engine = engine_from_flags(**flags)
+    if args.engine is not None and any(flags[name] for name in ("compile", "fused")):
+        raise ValueError("--engine cannot be combined with --compile and --fused: use only --engine")
+    weights: Weights = "int8" if args.int8 else "full"
+    engine = (
+        engine_from_flags(**flags)
+        if args.engine is None
+        else make_engine(args.engine, weights=weights, reproducible=args.reproducible)
+    )
     model = load_model(args.model, device=args.device, dtype=args.dtype, parts=("text", "drafter"), engine=engine)
     methods = [method_of(model, spec) for spec in args.methods or promising(model)]
     plan = Plan(
         requested=[Request(prompt=p, seed=s) for s in range(args.seeds) for p in PROMPTS[: args.prompts]],
         what={"prompts": list(PROMPTS[: args.prompts]), "seeds": args.seeds, "dtype": args.dtype}
         | {"reproducible": args.reproducible, "device": model.device.type}
-        | {name: True for name in ("compile", "fused", "int8") if getattr(args, name)},
+        | {name: True for name in ("compile", "fused", "int8") if getattr(args, name)}
+        | ({} if args.engine is None else {"engine": model.engine.name}),
         block=args.plain_batch,
     )
     report = read(args.out, model.fingerprint, name=model.name, anew=args.anew)
@@ -194,7 +204,7 @@ def run(args: argparse.Namespace) -> int:
         compare(model, plan, guidance, of_distribution, lambda: write_json(args.out, report))
         cells += [cell.results for cell in of_distribution]
     print("\n".join(map(line, cells)))
-    is_promise = args.dtype == "fp32" or args.reproducible or args.fused
+    is_promise = args.dtype == "fp32" or args.reproducible or model.engine.prepare(model.target).is_batch_invariant
     return FAILED if is_promise and any(cell["differing_codes"] for cell in cells) else DONE
 
 

@@ -28,6 +28,8 @@ def surroundings(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": device.type,
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "cuda": torch.version.cuda,
+        "triton": installed("triton"),
     }
 
 
