@@ -1,11 +1,14 @@
 """Tiny random models of transformers' real classes, with processors, saved in the layout of their releases."""
 
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
+from lantern.models.transformers.chameleon_vq import PREFIX, VQDecoder
 from lantern.models.transformers.components import Components
 from lantern.models.transformers.emu3 import NEGATIVE
 from lantern.models.transformers.loading import FAMILIES
@@ -159,13 +162,124 @@ def emu3_codes(model: Any, processor: Any, prompt: str) -> torch.Tensor:
     return model.vocabulary_mapping.convert_bpe2img(found[:, start:].view(-1, rows, columns + 1)).flatten()
 
 
+CHAMELEON = ["<racm3:break>", "<eoss>", "<reserved08706>", "<reserved08799>", "<reserved08801>", "<reserved08802>"]
+
+
+def chameleon_words() -> dict[str, int]:
+    """The vocabulary of `tiny_chameleon`: words, then codes in another order than their tokens."""
+    codes = [f"IMGIMG{chr(65 + code // 10)}{chr(65 + code % 10)}Z" for code in (7 * i % 24 for i in range(24))]
+    words = [*WORDS, *CHAMELEON, "Generate", "an", "image", "8x4", "according", "to", "following", "prompt:"]
+    return {word: i for i, word in enumerate([*words, *codes])}
+
+
+def tiny_chameleon(seed: int = 0) -> Any:
+    """Chameleon with 24 codes, whose tokens are not in order, in a grid of 4 x 4, and a decoder beside it."""
+    from transformers import ChameleonConfig, ChameleonForConditionalGeneration, ChameleonVQVAEConfig
+
+    vq = ChameleonVQVAEConfig(
+        embed_dim=8,
+        num_embeddings=24,
+        latent_channels=32,
+        resolution=8,
+        base_channels=32,
+        channel_multiplier=[1, 2],
+        num_res_blocks=1,
+    )
+    config = ChameleonConfig(
+        vocab_size=72,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vq_config=vq,
+        vocabulary_map=chameleon_words(),
+        bos_token_id=1,
+        pad_token_id=2,
+        eos_token_id=3,
+    )
+    return randomise(ChameleonForConditionalGeneration(config), seed)
+
+
+def chameleon_tokenizer() -> Any:
+    """The tokenizer of `tiny_chameleon`, as released for Lumina-mGPT."""
+    names = {"image_token": "<image>", "boi_token": CHAMELEON[0], "eoi_token": CHAMELEON[1], "sep_token": CHAMELEON[2]}
+    others = {f"other_{i}_token": word for i, word in enumerate(CHAMELEON[3:])}
+    own = {"bos_token": "<bos>", "pad_token": "<pad>", "eos_token": "<eos>"}
+    return tokenizer(list(chameleon_words()), **own, **names, **others)
+
+
+def chameleon_processor() -> Any:
+    """The processor of `tiny_chameleon`, as released for Anole."""
+    from transformers import ChameleonImageProcessor, ChameleonProcessor
+
+    return ChameleonProcessor(ChameleonImageProcessor(), chameleon_tokenizer(), image_seq_length=16)
+
+
+def chameleon_codes(model: Any, processor: Any, prompt: str) -> torch.Tensor:
+    """Greedy codes of the library with the logits of codes left in, with guidance 3."""
+    ids = [1, *processor(text=prompt)["input_ids"][0].tolist(), processor.image_start_token_id]
+    return _chameleon_grid(model, ids, [1, processor.image_start_token_id], guidance=3.0)
+
+
+def lumina_codes(model: Any, words: Any, prompt: str) -> torch.Tensor:
+    """Greedy codes of the library for a picture of 2 x 4 codes, with newlines and guidance 4."""
+    text = f"Generate an image of 8x4 according to the following prompt:\n{prompt}<reserved08706>"
+    begin = words.convert_tokens_to_ids(["<racm3:break>", "<reserved08801>", "<reserved08802>"])
+    ids = [1, *words.encode(text, add_special_tokens=False), *begin]
+    return _chameleon_grid(model, ids, begin, guidance=4.0, columns=4, rows=2)
+
+
+def _chameleon_grid(
+    model: Any, ids: list[int], negative: list[int], *, guidance: float, columns: int = 0, rows: int = 0
+) -> torch.Tensor:
+    """Greedy codes; with `columns` a newline follows each row."""
+    mapping = model.model.vocabulary_mapping
+    visual, newline = list(mapping.image_tokens), chameleon_words()["<reserved08799>"]
+
+    def allowed(_: int, seen: torch.Tensor) -> list[int]:
+        is_end = columns and (len(seen) - len(ids) + 1) % (columns + 1) == 0
+        return [newline] if is_end else visual
+
+    mapping.__dict__["image_tokens"] = []  # else the class masks the logits of codes
+    try:
+        found = model.generate(
+            input_ids=torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=rows * (columns + 1) or 16,
+            do_sample=False,
+            guidance_scale=guidance,
+            prefix_allowed_tokens_fn=allowed,
+            negative_prompt_ids=torch.tensor([negative]),
+            negative_prompt_attention_mask=torch.ones(1, len(negative), dtype=torch.long),
+        )[0, len(ids) :]
+    finally:
+        mapping.__dict__["image_tokens"] = visual
+    return torch.tensor([mapping.bpe2img[token] for token in found.tolist() if token != newline])
+
+
 def assemble(family: str, model: Any, processor: Any, size: tuple[int, int] | None = None) -> Components:
     """The components of a model in memory."""
     return import_module(FAMILIES[family]).assemble(model, processor, size)
 
 
-def save(model: Any, processor: Any, folder: Path) -> Path:
-    """Write model and processor as transformers does."""
+def save(family: str, model: Any, processor: Any, folder: Path) -> Path:
+    """Write model and processor as they are released."""
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
+    if family == "chameleon":  # the decoder is among the weights
+        state = load_file(folder / "model.safetensors")
+        own = {PREFIX + name: tensor for name, tensor in vq_decoder(model).state_dict().items()}
+        save_file(state | own, folder / "model.safetensors", metadata={"format": "pt"})
+    if family == "lumina":  # the decoder comes with Chameleon's release, the class is their own
+        config = json.loads((folder / "config.json").read_text())
+        config["architectures"] = ["ChameleonXLLMXForConditionalGeneration"]
+        (folder / "config.json").write_text(json.dumps(config))
+        torch.save({"state_dict": vq_decoder(model).state_dict()}, folder / "vqgan.ckpt")
     return folder
+
+
+def vq_decoder(model: Any) -> VQDecoder:
+    """A decoder with random weights for a tiny Chameleon."""
+    torch.manual_seed(1)
+    return VQDecoder(model.config.vq_config).eval()

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +48,9 @@ class Pixels(nn.Module, ABC):
     @abstractmethod
     def codebook(self) -> Float[Tensor, "v d"]:
         """The codes' vectors as the decoder uses them."""
+
+    def read(self, folder: Path) -> None:
+        """Read weights that the model's class does not hold; by default there are none."""
 
     @abstractmethod
     def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:

@@ -14,6 +14,7 @@ from lantern.models.transformers.components import Components, PixelConfig, Pixe
 from lantern.models.transformers.target import CodeEmbedding, CodeHead, TransformersTarget
 
 CLASS = "Emu3ForConditionalGeneration"
+PROCESSOR = "AutoProcessor"
 GENERATION = {"guidance": 3.0, "temperature": 1.0, "top_k": 2048, "method": "auto"}
 SIZE = (720, 720)
 NEWLINE = "<|extra_200|>"

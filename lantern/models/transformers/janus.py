@@ -15,6 +15,7 @@ from lantern.models.transformers.components import Components, PixelConfig, Pixe
 from lantern.models.transformers.target import TransformersTarget
 
 CLASS = "JanusForConditionalGeneration"
+PROCESSOR = "AutoProcessor"
 GENERATION = {"guidance": 5.0, "temperature": 1.0, "method": "auto"}
 
 

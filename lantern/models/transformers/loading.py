@@ -14,14 +14,17 @@ from lantern.core.io import CONFIG_NAME, read_checksums, verify_files
 from lantern.models.transformers.components import Components
 
 # model_type of config.json -> the module of the family
-FAMILIES = {name: f"lantern.models.transformers.{name}" for name in ("janus", "emu3")}
+FAMILIES = {name: f"lantern.models.transformers.{name}" for name in ("janus", "emu3", "chameleon", "lumina")}
 # layouts of the same models that transformers does not load, and the repository that holds the right one
 OTHER_LAYOUTS = {"multi_modality": "deepseek-community/Janus-Pro-1B"}
 
 
 def family_of(folder: Path) -> Any:
     """Return the module of a folder's family; ValueError for a model of another kind."""
-    kind = read_json_object(folder / CONFIG_NAME).get("model_type")
+    config = read_json_object(folder / CONFIG_NAME)
+    kind = config.get("model_type")
+    if kind == "chameleon" and "XLLMX" in str(config.get("architectures")):
+        kind = "lumina"  # whose own class is Chameleon's
     if kind in FAMILIES:
         return import_module(FAMILIES[kind])
     if kind in OTHER_LAYOUTS:
@@ -54,12 +57,16 @@ def load(
             model, report = kind.from_pretrained(
                 folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **how
             )
-            processor = transformers.AutoProcessor.from_pretrained(folder, **how) if "text" in parts else None
+            words = getattr(transformers, family.PROCESSOR)
+            processor = words.from_pretrained(folder, **how) if "text" in parts else None
     except Exception as error:  # transformers and the readers below it raise of every kind for damaged files
         raise ValueError(f"{folder} holds no {family.CLASS} that loads: {one_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"{folder}: tensor {missing[0]!r} is missing, and {len(missing) - 1} more")
-    return family.assemble(model.requires_grad_(False).to(device), processor, size)
+    made = family.assemble(model.requires_grad_(False).to(device), processor, size)
+    if "vq" in parts:
+        made.vq.read(folder)
+    return made
 
 
 @contextmanager

@@ -1,0 +1,82 @@
+"""Chameleon with pictures, as Anole (arXiv:2405.09818, arXiv:2407.06135): codes are tokens of one vocabulary.
+
+The unconditional row is a prompt without words. transformers masks the logits of codes, so that body and head are
+called here.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.core.types import Raster
+from lantern.models.transformers.chameleon_vq import VQDecoder, read_decoder
+from lantern.models.transformers.components import Components, PixelConfig, Pixels, Prompts
+from lantern.models.transformers.target import CodeEmbedding, CodeHead, TransformersTarget
+
+CLASS = "ChameleonForConditionalGeneration"
+PROCESSOR = "AutoProcessor"
+GENERATION = {"guidance": 3.0, "temperature": 0.7, "top_p": 0.9, "method": "auto"}
+
+
+class ChameleonPixels(Pixels):
+    """Chameleon's VQ decoder, whose weights transformers' class does not hold: `read` takes them from the folder."""
+
+    def __init__(self, vq: Any, raster: Raster) -> None:
+        super().__init__(PixelConfig(vq.config.num_embeddings, side_of(vq.config)), raster, None)
+        self.vq = vq
+        self.decoder: VQDecoder | None = None
+
+    @property
+    def codebook(self) -> Float[Tensor, "v d"]:
+        """The vectors of the codes."""
+        return self.vq.quantize.embedding.weight.detach()
+
+    def read(self, folder: Path) -> None:
+        """Read the decoder's weights; ValueError where the folder holds none."""
+        self.decoder = read_decoder(folder, self.vq.config).to(self.device)
+
+    def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
+        """Decode grids; ValueError if no decoder was read."""
+        if self.decoder is None:
+            raise ValueError("the model was loaded without its VQ decoder: it can make codes but no pictures")
+        return self.decoder(self.codebook[grids].permute(0, 3, 1, 2))
+
+
+class ChameleonPrompts(Prompts):
+    """A prompt, the end of the user's turn, and the token that begins a picture."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+
+    def rows(self, prompt: str) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the tokens of a prompt, and those of one without words."""
+        ids = self.processor(text=prompt)["input_ids"][0].tolist()
+        first, begin = self.processor.tokenizer.bos_token_id, self.processor.image_start_token_id
+        return [*([first] if ids[0] != first else []), *ids, begin], [first, begin]
+
+
+def side_of(config: Any) -> int:
+    """Return the pixels of a code along one side."""
+    return 2 ** (len(config.channel_multiplier) - 1)
+
+
+def target_of(model: Any, family: str, raster: Raster) -> TransformersTarget:
+    """Return the target of a `ChameleonForConditionalGeneration`."""
+    words = model.model.embed_tokens
+    tokens = model.model.vocabulary_mapping.img2bpe_mapping_tensor.long().to(words.weight.device)
+    embedding, head = CodeEmbedding(words, tokens), CodeHead(model.lm_head, tokens)
+    return TransformersTarget(model.model, words, embedding, head, codes=len(tokens), family=family, raster=raster)
+
+
+def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
+    """Return the parts of a `ChameleonForConditionalGeneration`; ValueError for another `size` than its own."""
+    vq = model.model.vqmodel.float()
+    pixels = vq.config.resolution
+    if size not in (None, (pixels, pixels)):
+        raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes pictures of {pixels}x{pixels} only")
+    raster = Raster(pixels // side_of(vq.config), pixels // side_of(vq.config))
+    text = None if processor is None else ChameleonPrompts(processor)
+    return Components(target_of(model, "chameleon", raster), ChameleonPixels(vq, raster), text, GENERATION)

@@ -1,0 +1,145 @@
+"""The decoder of Chameleon's VQ tokenizer (arXiv:2405.09818), of which transformers has the encoder only.
+
+It is the decoder of VQGAN (arXiv:2012.09841) with the names of its released file: the levels of `up` begin with the
+highest resolution, and only the middle has attention.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lantern.core.config import one_line, read_json_object
+from lantern.core.io import check_finite, check_state
+from lantern.models.llamagen.vqvae import AttnBlock, ResnetBlock, Upsample, group_norm
+
+PREFIX = "model.vqmodel."
+PARTS = ("decoder.", "post_quant_conv.")
+CHECKPOINTS = ("vqgan.ckpt", "tokenizer/vqgan.ckpt")
+
+
+class Decoder(nn.Module):
+    """Latents at the resolution of the code grid to pixels."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        widths = [config.base_channels * m for m in config.channel_multiplier]
+        lowest = widths[-1]
+        self.conv_in = nn.Conv2d(config.latent_channels, lowest, 3, padding=1)
+        self.mid = nn.ModuleDict(
+            {
+                "block_1": ResnetBlock(lowest, lowest, 0.0),
+                "attn_1": AttnBlock(lowest),
+                "block_2": ResnetBlock(lowest, lowest, 0.0),
+            }
+        )
+        self.up = nn.ModuleList()
+        for i, width in enumerate(widths):
+            below = widths[min(i + 1, len(widths) - 1)]
+            blocks = [ResnetBlock(width if j else below, width, 0.0) for j in range(config.num_res_blocks + 1)]
+            level = nn.ModuleDict({"block": nn.ModuleList(blocks)})
+            if i > 0:
+                level["upsample"] = Upsample(width)
+            self.up.append(level)
+        self.norm_out = group_norm(widths[0])
+        self.conv_out = nn.Conv2d(widths[0], 3, 3, padding=1)
+
+    def forward(self, z: Float[Tensor, "b z h w"]) -> Float[Tensor, "b 3 h2 w2"]:
+        """Map latents to pixels, nominally in [-1, 1]."""
+        x = self.conv_in(z)
+        for block in self.mid.values():
+            x = block(x)
+        for level in reversed(self.up):
+            for name, part in level.items():  # type: ignore[operator]
+                for block in part if name == "block" else (part,):
+                    x = block(x)
+        return self.conv_out(F.silu(self.norm_out(x)))
+
+
+class VQDecoder(nn.Module):
+    """Vectors of codes to pixels."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        if config.attn_resolutions:
+            raise ValueError(f"vq_config.attn_resolutions is {config.attn_resolutions}, wanted none, as in the release")
+        self.post_quant_conv = nn.Conv2d(config.embed_dim, config.latent_channels, 1)
+        self.decoder = Decoder(config)
+
+    def forward(self, vectors: Float[Tensor, "b d h w"]) -> Float[Tensor, "b 3 h2 w2"]:
+        """Decode a grid of vectors."""
+        return self.decoder(self.post_quant_conv(vectors))
+
+
+def read_decoder(folder: Path, config: Any) -> VQDecoder:
+    """Read the decoder of a model's folder: from its safetensors files, or from the VQGAN file of Chameleon's release.
+
+    ValueError where there is neither, and for tensors of another shape.
+    """
+    found = _of_safetensors(folder)
+    source: Path = folder
+    for name in CHECKPOINTS:
+        if not found and (folder / name).is_file():
+            source = folder / name
+            found = _of_checkpoint(source)
+    if not found:
+        raise ValueError(
+            f"{folder} holds no VQ decoder: put {CHECKPOINTS[0]} of Chameleon's release into it,"
+            " or write the codes only (--tokens)"
+        )
+    check_finite(found, source=source)
+    with torch.device("meta"):
+        made = VQDecoder(config)
+    state = _ordered(found, len(config.channel_multiplier), made.state_dict())
+    check_state(state, made.state_dict(), source=source)
+    made.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
+    return made.eval().requires_grad_(False)
+
+
+def _of_safetensors(folder: Path) -> dict[str, Tensor]:
+    from safetensors import safe_open
+
+    index = folder / "model.safetensors.index.json"
+    wanted = tuple(PREFIX + part for part in PARTS)
+    names = ["model.safetensors"]
+    if index.is_file():
+        listed = read_json_object(index).get("weight_map") or {}
+        names = sorted({file for key, file in listed.items() if key.startswith(wanted)})
+    found: dict[str, Tensor] = {}
+    for name in names:
+        if (folder / name).is_file():
+            with safe_open(folder / name, framework="pt") as file:
+                found |= {
+                    key.removeprefix(PREFIX): file.get_tensor(key) for key in set(file.keys()) if key.startswith(wanted)
+                }
+    return found if any(key.startswith("decoder.") for key in found) else {}
+
+
+def _of_checkpoint(path: Path) -> dict[str, Tensor]:
+    try:
+        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # the reader raises of every kind for damaged files
+        raise ValueError(f"{path} is not a checkpoint of plain tensors: {one_line(error)}") from error
+    state = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else {}
+    return {key: tensor for key, tensor in state.items() if key.startswith(PARTS)}
+
+
+def _ordered(state: Mapping[str, Tensor], levels: int, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state whose levels begin with the highest resolution; some conversions have them the other way round.
+
+    Only levels but the last of the decoder's way end in an upsampling.
+    """
+    is_reversed = "decoder.up.0.upsample.conv.weight" in state and "decoder.up.0.upsample.conv.weight" not in expected
+    if not is_reversed:
+        return dict(state)
+    found = {}
+    for name, tensor in state.items():
+        parts = name.split(".")
+        if parts[:2] == ["decoder", "up"] and parts[2].isdigit():
+            parts[2] = str(levels - 1 - int(parts[2]))
+        found[".".join(parts)] = tensor
+    return found

@@ -1,0 +1,46 @@
+"""Lumina-mGPT (arXiv:2408.02657): Chameleon's decoder with grids of any size and a newline token behind each row.
+
+The prompt names the size in words, then in two tokens behind the one that begins a picture. The unconditional row is
+these three tokens alone, at positions from 0.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from lantern.core.types import Raster
+from lantern.models.transformers.chameleon import ChameleonPixels, side_of, target_of
+from lantern.models.transformers.components import Components, Prompts, grid_of
+
+CLASS = "ChameleonForConditionalGeneration"
+PROCESSOR = "AutoTokenizer"
+GENERATION = {"guidance": 4.0, "temperature": 1.0, "top_k": 2000, "method": "auto"}
+SIZE = (768, 768)
+BEGIN, END_OF_TURN, NEWLINE = "<racm3:break>", "<reserved08706>", "<reserved08799>"
+FIRST_SIZE = 8800  # <reserved08800 + n> stands for n patches of two codes
+
+
+class LuminaPrompts(Prompts):
+    """The instruction of the release around a prompt, and the size of the picture."""
+
+    def __init__(self, tokenizer: Any, raster: Raster, side: int) -> None:
+        self.tokenizer = tokenizer
+        self.size = f"{raster.columns * side}x{raster.rows * side}"
+        patches = (f"<reserved{FIRST_SIZE + codes // 2:05d}>" for codes in (raster.rows, raster.columns))
+        self.begin = tokenizer.convert_tokens_to_ids([BEGIN, *patches])
+
+    def rows(self, prompt: str) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the tokens of a prompt, and those of the picture's beginning."""
+        text = f"Generate an image of {self.size} according to the following prompt:\n{prompt}{END_OF_TURN}"
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return [self.tokenizer.bos_token_id, *ids, *self.begin], self.begin
+
+
+def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
+    """Return the parts of a Lumina-mGPT for pictures of `size`, by default 768 x 768 pixels."""
+    vq = model.model.vqmodel.float()
+    side = side_of(vq.config)
+    patch_rows, patch_columns = grid_of(size or SIZE, 2 * side)
+    newline = model.config.vocabulary_map[NEWLINE]
+    raster = Raster(2 * patch_rows, 2 * patch_columns, newline=newline)
+    text = None if processor is None else LuminaPrompts(processor, raster, side)
+    return Components(target_of(model, "lumina", raster), ChameleonPixels(vq, raster), text, GENERATION)
