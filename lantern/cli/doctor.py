@@ -134,11 +134,15 @@ def _engines() -> Iterator[Finding]:
     except (ImportError, OSError, ValueError) as error:
         yield Finding(f"engines: not checked, {one_line(error)}")
         return
-    yield Finding(f"engine auto: {model.engine.name} ({model.engine.reason})")
+    remark = model.engine.remark(model.target)
+    yield Finding(f"engine auto: {model.engine.name} ({model.engine.reason}){f'; {remark}' if remark else ''}")
     for name in ENGINES:
         if name not in ("auto", model.engine.name):
-            reason = engine(name).available(model.target, can_wait=False)
-            yield Finding(f"engine {name}: {reason or 'available'}")
+            other = engine(name)
+            reason = other.available(model.target, can_wait=False)
+            remark = other.remark(model.target)
+            ready = f"available{f', but {remark}' if remark else ''}"
+            yield Finding(f"engine {name}: {reason or ready}")
     method = choose_method(model, "auto", report=lambda line: None)
     yield Finding(f"method auto: {method.label} ({method.reason}); `lantern tune` measures all methods")
     try:

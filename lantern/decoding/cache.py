@@ -70,7 +70,7 @@ class StaticCache:
         self, layer: int, slots: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"]
     ) -> tuple[Float[Tensor, "b h s d"], Float[Tensor, "b h s d"]]:
         """Store n keys and values of a layer at `slots`, the same for every row; return all keys and values of it."""
-        both = self._layers[layer]
+        both = self.layer(layer)
         both.index_copy_(3, slots[0], fresh.permute(2, 0, 3, 1, 4).to(both.dtype))
         return both[0], both[1]
 
@@ -103,6 +103,10 @@ class StaticCache:
         flat = entries.permute(1, 2, 0, 3, 4, 5, 6).flatten(2, 3).flatten(0, 1)
         self.buffer[:, :, :, : self.prefix] = flat.to(self.buffer.dtype)
         self.first.copy_(first.reshape(-1, 1))
+
+    def layer(self, number: int) -> Float[Tensor, "2 b h s d"]:
+        """Return keys and values of a layer."""
+        return self._layers[number]
 
     def write_prefix(self, means: Float[Tensor, "b l r h d"]) -> None:
         """Fill every prefix slot with these values and keys of zeros: all that codes see of the prompt."""

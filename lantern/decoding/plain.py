@@ -90,8 +90,12 @@ class PlainStepper(Stepper):
     def sample(self, scores: Scores) -> Step:
         """Sample the code at `place` from the logits of a pass."""
         logits = scores.logits.unflatten(0, (-1, self.begun.cache.rows))
-        log_probs = self.sampling.scores(logits, self.place)
-        self.sampled = (log_probs + self.begun.noise.gumbel(self.place)).argmax(-1)
+        quick = self.target.sampler(self.sampling, self.begun.noise)
+        if quick is not None:
+            self.sampled = quick(logits, self.place)[..., 0]
+        else:
+            log_probs = self.sampling.scores(logits, self.place)
+            self.sampled = (log_probs + self.begun.noise.gumbel(self.place)).argmax(-1)
         self.codes.scatter_(1, self.place, self.sampled)
         self.finite.look(logits)
         self.watch.lap("draw")

@@ -120,7 +120,8 @@ class PromptCache:
     ) -> PromptState:
         """Return the states of these prompts; new ones are read in one pass, or with `alone` in a pass each.
 
-        With `alone` the bits of a state do not depend on the other prompts.
+        With `alone` the bits of a state do not depend on the other prompts. Nor do they if the target has
+        `prompt_rows`: passes then have the same size, whatever the prompts.
         """
         weights = tuple((parameter.data_ptr(), parameter._version) for parameter in target.parameters())
         if weights != self._weights:
@@ -129,9 +130,14 @@ class PromptCache:
         names = [_digest(condition, i, kind) for i in range(condition.batch)]
         new = {name: i for i, name in enumerate(names) if name not in self._states}
         size = 1 if alone else max(len(new), 1)
+        if target.prompt_rows:
+            size = max(target.prompt_rows // (rows * target.config.cls_token_num), 1)
         for first in range(0, len(new), size):
             together = list(new)[first : first + size]
-            some = condition.select([new[name] for name in together])
+            images = [new[name] for name in together]
+            if target.prompt_rows:
+                images += images[-1:] * (size - len(images))
+            some = condition.select(images)
             states = read_prompts(target, some, rows=rows, needs_whole_prefix=needs_whole_prefix, taps=taps)
             self._states |= {name: states.at(i) for i, name in enumerate(together)}
         found = [self._states[name] for name in names]
@@ -187,7 +193,8 @@ def start(
         make_uniforms=target.make_uniforms,  # faster ones of an engine, if any
     )
     last = state.features[:, :, -1:]
-    logits = torch.cat([target.head(of_one) for of_one in last.split(1 if alone else len(last))])
+    size = 1 if alone or target.prompt_rows else len(last)
+    logits = torch.cat([target.head(of_one) for of_one in last.split(size)])
     return Start(cache, noise, state.mask, prefix, state.features, logits, state.fused)
 
 
@@ -196,15 +203,17 @@ def read_prompts(
 ) -> PromptState:
     """Read both guidance rows of each prompt, which share its mask.
 
-    Padding that all prompts share is cut off unless a drafter reads it. The rotary rows of the prompt are zero, so
-    cutting changes nothing. ValueError for padding behind words and for more slots than the model has.
+    Padding that all prompts share is cut off unless a drafter reads it or the target has `prompt_rows`. The rotary rows
+    of the prompt are zero, so cutting changes nothing. ValueError for padding behind words and for more slots than the
+    model has.
     """
     if target.has_token_prompts:
         if needs_whole_prefix or taps:
             raise ValueError("this drafter reads the prompt's slots or layers of a LlamaGen target: use another method")
         return _read_tokens(target, condition, rows)
     slots = target.config.cls_token_num
-    condition = pad_prefix(condition, slots) if needs_whole_prefix else cut_common_padding(condition)
+    is_padded = needs_whole_prefix or target.prompt_rows > 0
+    condition = pad_prefix(condition, slots) if is_padded else cut_common_padding(condition)
     mask = prefix_mask(condition)
     if mask.shape[1] > slots:
         raise ValueError(f"the condition has {mask.shape[1]} slots, the model takes at most {slots}")

@@ -75,6 +75,10 @@ class Engine(ABC):
             return "reproducible decoding is supported on CPUs only: omit reproducible, or use fp32"
         return None
 
+    def remark(self, target: "Target") -> str | None:
+        """Return what this engine does not do for a target that it can run, or None."""
+        return None
+
     def prepare(self, target: "Target") -> "Target":
         """Return an object with the target's protocol whose passes this engine runs. The target is not changed.
 

@@ -9,13 +9,15 @@ in 4 bits.
 
 import copy
 import logging
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lantern.engines.prepared import WeightCache
 
@@ -100,3 +102,10 @@ def _quiet(*names: str) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def has_eight_bits(weight: Tensor) -> bool:
+    """Return whether a weight is torchao's int8 with one scale per output."""
+    torchao: Any = sys.modules.get("torchao.quantization")  # without the import there is no such weight
+    kind = () if torchao is None else torchao.Int8Tensor
+    return isinstance(weight, kind) and getattr(weight, "scale").numel() == len(weight)  # noqa: B009 - of torchao's

@@ -66,7 +66,8 @@ def test_reproducible_decoding_refuses_large_trees() -> None:
         build_decoder(wide, target, sampling=Sampling(), engine=EagerEngine(reproducible=True))
 
 
-def test_graphs_need_a_gpu() -> None:
+def test_graphs_need_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="CUDA graphs need a CUDA device, the model is on cpu"):
         build_decoder("plain", target_in(torch.float32), sampling=Sampling(), engine=GraphEngine())
 

@@ -117,6 +117,7 @@ class TargetDefaults:
     """Defaults of the optional attributes of `Target`: no faster way of anything."""
 
     is_batch_invariant: bool = False
+    prompt_rows: int = 0
     make_uniforms: Callable[..., Tensor] | None = None
     engines: frozenset[str] | None = None
     has_token_prompts: bool = False
@@ -162,6 +163,11 @@ class Target(Protocol):
     @property
     def is_batch_invariant(self) -> bool:
         """Whether the bits of a row's logits do not depend on the other rows and nodes of the pass. Optional."""
+        ...
+
+    @property
+    def prompt_rows(self) -> int:
+        """Rows of every pass over prompts, which are padded to full length; 0: as many as there are. Optional."""
         ...
 
     @property

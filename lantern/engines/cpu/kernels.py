@@ -6,7 +6,6 @@ Weights are in the order in which `pass.cpp` reads them. torch.compile leaves th
 import contextlib
 import ctypes
 import mmap
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from lantern.core.noise import Purpose, purpose_key
 from lantern.core.sampling import Sampling
 from lantern.core.types import Sampler
 from lantern.engines.cpu.build import library
+from lantern.engines.quantized import has_eight_bits
 from lantern.models.llamagen.transformer import RMSNorm
 
 PANEL, LANES = 32, 16
@@ -203,13 +203,6 @@ def check_weights(module: nn.Module) -> None:
             "the cpu engine reads weights in full or in int8, these are quantized otherwise: use --engine eager or "
             "--weights int8"
         )
-
-
-def has_eight_bits(weight: Tensor) -> bool:
-    """Return whether a weight is torchao's int8 with one scale per output."""
-    torchao: Any = sys.modules.get("torchao.quantization")  # without the import there is no such weight
-    kind = () if torchao is None else torchao.Int8Tensor
-    return isinstance(weight, kind) and getattr(weight, "scale").numel() == len(weight)  # noqa: B009 - of torchao's
 
 
 def linear(

@@ -1,7 +1,8 @@
-"""The engine `graph`: one CUDA graph for a whole step."""
+"""The engine `graph`: passes by Triton kernels, and one CUDA graph for a whole step."""
 
 import dataclasses
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lantern.engines.engine import Engine
@@ -13,16 +14,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GraphEngine(Engine):
-    """Replays each step, plain or drafted, as one CUDA graph. With `compiles_steps` layers are compiled too."""
+    """Replays each step, plain or drafted, as one CUDA graph. Passes are Triton kernels if the target fits them.
 
+    A pass has `rows` rows per line (guidance row of an image), fewer in large batches (`target.constant_rows`). Trees
+    of at most so many nodes give plain decoding's codes. Targets that do not fit the kernels run through torch, with
+    layers compiled if `compiles_steps`. Without a GPU, Triton's interpreter (TRITON_INTERPRET=1) runs the same kernels
+    for tests, step by step and without graphs.
+    """
+
+    rows: int = 32
     name: ClassVar[str] = "graph"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rows not in (16, 32, 64):
+            raise ValueError(f"rows is {self.rows}, expected 16, 32 or 64")
 
     def available(self, target: "Target", *, can_wait: bool = True) -> str | None:
         """Return a reason for targets that are not on CUDA."""
         device = target.tok_embeddings.weight.device.type
-        if device != "cuda":
+        if device != "cuda" and self.without_kernels(target) is not None:
             return f"CUDA graphs need a CUDA device, the model is on {device}: use another engine, or move the model"
         return super().available(target, can_wait=can_wait)
+
+    def remark(self, target: "Target") -> str | None:
+        """Return why passes do not run as Triton kernels."""
+        reason = self.without_kernels(target)
+        return reason and f"passes run through torch: {reason}"
+
+    def without_kernels(self, target: "Target") -> str | None:
+        """Return why passes of a target run through torch, or None if they are Triton kernels."""
+        if find_spec("triton") is None:
+            return "Triton, which builds the GPU kernels, is not installed: pip install triton"
+        from lantern.engines.cuda.kernels import is_interpreted
+        from lantern.engines.cuda.target import refusal
+        from lantern.engines.prepared import original
+
+        if target.tok_embeddings.weight.device.type != "cuda" and not is_interpreted():
+            return "the GPU kernels need a CUDA device"
+        if self.weights == "int4":
+            return "the GPU kernels read weights in full or in int8, int4 was given"
+        return refusal(original(target))
 
     def refuses(self, drafter: "Drafter") -> str | None:
         """Return a reason for trees whose size the host chooses from the step before."""
@@ -35,11 +67,20 @@ class GraphEngine(Engine):
 
     def programs(self) -> "Programs":
         """Return the parts of a step, replayed from a graph."""
-        from lantern.engines.cuda.graphs import GraphedStepper
+        from lantern.engines.cuda.graphs import graphed
 
-        return dataclasses.replace(super().programs(), wrap=GraphedStepper, may_look=False)
+        return dataclasses.replace(super().programs(), wrap=graphed, may_look=False)
+
+    @property
+    def rounds_wide(self) -> bool:
+        """False: passes round alike as they are."""
+        return False
 
     def _prepare(self, target: Any) -> "Target":
+        if self.without_kernels(target) is None:
+            from lantern.engines.cuda.target import KernelTarget
+
+            return KernelTarget(target, self.rows)
         if not self.compiles_steps:
             return target
         from lantern.engines.compiled import compiled

@@ -13,6 +13,11 @@ from lantern.decoding.loop import Stepper
 WARM_STEPS = 3  # the first steps have other sizes: none precedes the first, and the second observes less
 
 
+def graphed(stepper: Stepper) -> Stepper:
+    """Return a stepper that replays the steps of another from a graph; where there is no GPU, the other itself."""
+    return GraphedStepper(stepper) if torch.cuda.is_available() else stepper
+
+
 class GraphedStepper(Stepper):
     """The steps of another stepper, of which all but the first few are replays of one captured graph.
 

@@ -1,8 +1,8 @@
 """The Triton kernels of a pass, and the functions that launch them.
 
-A pass scores the same number of rows for every image (`rows`), of which the first `live` hold nodes. Kernels skip the
-others, whose values stay zero. Each row is computed by the same operations in the same order, whatever stands in the
-other rows: one program computes one row, or a row of a tile of fixed size.
+A pass has the same number of rows for every line (guidance row of an image): `rows`, of which the first `live` hold
+nodes. Kernels compute those alone. Each row is computed by the same operations in the same order, whatever stands in
+the other rows: one program computes one row, or a row of a tile of fixed size.
 
 Attention groups keys by their position in the picture, not by their slot in the cache. Block j holds the positions
 `block * j` to `block * (j + 1) - 1`; its partial result (maximum, sum, weighted values) is computed on its own, and
@@ -53,22 +53,21 @@ def dot(left, right, IS_WIDE: tl.constexpr):
 
 
 @kernel
-def norm_kernel(X, DELTA, WEIGHT, Y, eps, rows, live, DIM: tl.constexpr, SIZE: tl.constexpr, ADDS: tl.constexpr):
+def norm_kernel(X, DELTA, WEIGHT, Y, eps, rows, DIM: tl.constexpr, SIZE: tl.constexpr, ADDS: tl.constexpr):
     """Compute one row of `norm`."""
-    row = tl.program_id(0)
-    if row % rows < live:
-        at = tl.arange(0, SIZE)
-        inside = at < DIM
-        x = tl.load(X + row * DIM + at, mask=inside, other=0.0)
-        if ADDS:
-            delta = tl.load(DELTA + row * DIM + at, mask=inside, other=0.0)
-            x = (x.to(tl.float32) + delta.to(tl.float32)).to(X.dtype.element_ty)
-            tl.store(X + row * DIM + at, x, mask=inside)
-        wide = x.to(tl.float32)
-        scale = tl.rsqrt(tl.sum(wide * wide, 0) / DIM + eps)
-        y = (wide * scale).to(Y.dtype.element_ty).to(tl.float32)
-        weight = tl.load(WEIGHT + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(Y + row * DIM + at, (y * weight).to(Y.dtype.element_ty), mask=inside)
+    row = tl.program_id(0) * rows + tl.program_id(1)
+    at = tl.arange(0, SIZE)
+    inside = at < DIM
+    x = tl.load(X + row * DIM + at, mask=inside, other=0.0)
+    if ADDS:
+        delta = tl.load(DELTA + row * DIM + at, mask=inside, other=0.0)
+        x = (x.to(tl.float32) + delta.to(tl.float32)).to(X.dtype.element_ty)
+        tl.store(X + row * DIM + at, x, mask=inside)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / DIM + eps)
+    y = (wide * scale).to(Y.dtype.element_ty).to(tl.float32)
+    weight = tl.load(WEIGHT + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(Y + row * DIM + at, (y * weight).to(Y.dtype.element_ty), mask=inside)
 
 
 @kernel
@@ -88,33 +87,32 @@ def rotary_kernel(
     WIDTH_SIZE: tl.constexpr,
 ):
     """Compute one row of `rotate_and_store`: its queries, keys or values."""
-    row, kind = tl.program_id(0), tl.program_id(1)
-    line, node = row // rows, row % rows
-    if node < live:
-        head = tl.arange(0, HEADS_SIZE)[:, None]
-        half: tl.constexpr = WIDTH_SIZE // 2
-        pair = tl.arange(0, half)
-        inside = (head < HEADS) & (pair[None] < WIDTH // 2)
-        place = head * WIDTH + 2 * pair[None]
-        source = QKV + (row * 3 + kind) * HEADS * WIDTH
-        even = tl.load(source + place, mask=inside, other=0.0)
-        odd = tl.load(source + place + 1, mask=inside, other=0.0)
-        if kind < 2:
-            turn = ROPE + tl.load(POSITIONS + line * live + node) * WIDTH + 2 * pair
-            cos = tl.load(turn, mask=pair < WIDTH // 2, other=0.0)[None]
-            sin = tl.load(turn + 1, mask=pair < WIDTH // 2, other=0.0)[None]
-            first, second = even.to(tl.float32), odd.to(tl.float32)
-            even = (first * cos - second * sin).to(QKV.dtype.element_ty)
-            odd = (second * cos + first * sin).to(QKV.dtype.element_ty)
-        if kind == 0:
-            tl.store(source + place, even, mask=inside)
-            tl.store(source + place + 1, odd, mask=inside)
-        else:
-            slot = tl.load(SLOTS + line * live + node)
-            base = ((kind - 1) * lines + line).to(tl.int64) * HEADS * slots * WIDTH
-            target = CACHE + base + (head * slots + slot) * WIDTH + 2 * pair[None]
-            tl.store(target, even.to(CACHE.dtype.element_ty), mask=inside)
-            tl.store(target + 1, odd.to(CACHE.dtype.element_ty), mask=inside)
+    line, node, kind = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = line * rows + node
+    head = tl.arange(0, HEADS_SIZE)[:, None]
+    half: tl.constexpr = WIDTH_SIZE // 2
+    pair = tl.arange(0, half)
+    inside = (head < HEADS) & (pair[None] < WIDTH // 2)
+    place = head * WIDTH + 2 * pair[None]
+    source = QKV + (row * 3 + kind) * HEADS * WIDTH
+    even = tl.load(source + place, mask=inside, other=0.0)
+    odd = tl.load(source + place + 1, mask=inside, other=0.0)
+    if kind < 2:
+        turn = ROPE + tl.load(POSITIONS + line * live + node) * WIDTH + 2 * pair
+        cos = tl.load(turn, mask=pair < WIDTH // 2, other=0.0)[None]
+        sin = tl.load(turn + 1, mask=pair < WIDTH // 2, other=0.0)[None]
+        first, second = even.to(tl.float32), odd.to(tl.float32)
+        even = (first * cos - second * sin).to(QKV.dtype.element_ty)
+        odd = (second * cos + first * sin).to(QKV.dtype.element_ty)
+    if kind == 0:
+        tl.store(source + place, even, mask=inside)
+        tl.store(source + place + 1, odd, mask=inside)
+    else:
+        slot = tl.load(SLOTS + node)
+        base = ((kind - 1) * lines + line).to(tl.int64) * HEADS * slots * WIDTH
+        target = CACHE + base + (head * slots + slot) * WIDTH + 2 * pair[None]
+        tl.store(target, even.to(CACHE.dtype.element_ty), mask=inside)
+        tl.store(target + 1, odd.to(CACHE.dtype.element_ty), mask=inside)
 
 
 @kernel
@@ -139,23 +137,20 @@ def plan_kernel(
     """Compute one row of `Plan.update`."""
     image, row = tl.program_id(0), tl.program_id(1)
     line = image * guided
-    if row >= live:
-        tl.store(PLACES + image * rows + row, -1)
-    else:
-        committed = tl.load(POSITIONS + line * live) - conditioning
-        full = committed // BLOCK
-        if row == 0:
-            tl.store(FULL + image, full.to(tl.int32))
-        tl.store(PLACES + image * rows + row, (tl.load(POSITIONS + line * live + row) - conditioning).to(tl.int32))
-        columns = tl.arange(0, SPAN)
-        places = full * BLOCK + columns
-        slot = tl.where(places < committed, places + prefix, -1)
-        for node in range(0, live):
-            staged = tl.load(SLOTS + line * live + node)
-            score = tl.load(MASK + line * mask_line + row * mask_row + staged)
-            place = tl.load(POSITIONS + line * live + node) - conditioning
-            slot = tl.where(places == tl.where(score == 0.0, place, -1), staged, slot)
-        tl.store(TABLE + (image * rows + row) * SIZE + columns, slot.to(tl.int32), mask=columns < SIZE)
+    committed = tl.load(POSITIONS + line * live) - conditioning
+    full = committed // BLOCK
+    if row == 0:
+        tl.store(FULL + image, full.to(tl.int32))
+    tl.store(PLACES + image * rows + row, (tl.load(POSITIONS + line * live + row) - conditioning).to(tl.int32))
+    columns = tl.arange(0, SPAN)
+    places = full * BLOCK + columns
+    slot = tl.where(places < committed, places + prefix, -1)
+    for node in range(0, live):
+        staged = tl.load(SLOTS + node)
+        score = tl.load(MASK + line * mask_line + row * mask_row + staged)
+        place = tl.load(POSITIONS + line * live + node) - conditioning
+        slot = tl.where(places == tl.where(score == 0.0, place, -1), staged, slot)
+    tl.store(TABLE + (image * rows + row) * SIZE + columns, slot.to(tl.int32), mask=columns < SIZE)
 
 
 @kernel
@@ -279,16 +274,15 @@ def combine_kernel(
 
 
 @kernel
-def silu_mul_kernel(GATED, OUT, rows, live, HIDDEN: tl.constexpr, LANES: tl.constexpr):
+def silu_mul_kernel(GATED, OUT, rows, HIDDEN: tl.constexpr, LANES: tl.constexpr):
     """Compute a part of one row of `silu_mul`."""
-    row = tl.program_id(0)
-    if row % rows < live:
-        at = tl.program_id(1) * LANES + tl.arange(0, LANES)
-        inside = at < HIDDEN
-        gate = tl.load(GATED + row * 2 * HIDDEN + at, mask=inside, other=0.0).to(tl.float32)
-        up = tl.load(GATED + row * 2 * HIDDEN + HIDDEN + at, mask=inside, other=0.0).to(tl.float32)
-        opened = (gate / (1.0 + tl.exp(-gate))).to(OUT.dtype.element_ty).to(tl.float32)
-        tl.store(OUT + row * HIDDEN + at, (opened * up).to(OUT.dtype.element_ty), mask=inside)
+    row = tl.program_id(0) * rows + tl.program_id(1)
+    at = tl.program_id(2) * LANES + tl.arange(0, LANES)
+    inside = at < HIDDEN
+    gate = tl.load(GATED + row * 2 * HIDDEN + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(GATED + row * 2 * HIDDEN + HIDDEN + at, mask=inside, other=0.0).to(tl.float32)
+    opened = (gate / (1.0 + tl.exp(-gate))).to(OUT.dtype.element_ty).to(tl.float32)
+    tl.store(OUT + row * HIDDEN + at, (opened * up).to(OUT.dtype.element_ty), mask=inside)
 
 
 @kernel
@@ -391,11 +385,11 @@ def norm(
     rows: int,
     live: int,
 ) -> None:
-    """Add `delta` to `x` in place, and write RMSNorm of the sum to `out`. Only the first `live` of each `rows` rows."""
+    """Add `delta` to `x` in place, and write RMSNorm of the sum to `out`, for the first `live` of each `rows` rows."""
     dim = x.shape[1]
     size = triton.next_power_of_2(dim)
-    norm_kernel[(len(x),)](
-        *(x, x if delta is None else delta, weight, out, eps, rows, live),
+    norm_kernel[(len(x) // rows, live)](
+        *(x, x if delta is None else delta, weight, out, eps, rows),
         DIM=dim,
         SIZE=size,
         ADDS=delta is not None,
@@ -407,14 +401,14 @@ def rotate_and_store(
     qkv: Float[Tensor, "m c3"],
     rope: Float[Tensor, "p half 2"],
     positions: Int[Tensor, "lines n"],
-    slots: Int[Tensor, "lines n"],
+    slots: Int[Tensor, " n"],
     cache: Float[Tensor, "2 lines h s d"],
     *,
     rows: int,
 ) -> None:
     """Rotate the queries in place, and write rotated keys and values of the live rows to their slots of the cache."""
     lines, heads, count, width = cache.shape[1:]
-    rotary_kernel[(lines * rows, 3)](
+    rotary_kernel[(lines, positions.shape[1], 3)](
         *(qkv, rope, positions, slots, cache, rows, positions.shape[1], lines, count),
         HEADS=heads,
         WIDTH=width,
@@ -432,9 +426,9 @@ def head_size(width: int) -> int:
 class Plan:
     """Where each row of a pass finds its keys, by position.
 
-    `places[i, r]` is the position of row r of image i, -1 for rows without a node. `full[i]` is the number of blocks
+    `places[i, r]` is the position of row r of image i. `full[i]` is the number of blocks
     whose positions are all committed. `table[i, r, c]` is the slot of position `block * full[i] + c`, -1 where row r
-    sees no key there. It holds `tail` blocks.
+    sees no key there. It holds `tail` blocks. `live` is the number of nodes of the last pass.
     """
 
     def __init__(
@@ -443,24 +437,24 @@ class Plan:
         images: int,
         guided: int,
         rows: int,
-        live: int,
         codes: int,
         device: torch.device,
         block: int = BLOCK,
     ) -> None:
-        self.images, self.guided, self.rows, self.live, self.block = images, guided, rows, live, block
+        self.images, self.guided, self.rows, self.block = images, guided, rows, block
+        self.live = rows
         self.blocks = -(-codes // block)
-        # the last node of a chain stands `live - 1` positions after the first
-        self.tail = -(-(live - 1) // block) + 1
+        # the last node of a chain stands at most `rows - 1` positions after the first
+        self.tail = -(-(rows - 1) // block) + 1
         self.table = torch.full((images, rows, self.tail * block), -1, dtype=torch.int32, device=device)
-        self.places = torch.full((images, rows), -1, dtype=torch.int32, device=device)
+        self.places = torch.zeros((images, rows), dtype=torch.int32, device=device)
         self.full = torch.zeros(images, dtype=torch.int32, device=device)
 
     def update(
         self,
         positions: Int[Tensor, "lines n"],
         mask: Float[Tensor, "lines n s"],
-        slots: Int[Tensor, "lines n"],
+        slots: Int[Tensor, " n"],
         *,
         conditioning: int,
         prefix: int,
@@ -471,8 +465,9 @@ class Plan:
         of the prompt. Rows of an image see the same.
         """
         assert mask.stride(2) == 1 and positions.is_contiguous() and slots.is_contiguous()
+        self.live = positions.shape[1]
         size = self.table.shape[2]
-        plan_kernel[(self.images, self.rows)](
+        plan_kernel[(self.images, self.live)](
             *(positions, mask, slots, self.table, self.places, self.full),
             *(self.rows, self.live, self.guided, conditioning, prefix, mask.stride(0), mask.stride(1)),
             BLOCK=self.block,
@@ -533,8 +528,8 @@ class Attention:
 def silu_mul(gated: Float[Tensor, "m h2"], out: Float[Tensor, "m h"], *, rows: int, live: int) -> None:
     """Write silu(gate) * up of the live rows to `out`; a row of `gated` is [gate | up]."""
     hidden = out.shape[1]
-    silu_mul_kernel[(len(out), -(-hidden // LANES))](
-        gated, out, rows, live, HIDDEN=hidden, LANES=LANES, num_warps=WARPS
+    silu_mul_kernel[(len(out) // rows, live, -(-hidden // LANES))](
+        gated, out, rows, HIDDEN=hidden, LANES=LANES, num_warps=WARPS
     )
 
 

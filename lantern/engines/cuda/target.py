@@ -1,0 +1,223 @@
+"""A target whose passes over codes are Triton kernels and matrix products of constant size.
+
+In bf16 a matrix product may sum in another order for another number of rows. Every pass of a batch therefore has the
+same number of rows, plain decoding included, and attention is ordered by position (`kernels`). The bits of a code's
+logits are then the same in every tree and window of at most that many nodes, so exact methods give plain decoding's
+codes.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.core.noise import Purpose
+from lantern.core.sampling import Sampling
+from lantern.core.types import Sampler
+from lantern.core.types import Scores as ScoresLike
+from lantern.decoding.cache import StaticCache
+from lantern.engines.cuda import kernels
+from lantern.engines.prepared import PreparedTarget, WeightCache
+from lantern.engines.quantized import has_eight_bits
+from lantern.models.llamagen.transformer import Scores, Transformer
+
+ROWS = 32  # rows of a pass per line of a small batch: the default trees of all methods have at most 30 nodes
+RIDGE = 320  # rows of a pass of an H100 up to which it takes as long as to read the weights
+PROMPT_ROWS = 512  # rows of a pass over prompts
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def rows_of(lines: int, live: int, least: int = ROWS) -> int:
+    """Return the rows per line of a pass over `live` nodes.
+
+    `least` is halved until a pass of all lines has at most RIDGE rows, and doubled until it holds the nodes. A line is
+    a guidance row of an image.
+    """
+    rows = constant_rows(lines, least)
+    while rows < live:
+        rows *= 2
+    return rows
+
+
+def constant_rows(lines: int, least: int = ROWS) -> int:
+    """Return the rows per line of plain decoding, and of trees that fit into them."""
+    rows = least
+    while rows > 1 and lines * rows > RIDGE:
+        rows //= 2
+    return rows
+
+
+def refusal(target: Any) -> str | None:
+    """Return why the kernels cannot run a target, or None if they can."""
+    if not isinstance(target, Transformer):
+        return f"the GPU kernels run LlamaGen transformers, this is a {type(target).__name__}"
+    dtype = target.tok_embeddings.weight.dtype
+    if dtype not in DTYPES:
+        return f"the GPU kernels compute in fp32, bf16 or fp16, the model is in {dtype}"
+    weights = [module.weight for module in target.modules() if isinstance(module, torch.nn.Linear)]
+    if any(type(weight.data) is not Tensor and not has_eight_bits(weight) for weight in weights):
+        return "the GPU kernels read weights in full or in int8, these are quantized otherwise"
+    return None
+
+
+class Linear:
+    """A matrix product whose weight is full (torch.mm) or int8 (`kernels.linear8`)."""
+
+    def __init__(self, weight: Any) -> None:
+        is_full = not has_eight_bits(weight)
+        self.weight, self.scale = (weight.data, None) if is_full else (weight.qdata, weight.scale.flatten())
+
+    def __call__(self, x: Float[Tensor, "m k"], out: Float[Tensor, "m n"]) -> None:
+        """Write x times the transpose of the weight to `out`."""
+        if self.scale is None:
+            torch.mm(x, self.weight.T, out=out)
+        else:
+            kernels.linear8(x, self.weight, self.scale, out)
+
+
+class Layer:
+    """The weights of a layer; query, key and value, and gate and up, are one matrix each."""
+
+    def __init__(self, block: Any) -> None:
+        attention, feed = block.attention, block.feed_forward
+        self.attention_norm, self.ffn_norm = block.attention_norm.weight.data, block.ffn_norm.weight.data
+        self.qkv, self.out = Linear(attention.wqkv.weight), Linear(attention.wo.weight)
+        self.gate_up, self.down = Linear(feed.w13.weight), Linear(feed.w2.weight)
+
+
+class Workspace:
+    """The memory of passes of one shape, and their plan. Rows without a node hold numbers that nothing reads."""
+
+    def __init__(self, config: Any, cache: StaticCache, rows: int, dtype: torch.dtype, block: int) -> None:
+        device, lines = cache.buffer.device, cache.images * cache.rows
+        sizes = {"images": cache.images, "guided": cache.rows, "rows": rows}
+        self.rows = rows
+        self.plan = kernels.Plan(**sizes, codes=cache.codes, device=device, block=block)
+        self.attention = kernels.Attention(self.plan, heads=config.n_head, width=config.head_dim, device=device)
+        widths = {"x": 1, "normed": 1, "delta": 1, "attended": 1, "qkv": 3}
+        zeros = {
+            name: torch.zeros(lines * rows, n * config.dim, dtype=dtype, device=device) for name, n in widths.items()
+        }
+        self.x, self.normed, self.delta, self.attended, self.qkv = zeros.values()
+        self.gated = self.x.new_zeros(lines * rows, 2 * config.ffn_dim)
+        self.hidden = self.x.new_zeros(lines * rows, config.ffn_dim)
+
+
+class KernelPass:
+    """A target's weights, and the pass over them."""
+
+    def __init__(self, target: Transformer) -> None:
+        self.config, self.dtype = target.config, target.tok_embeddings.weight.dtype
+        self.layers = [Layer(block) for block in target.layers]
+        self.norm, self.head = target.norm.weight.data, Linear(target.output.weight)
+        self.rope = target.rope.float().contiguous()
+        self._spaces: dict[tuple[Any, ...], Workspace] = {}
+
+    def __call__(
+        self,
+        inputs: Float[Tensor, "lines n c"],
+        positions: Int[Tensor, "lines n"],
+        mask: Float[Tensor, "lines n s"],
+        *,
+        cache: StaticCache,
+        slots: Int[Tensor, "lines n"],
+        taps: tuple[int, ...] = (),
+        least: int = ROWS,
+        block: int = kernels.BLOCK,
+    ) -> Scores:
+        """Score inputs, as `Transformer.forward`: node 0 follows the committed codes, others follow their ancestors.
+
+        `least` are the rows of `rows_of`, `block` the positions of a block of keys.
+        """
+        config, (lines, live) = self.config, inputs.shape[:2]
+        positions = positions.contiguous()
+        space = self._space(cache, rows_of(lines, live, least), block)
+        how: dict[str, int] = {"rows": space.rows, "live": live}
+        space.plan.update(positions, mask, slots[0], conditioning=config.cls_token_num, prefix=cache.prefix)
+        space.x.view(lines, space.rows, -1)[:, :live].copy_(inputs)
+        entered, delta = dict[int, Tensor](), None
+        for number, layer in enumerate(self.layers):
+            kernels.norm(space.x, delta, layer.attention_norm, space.normed, eps=config.norm_eps, **how)
+            if number in taps:
+                entered[number] = self._live(space.x, space, live).clone()
+            layer.qkv(space.normed, space.qkv)
+            kept = cache.layer(number)
+            kernels.rotate_and_store(space.qkv, self.rope, positions, slots[0], kept, rows=space.rows)
+            space.attention(space.qkv, kept, mask, space.attended, prefix=cache.prefix)
+            delta = space.delta
+            layer.out(space.attended, delta)
+            kernels.norm(space.x, delta, layer.ffn_norm, space.normed, eps=config.norm_eps, **how)
+            layer.gate_up(space.normed, space.gated)
+            kernels.silu_mul(space.gated, space.hidden, **how)
+            layer.down(space.hidden, delta)
+        # the caller keeps features and logits, so they have memory of their own
+        features = torch.zeros_like(space.x)
+        kernels.norm(space.x, delta, self.norm, features, eps=config.norm_eps, **how)
+        logits = features.new_empty(len(features), config.vocab_size)
+        self.head(features, logits)
+        fused = torch.cat([entered[layer] for layer in taps], -1) if taps else None
+        return Scores(self._live(logits, space, live).float(), self._live(features, space, live), fused)
+
+    def _live(self, x: Float[Tensor, "m c"], space: Workspace, live: int) -> Float[Tensor, "lines n c"]:
+        """Return the rows that hold nodes."""
+        return x.view(-1, space.rows, x.shape[1])[:, :live]
+
+    def _space(self, cache: StaticCache, rows: int, block: int) -> Workspace:
+        key = (cache.images, cache.rows, cache.codes, rows, block)
+        if key not in self._spaces:
+            self._spaces[key] = Workspace(self.config, cache, rows, self.dtype, block)
+        return self._spaces[key]
+
+
+_PASSES = WeightCache(KernelPass)
+
+
+class KernelTarget(PreparedTarget):
+    """A target that scores codes by kernels, and prompts by torch, always the same number of them."""
+
+    prompt_rows = PROMPT_ROWS
+
+    def __init__(self, module: Any, rows: int = ROWS, block: int = kernels.BLOCK) -> None:
+        super().__init__(module)
+        self.rows, self.block = rows, block
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the weights again if they have changed."""
+        self.program = _PASSES.get(self.module)
+
+    def forward(
+        self,
+        inputs: Float[Tensor, "lines n c"],
+        positions: Int[Tensor, "lines n"],
+        mask: Tensor | None = None,
+        *,
+        cache: Any = None,
+        slots: Int[Tensor, "lines n"] | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> ScoresLike:
+        """Score inputs, as `Target.__call__`; without a `StaticCache` by torch."""
+        if mask is None or slots is None or not isinstance(cache, StaticCache):
+            return self.module(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
+        how: dict[str, int] = {"least": self.rows, "block": self.block}
+        return self.program(inputs, positions, mask, cache=cache, slots=slots, taps=taps, **how)
+
+    def sampler(self, sampling: Sampling, noise: Any) -> Sampler | None:
+        """Return the sampling kernel, None for top-p."""
+        if sampling.top_p < 1:
+            return None
+
+        @torch.compiler.disable
+        def best(
+            logits: Float[Tensor, "b r n v"],
+            places: Int[Tensor, "b n"],
+            *,
+            width: int = 1,
+            purpose: int = Purpose.TARGET,
+        ) -> Int[Tensor, "b n k"]:
+            how = {"guidance": sampling.guidance, "temperature": sampling.temperature, "top_k": sampling.top_k}
+            interval = sampling.guidance_interval
+            return kernels.sample(logits, places, noise.gumbel_table(purpose), **how, interval=interval, width=width)
+
+        return best
