@@ -221,17 +221,24 @@ def real(low: float, high: float) -> Callable[[str], float]:
     return parse
 
 
-def one_of(names: Sequence[str]) -> Callable[[str], str]:
-    """Return a type for one of `names`."""
+@dataclass(frozen=True)
+class Names:
+    """A type for texts of which the usual ones are known; completion offers them. Others are refused if `is_strict`."""
 
-    def parse(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(
-                f"{text[:40]!r}, wanted one of {', '.join(names)}{nearest(text, list(names))}"
-            )
+    names: tuple[str, ...]
+    is_strict: bool = True
+
+    def __call__(self, text: str) -> str:
+        """Return the text; ArgumentTypeError names the nearest known one."""
+        if self.is_strict and text not in self.names:
+            known = ", ".join(self.names)
+            raise argparse.ArgumentTypeError(f"{text[:40]!r}, wanted one of {known}{nearest(text, self.names)}")
         return text
 
-    return parse
+
+def one_of(names: Sequence[str]) -> Names:
+    """Return a type for one of `names`."""
+    return Names(tuple(names))
 
 
 def existing(text: str) -> Path:

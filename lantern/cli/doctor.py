@@ -12,7 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from lantern.cli.command import DONE, FAILED, Command, run_command
 from lantern.core.config import one_line
 
-NEEDED = ("numpy", "safetensors", "tokenizers", "transformers", "diffusers", "pillow", "einops", "jaxtyping", "ftfy")
+NEEDED = (
+    *("numpy", "safetensors", "tokenizers", "transformers", "diffusers", "pillow", "einops", "jaxtyping", "ftfy"),
+    "argcomplete",
+)
 OPTIONAL = {
     "eval": ("torchmetrics", "clean-fid", "open-clip-torch", "torch-fidelity"),
     "train": ("accelerate", "tensorboard", "resvg-py"),

@@ -1,6 +1,7 @@
 """`lantern-generate`: pictures from prompts or class labels, by any method, with statistics on request."""
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,10 @@ OWN = "default: the model's"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command on its own."""
+    if argv is None and "_ARGCOMPLETE" in os.environ:
+        from lantern.cli.completion import complete
+
+        complete("lantern-generate")
     return run_command(COMMAND, argv)
 
 

@@ -1,5 +1,6 @@
 """`lantern COMMAND ...`: finds the command and runs its file."""
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -20,12 +21,17 @@ SUMMARIES = {
     "reproduce": "make the pictures of a published protocol, measure them, and write the row; resumes if stopped",
     "frontier": "sweep the settings of methods and draw speedup against cost in quality",
     "leaderboard": "measure every method in one run, as a table and a plot",
+    "completion": "print the script with which bash, zsh or fish completes options and names",
     "results": "list the committed results, and make those of other weights or code again",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; `argv` defaults to the arguments of the process."""
+    if argv is None and "_ARGCOMPLETE" in os.environ:
+        from lantern.cli.completion import complete
+
+        complete("lantern", SUMMARIES)
     argv = sys.argv[1:] if argv is None else list(argv)
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_usage(), file=sys.stdout if argv else sys.stderr)

@@ -8,13 +8,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, Command, existing, integer, real, run_command
+from lantern.cli.command import DONE, Command, Names, existing, integer, real, run_command
 from lantern.training.stages import (
     ALL,
     ALL_OPTIONS,
+    ALL_SUMMARY,
     OPTIONS,
     STAGES,
+    Option,
     Recipe,
+    Stage,
     config_names,
     find_config,
     find_recipe,
@@ -32,17 +35,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of all stages; `run` checks which of them a stage takes."""
-    recipes = find_recipes()
-    takers = {name: stage.options for name, stage in STAGES.items()} | {ALL: ALL_OPTIONS}
-    options = dict(OPTIONS)
-    for recipe in recipes.values():
-        takers |= {name: (*stage.options, *takers.get(name, ())) for name, stage in recipe.stages.items()}
-        options |= recipe.options
-    parser.add_argument("stage", metavar="STAGE", help=f"one of {', '.join(takers)}")
-    parser.add_argument("--recipe", metavar="NAME", help=f"use a recipe's stages and configs: {', '.join(recipes)}")
-    parser.add_argument("--config", help=f"a JSON file, or one of {', '.join(config_names())}")
+    recipes, takers = find_recipes(), _takers()
+    summaries = {ALL: ALL_SUMMARY} | {name: stage.summary for name, stage in _every_stage().items()}
+    width = max(map(len, summaries))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    lines = [f"  {name:<{width}}  {summary}" for name, summary in summaries.items()]
+    parser.epilog = "\n".join(["stages:", *lines, "", "lantern train STAGE --help lists the options of a stage."])
+    stages, configs = Names(tuple(takers), is_strict=False), Names(tuple(config_names()), is_strict=False)
+    parser.add_argument("stage", metavar="STAGE", type=stages, help=f"one of {', '.join(takers)}")
+    parser.add_argument(
+        "--recipe",
+        metavar="NAME",
+        type=Names(tuple(recipes), is_strict=False),
+        help=f"use a recipe's stages and configs: {', '.join(recipes)}",
+    )
+    parser.add_argument("--config", type=configs, help=f"a JSON file, or one of {', '.join(configs.names)}")
     parser.add_argument("--out", required=True, type=Path, help="folder to write to; a stopped run is resumed")
-    for name, option in sorted(options.items()):
+    for name, option in sorted(_every_option().items()):
         help = f"{option.help} ({', '.join(stage for stage, names in takers.items() if name in names)})"
         flags = [flag(each) for each in (name, option.other_name) if each]
         if option.kind == "flag":
@@ -50,6 +59,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         else:
             metavar = name.upper()
             parser.add_argument(*flags, dest=name, metavar=metavar, type=TYPES[option.kind], help=help)
+
+
+def add_late(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Leave only the options of the stage that `argv` names in the help; `run` refuses the others by name."""
+    stage, takers = _stage_in(parser, argv), _takers()
+    if stage not in takers:
+        return
+    options, found = _every_option(), _every_stage().get(stage)
+    parser.prog += f" {stage}"
+    parser.description = f"Stage {stage}: {found.summary if found else ALL_SUMMARY}."
+    parser.epilog = None
+    own = [name for name in config_names() if name.startswith(f"{stage}-")]
+    for action in parser._actions:
+        if action.dest == "stage" or (action.dest in options and action.dest not in takers[stage]):
+            action.help = argparse.SUPPRESS
+        elif action.dest in options:
+            required = found is not None and action.dest in found.required
+            action.help = options[action.dest].help + ("; required" if required else "")
+        elif action.dest == "config":
+            action.help = f"a JSON file, or one of {', '.join(own)}"
+            action.type = Names(tuple(own), is_strict=False)
+
+
+def _stage_in(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | None:
+    """Return the first argument that is neither an option nor the value of one."""
+    words = iter(argv)
+    for word in words:
+        option = parser._option_string_actions.get(word)
+        if option is not None and option.nargs != 0:
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def _every_stage() -> dict[str, Stage]:
+    """Return the stages by name: a recipe's own, and the general ones."""
+    return {name: stage for recipe in find_recipes().values() for name, stage in recipe.stages.items()} | STAGES
+
+
+def _every_option() -> dict[str, Option]:
+    """Return the options of all stages, recipes included."""
+    return dict(OPTIONS) | {name: one for recipe in find_recipes().values() for name, one in recipe.options.items()}
+
+
+def _takers() -> dict[str, tuple[str, ...]]:
+    """Return the options that each stage takes, with this or that recipe."""
+    takers = {name: stage.options for name, stage in STAGES.items()} | {ALL: ALL_OPTIONS}
+    for recipe in find_recipes().values():
+        takers |= {name: (*stage.options, *takers.get(name, ())) for name, stage in recipe.stages.items()}
+    return takers
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,14 +165,7 @@ def _check_options(stage: str, given: dict[str, Any], options: Sequence[str], re
             raise ValueError(f"stage {stage} takes no {flag(name)}; it takes {takes}")
     for name in required:
         if name not in given:
-            raise ValueError(f"stage {stage} needs {flag(name)}: {_help(name)}")
-
-
-def _help(name: str) -> str:
-    every = dict(OPTIONS)
-    for recipe in find_recipes().values():
-        every |= recipe.options
-    return every[name].help
+            raise ValueError(f"stage {stage} needs {flag(name)}: {_every_option()[name].help}")
 
 
 def flag(name: str) -> str:
@@ -166,4 +219,5 @@ COMMAND = Command(
     "Prepare data, or train a tokenizer, decoder, target, drafter or tree policy, all of them, or a recipe.",
     add_arguments,
     run,
+    add_late=add_late,
 )

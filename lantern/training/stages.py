@@ -29,6 +29,8 @@ class Option:
 class Stage:
     """One step of training: `function(config, out=, **options)` of `module`; `config_class.load` reads its config.
 
+    summary: what it does, as a line of help.
+
     With `reports_progress` the function takes `progress`, called with what is done and the total (0 if unknown), and
     returns a summary to print. Options in `ignored` are accepted for compatibility and dropped.
     """
@@ -36,6 +38,7 @@ class Stage:
     module: str
     function: str
     config_class: str
+    summary: str = ""
     required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
@@ -62,6 +65,7 @@ STAGES = {
         "lantern.training.sources",
         "prepare",
         "DataConfig",
+        summary="read a folder or archive of captioned pictures into prepared data",
         optional=("path",),
         ignored=("packages",),
         reports_progress=True,
@@ -70,6 +74,7 @@ STAGES = {
         "lantern.training.tokenizer",
         "train",
         "TokenizerConfig",
+        summary="train a VQ tokenizer: pictures to codes and back",
         required=("data",),
         optional=("packages", "init", "steps", "decay", "minutes"),
     ),
@@ -77,6 +82,7 @@ STAGES = {
         "lantern.training.tokenizer",
         "train_decoder",
         "TokenizerConfig",
+        summary="train the decoder of a VQ tokenizer on, with its codes unchanged",
         required=("data", "vq"),
         optional=("packages", "steps", "decay", "minutes"),
     ),
@@ -84,6 +90,7 @@ STAGES = {
         "lantern.training.pack",
         "pack",
         "TargetConfig",
+        summary="write codes and captions to train a target from, without the pictures",
         required=("data", "vq"),
         optional=("text_encoder", "tokenizer", "init"),
     ),
@@ -91,6 +98,7 @@ STAGES = {
         "lantern.training.target",
         "train",
         "TargetConfig",
+        summary="train a target: captions or classes to codes",
         required=("data", "vq"),
         optional=("text_encoder", "tokenizer", "init", "steps", "decay", "minutes"),
     ),
@@ -98,6 +106,7 @@ STAGES = {
         "lantern.training.drafter",
         "train",
         "DrafterConfig",
+        summary="train a drafter for a target",
         required=("data", "target", "text_encoder"),
         optional=("tokenizer", "kind", "init", "vq", "cache", "steps", "decay", "minutes"),
     ),
@@ -105,12 +114,14 @@ STAGES = {
         "lantern.training.policy",
         "train",
         "PolicyConfig",
+        summary="train a tree policy on recorded drafts",
         required=("records",),
         optional=("kind", "profile", "steps", "decay", "minutes"),
     ),
 }
 # stage "all" runs the others and is no stage of its own
 ALL = "all"
+ALL_SUMMARY = "run every stage of a model in order and put the model folder together"
 ALL_OPTIONS = ("keep", "minutes", "only", "packages", "path", "steps", "text_encoder", "tokenizer")
 OPTIONS = {
     "cache": Option("folder for features of captions and pictures, which runs may share; default --out", "path"),

@@ -7,11 +7,19 @@ from lantern.training.stages import Option, Recipe, Stage
 RECIPE = Recipe(
     name="emoji",
     stages={
-        "data": Stage("recipes.emoji.dataset", "prepare", "EmojiConfig", required=("packages",), reports_progress=True),
+        "data": Stage(
+            "recipes.emoji.dataset",
+            "prepare",
+            "EmojiConfig",
+            summary="draw emoji and their captions into prepared data",
+            required=("packages",),
+            reports_progress=True,
+        ),
         "text": Stage(
             "recipes.emoji.text_encoder",
             "train",
             "TextConfig",
+            summary="train a text encoder by a teacher's sentence embeddings",
             required=("packages", "teacher"),
             optional=("steps", "decay", "minutes"),
         ),
@@ -19,6 +27,7 @@ RECIPE = Recipe(
             "recipes.emoji.words",
             "train",
             "WordsConfig",
+            summary="give the text encoder the words of a lexicon",
             required=("text_encoder", "packages", "teacher"),
             optional=("tokenizer",),
         ),

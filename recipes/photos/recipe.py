@@ -11,6 +11,7 @@ RECIPE = Recipe(
             "recipes.photos.fid",
             "measure_fid",
             "FidConfig",
+            summary="measure FID of a class-conditional target",
             required=("data", "target", "vq"),
             optional=("inception",),
             reports_progress=True,

@@ -171,3 +171,15 @@ def test_the_error_for_a_misspelt_config_names_the_nearest() -> None:
 
 def test_a_committed_config_is_found_by_name() -> None:
     assert find_config("tokenizer-emoji") == EMOJI.configs / "tokenizer-emoji.json"
+
+
+def test_help_of_a_stage_has_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["policy", "--help"], ["--out", "target", "policy", "-h"]):
+        assert train.main(arguments) == 0
+        text = capsys.readouterr().out
+        assert "Stage policy: train a tree policy" in text and "--records" in text and "required" in text
+        assert not any(f"--{name.replace('_', '-')} " in text for name in set(OPTIONS) - set(STAGES["policy"].options))
+    assert train.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"{name} " in text and stage.summary in text for name, stage in STAGES.items() if stage.summary)
+    assert all(stage.summary for stage in STAGES.values())

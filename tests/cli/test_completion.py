@@ -1,0 +1,87 @@
+"""Shell completion: commands, options of the chosen method or stage, names; and the scripts of the shells."""
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lantern.cli.completion import PROGRAMS, SHELLS, complete
+from lantern.cli.main import SUMMARIES, main
+from lantern.methods import METHODS, find
+from lantern.training.stages import STAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def completions(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    # it would take file descriptor 9, which is pytest's
+    monkeypatch.setattr("argcomplete.finders.CompletionFinder._init_debug_stream", lambda self: None)
+
+    def complete_line(line: str) -> set[str]:
+        given = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+        for name, value in (given | {"_ARGCOMPLETE_SUPPRESS_SPACE": "1", "_ARGCOMPLETE_SHELL": "bash"}).items():
+            monkeypatch.setenv(name, value)
+        output, codes = io.StringIO(), list[int]()
+        commands = SUMMARIES if line.startswith("lantern ") else None
+        complete(line.split()[0], commands, output=output, leave=codes.append)
+        assert codes == [0]
+        return set(output.getvalue().split())
+
+    return complete_line
+
+
+def test_commands_are_completed(completions) -> None:  # type: ignore[no-untyped-def]
+    assert completions("lantern ") >= set(SUMMARIES)
+    assert completions("lantern gen") == {"generate"}
+
+
+def test_options_are_those_of_the_method(completions) -> None:  # type: ignore[no-untyped-def]
+    for start in ("lantern generate", "lantern-generate"):
+        assert {"--k", "--delta", "--prompt"} <= completions(f"{start} --method lantern --")
+        plain = completions(f"{start} --method plain --")
+        assert "--prompt" in plain and "--delta" not in plain
+    settings = {option.flag for option in find("bounded").spec.options.values()}
+    assert settings <= completions("lantern-generate --method bounded --")
+
+
+def test_names_are_completed(completions) -> None:  # type: ignore[no-untyped-def]
+    assert completions("lantern-generate --method ") >= set(METHODS)
+    assert completions("lantern-generate --engine c") == {"compile", "cpu"}
+    assert completions("lantern methods bounded-") == {name for name in METHODS if name.startswith("bounded-")}
+    assert completions("lantern train ") >= set(STAGES)
+    assert completions("lantern train drafter --config drafter-e") >= {"drafter-eagle1", "drafter-eagle3"}
+    assert completions("lantern completion ") >= set(SHELLS)
+
+
+def test_options_are_those_of_the_stage(completions) -> None:  # type: ignore[no-untyped-def]
+    found = completions("lantern train policy --")
+    assert "--records" in found and "--vq" not in found
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_each_shell_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(name in script for name in PROGRAMS) and "_ARGCOMPLETE" in script
+    if shutil.which(shell):
+        assert subprocess.run([shell, "-n"], input=script, text=True, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_bash_completes_a_word(tmp_path: Path) -> None:
+    program = tmp_path / "lantern"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -m lantern.cli.main\n")
+    program.chmod(0o755)
+    script = (
+        'eval "$(lantern_script)"; COMP_WORDS=(lantern doct); COMP_LINE="lantern doct"; COMP_POINT=12; COMP_CWORD=1;'
+        ' COMP_TYPE=9; _python_argcomplete lantern; echo "${COMPREPLY[@]}"'
+    )
+    define = f"lantern_script() {{ {sys.executable} -m lantern.cli.main completion bash; }};"
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", define + script], capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.stdout.split() == ["doctor"], done.stderr
