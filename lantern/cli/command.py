@@ -15,7 +15,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,7 +24,7 @@ from lantern import __version__
 from lantern.core.config import is_debugging, one_line
 from lantern.core.signals import Stopping
 from lantern.engines.engine import ENGINES, WEIGHTS, Engine, engine, engine_from_flags
-from lantern.methods import METHODS, Method, Setting, find, specs
+from lantern.methods import METHODS, Setting, find, specs
 
 if TYPE_CHECKING:
     from lantern.eval.boards.frontier import Sweep
@@ -296,12 +296,12 @@ def engine_of(args: argparse.Namespace, *, default: str = "auto") -> Engine:
     return chosen
 
 
-def dtype_of(args: argparse.Namespace) -> str:
+def dtype_of(dtype: str, weights: str | None) -> str:
     """Return the dtype of --dtype and --weights; ValueError if they contradict each other."""
-    if args.target_weights != "bf16":
-        return args.dtype
-    if args.dtype not in ("auto", "bf16"):
-        raise ValueError(f"--weights bf16 contradicts --dtype {args.dtype}: give one of them")
+    if weights != "bf16":
+        return dtype
+    if dtype not in ("auto", "bf16"):
+        raise ValueError(f"--weights bf16 contradicts --dtype {dtype}: give one of them")
     return "bf16"
 
 
@@ -333,7 +333,7 @@ def add_set(group: Any) -> None:
 def add_method_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     """Add the options of the method that `argv` names, or of the model's default method if `argv` has such options.
 
-    The method "auto" is resolved after the model is loaded: it gets the options of all methods, which `settings_of`
+    The method "auto" is resolved after the model is loaded: it gets the options of all methods, which `Method.parsed`
     checks again. An option that the method lacks is an error of the parser.
     """
     name, model = _named(argv)
@@ -361,11 +361,10 @@ def add_method_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> 
                 parser.error(str(error))
 
 
-def settings_of(args: argparse.Namespace, method: Method) -> dict[str, Any]:
-    """Return the settings that were given on the command line; ValueError for those that do not fit the method."""
+def settings_of(args: argparse.Namespace) -> dict[str, str]:
+    """Return the settings of the method that were given, as texts; `Method.parsed` makes values of them."""
     given = {name.removeprefix(PREFIX): text for name, text in vars(args).items() if name.startswith(PREFIX)}
-    given = {name: text for name, text in given.items() if text is not None} | dict(args.set)
-    return {name: method.option(name).parse(text) for name, text in given.items()}
+    return {name: text for name, text in given.items() if text is not None} | dict(args.set)
 
 
 def _add(group: Any, options: Sequence[Setting]) -> None:
@@ -476,15 +475,18 @@ def baseline_dtypes(dtype: str) -> tuple[str, str]:
     return ("fp32", "bf16") if dtype != "fp16" else ("fp32", "fp16")
 
 
-def prompts_of(args: argparse.Namespace) -> list[str]:
-    """Return the prompts in an order given by the seed, so that a longer run extends a shorter one."""
+def shuffled_prompts(file: str | None, seed: int) -> list[str]:
+    """Return the prompts of a file in an order given by the seed, so that a longer run extends a shorter one.
+
+    Without a file they are those of assets/prompts/concepts.txt.
+    """
     import torch
 
     from lantern.generation.requests import read_prompts
 
-    path = args.prompts_file or results_folder().parents[1] / "assets" / "prompts" / "concepts.txt"
+    path = file or results_folder().parents[1] / "assets" / "prompts" / "concepts.txt"
     prompts = read_prompts(str(path))
-    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(args.seed % 2**32))
+    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed % 2**32))
     return [prompts[i] for i in order.tolist()]
 
 
@@ -520,50 +522,66 @@ def add_judges(group: Any) -> None:
     )
 
 
-def check_judges(args: argparse.Namespace) -> None:
-    """Raise ValueError for metrics without real pictures, and for real pictures without a metric."""
-    needing = ["--weights inception"] if "inception" in dict(args.weights) else []
-    needing += ["--packages"] if args.packages is not None else []
-    if needing and args.data is None:
-        raise ValueError(f"{needing[0]} compares with real pictures: give their folder with --data")
-    if "inception" in dict(args.weights) and args.images < LEAST:
-        raise ValueError(f"--images is {args.images}, wanted at least {LEAST} for KID, or leave inception out")
-    if args.data is not None and not needing:
-        raise ValueError(
-            "--data is only used by metrics: give --weights inception=FILE for KID, --packages FOLDER for retrieval"
+@dataclass(frozen=True)
+class Judges:
+    """The requested quality metrics: real pictures, files of networks by name, the folder of the retrieval network."""
+
+    data: Path | None
+    weights: Mapping[str, Path]
+    packages: Path | None
+    references: int
+
+    @property
+    def least(self) -> int:
+        """Fewest pictures that the metrics are computed from."""
+        return LEAST if "inception" in self.weights else 1
+
+    def check(self, images: int) -> None:
+        """Raise ValueError for metrics without real pictures or with too few images, and for data without a metric."""
+        needing = ["--weights inception"] if "inception" in self.weights else []
+        needing += ["--packages"] if self.packages is not None else []
+        if needing and self.data is None:
+            raise ValueError(f"{needing[0]} compares with real pictures: give their folder with --data")
+        if images < self.least:
+            raise ValueError(f"--images is {images}, wanted at least {LEAST} for KID, or leave inception out")
+        if self.data is not None and not needing:
+            raise ValueError(
+                "--data is only used by metrics: give --weights inception=FILE for KID, --packages FOLDER for retrieval"
+            )
+
+    def open(self, sweep: "Sweep | Leaderboard", *, cache: Path, seed: int) -> "Judge | None":
+        """Return what computes the metrics of a sweep's pictures, None without any metric."""
+        if self.data is None and not self.weights:
+            return None
+        from lantern.eval.boards.judge import Judge
+
+        return Judge(
+            None if self.data is None else self._study(self.data, sweep, seed),
+            weights=dict(self.weights),
+            has_packages=self.packages is not None,
+            cache=cache,
+            references=self.references,
+            seed=seed,
+        )
+
+    def _study(self, data: Path, sweep: "Sweep | Leaderboard", seed: int) -> "Study":
+        from lantern.eval.boards.study import Study
+        from lantern.training.data import Prepared
+
+        return Study(
+            model=sweep.model,
+            prepared=Prepared.open(data),
+            packages=self.packages or Path(),
+            prompts=Path(),
+            pictures=Path(),
+            sampling=sweep.sampling,
+            seed=seed,
         )
 
 
-def judge_of(args: argparse.Namespace, sweep: "Sweep | Leaderboard") -> "Judge | None":
-    """Return the requested metrics, None without any."""
-    if args.data is None and not args.weights:
-        return None
-    from lantern.eval.boards.judge import Judge
-
-    return Judge(
-        _study_of(args, sweep) if args.data is not None else None,
-        weights=dict(args.weights),
-        has_packages=args.packages is not None,
-        cache=args.run,
-        references=args.references,
-        seed=args.seed,
-    )
-
-
-def _study_of(args: argparse.Namespace, sweep: "Sweep | Leaderboard") -> "Study":
-    """Return the real pictures and the folder of the retrieval network."""
-    from lantern.eval.boards.study import Study
-    from lantern.training.data import Prepared
-
-    return Study(
-        model=sweep.model,
-        prepared=Prepared.open(args.data),
-        packages=args.packages or Path(),
-        prompts=Path(),
-        pictures=Path(),
-        sampling=sweep.sampling,
-        seed=args.seed,
-    )
+def judges_of(args: argparse.Namespace) -> Judges:
+    """Return the quality metrics that the options describe."""
+    return Judges(args.data, dict(args.weights), args.packages, args.references)
 
 
 def _network(text: str) -> tuple[str, Path]:

@@ -14,16 +14,15 @@ from lantern.cli.command import (
     add_machine,
     add_subject,
     baseline_dtypes,
-    check_judges,
     distribution_of,
     existing,
     integer,
-    judge_of,
+    judges_of,
     one_of,
-    prompts_of,
     report,
     results_folder,
     run_command,
+    shuffled_prompts,
 )
 
 if TYPE_CHECKING:
@@ -85,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
     if args.results is not None:
         draw(check(read_json_object(args.results), args.results), args.out or args.results.parent, args.quiet)
         return DONE
-    check_judges(args)
+    judges = judges_of(args)
+    judges.check(args.images)
     import torch
 
     from lantern.eval.boards.frontier import Sweep
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     sweep = Sweep(options_of(args))
-    judge = judge_of(args, sweep)
+    judge = judges.open(sweep, cache=args.run, seed=args.seed)
     figures = sweep.figures(sweep.measure(), judge)
     from lantern.core.io import write_json
 
@@ -121,7 +121,7 @@ def options_of(args: argparse.Namespace) -> "FrontierOptions":
     kinds = ("compile", "int8+compile") if args.compile else ("eager", "compile", "int8+compile")
     return FrontierOptions(
         run=args.run,
-        prompts=prompts_of(args),
+        prompts=shuffled_prompts(args.prompts_file, args.seed),
         variant=Variant("compile" if args.compile else "eager", args.dtype),
         baselines=args.baseline or kinds,
         baseline_dtypes=baseline_dtypes(args.dtype),

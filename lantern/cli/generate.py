@@ -206,21 +206,27 @@ def run(args: argparse.Namespace) -> int:
 
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     Sampling(**given)
+    texts = settings_of(args)
     if args.method not in (None, "auto"):
-        settings_of(args, METHODS[args.method])  # refuses before the model is loaded
+        METHODS[args.method].parsed(texts)  # refuses before the model is loaded
 
     def parts(default: str) -> frozenset[Any]:
         chosen = METHODS[args.method or default]
-        chosen = chosen.with_options(**settings_of(args, chosen))
+        if chosen.name != "auto":
+            chosen = chosen.with_options(**chosen.parsed(texts))
         return _parts(chosen, has_prompts=bool(prompts), has_pixels=results.place is not None)
 
-    how: dict[str, Any] = {"device": args.device, "dtype": dtype_of(args), "engine": engine_of(args)}
+    how: dict[str, Any] = {
+        "device": args.device,
+        "dtype": dtype_of(args.dtype, args.target_weights),
+        "engine": engine_of(args),
+    }
     model = load_model(args.model, parts=parts, verify=not args.no_verify, size=args.size, **how)
     sampling = model.sampling(**given)
     batch = 1 if args.compare else min(args.batch, args.num_images * max(len(prompts), len(args.class_label)))
     notes: list[str] = []  # printed when nothing can be refused any more
     usual = choose_method(model, args.method, sampling=sampling, batch=batch, report=notes.append)
-    settings = settings_of(args, usual)
+    settings = usual.parsed(texts)
     method = usual.with_options(**settings)
     settings = method.changed() | settings
     requested = requests(prompts=prompts, labels=args.class_label, seed=args.seed, count=args.num_images)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from lantern.cli.command import (
     DONE,
     FAILED,
-    LEAST,
     PLAIN_KINDS,
     Command,
     add_dtype,
@@ -17,18 +16,17 @@ from lantern.cli.command import (
     add_machine,
     add_subject,
     baseline_dtypes,
-    check_judges,
     complain,
     distribution_of,
     existing,
     integer,
-    judge_of,
+    judges_of,
     one_of,
-    prompts_of,
     real,
     report,
     results_folder,
     run_command,
+    shuffled_prompts,
 )
 
 if TYPE_CHECKING:
@@ -124,7 +122,8 @@ def run(args: argparse.Namespace) -> int:
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     """Measure and return the figures of a run."""
     options = options_of(args)
-    check_judges(argparse.Namespace(**vars(args) | {"images": max(options.images)}))
+    judges = judges_of(args)
+    judges.check(max(options.images))
     import torch
 
     from lantern.eval.boards.leaderboard import Leaderboard
@@ -132,9 +131,9 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     board = Leaderboard(options)
-    judge = judge_of(args, board)
+    judge = judges.open(board, cache=args.run, seed=args.seed)
     board.measure()
-    return board.figures(judge, least=LEAST if "inception" in dict(args.weights) else 1)
+    return board.figures(judge, least=judges.least)
 
 
 def options_of(args: argparse.Namespace) -> "LeaderboardOptions":
@@ -149,7 +148,7 @@ def options_of(args: argparse.Namespace) -> "LeaderboardOptions":
     )
     return LeaderboardOptions(
         run=args.run,
-        prompts=prompts_of(args),
+        prompts=shuffled_prompts(args.prompts_file, args.seed),
         model=args.model,
         specs=args.methods or (),
         temperatures=tuple(args.temperatures),

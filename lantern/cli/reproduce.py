@@ -123,7 +123,7 @@ def _row(args: argparse.Namespace) -> "Row":
         limit=args.limit or 0,
         batch=args.batch,
         device=args.device,
-        dtype=dtype_of(args),
+        dtype=dtype_of(args.dtype, args.target_weights),
         threads=args.threads,
         engine=engine_of(args, default="eager"),
         metrics=args.metrics,

@@ -117,7 +117,13 @@ def run(args: argparse.Namespace) -> int:
     from lantern.models.folder import load_model
 
     parts: set[Any] = {"text", "drafter", "neighbours"} | ({"vq"} if bounds.admits_relaxed else set())
-    model = load_model(args.model, device=args.device, dtype=dtype_of(args), parts=parts, engine=engine_of(args))
+    model = load_model(
+        args.model,
+        device=args.device,
+        dtype=dtype_of(args.dtype, args.target_weights),
+        parts=parts,
+        engine=engine_of(args),
+    )
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     batches = -(-args.images // args.batch)
     setup = Setup(

@@ -256,6 +256,10 @@ class Method:
         tree = checked.pop("tree", self.tree)
         return dataclasses.replace(self, tree=tree, settings={**self.settings, **checked})
 
+    def parsed(self, texts: Mapping[str, str]) -> dict[str, Value]:
+        """Return the values of settings given as texts; ValueError for those that do not fit the method."""
+        return {name: self.option(name).parse(text) for name, text in texts.items()}
+
     def option(self, name: str) -> Setting:
         """Return the option of a name; ValueError names those that there are."""
         if name not in self.spec.options:

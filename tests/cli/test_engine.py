@@ -72,9 +72,9 @@ def test_deprecated_options_are_not_combined_with_new_ones() -> None:
 
 
 def test_bf16_weights_are_the_dtype() -> None:
-    assert dtype_of(parsed("--weights", "bf16")) == "bf16" and dtype_of(parsed(dtype="fp16")) == "fp16"
+    assert dtype_of("auto", "bf16") == "bf16" and dtype_of("fp16", None) == "fp16"
     with pytest.raises(ValueError, match="--weights bf16 contradicts --dtype fp32"):
-        dtype_of(parsed("--weights", "bf16", dtype="fp32"))
+        dtype_of("fp32", "bf16")
 
 
 def test_advice_is_given_where_the_library_is_not_built(unbuilt: None) -> None:
