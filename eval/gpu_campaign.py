@@ -15,12 +15,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, FAILED, Command, run_command
-from lantern.cli.options import existing, one_of, real
+from lantern.cli.command import DONE, FAILED, Command, existing, one_of, real, run_command
 from lantern.core.config import read_json_object
 from lantern.core.io import embedded_model, write_json
 
@@ -77,13 +76,12 @@ class Sizes:
     points: tuple[str, ...] = POINTS
     frontier_images: int = 2000
     pictures: int = 4000
-    training: Mapping[str, int] = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        if self.training is None:
-            object.__setattr__(self, "training", {"dim": 256, "n_layer": 12, "n_head": 4, "batch": 384, "steps": 300})
+    training: Mapping[str, int] = field(
+        default_factory=lambda: {"dim": 256, "n_layer": 12, "n_head": 4, "batch": 384, "steps": 300}
+    )
 
 
+EAGER = ("--variants", "eager", "--baseline", "eager")
 QUICK = ("--images", "1", "--no-memory", "--nodes", "1", "2")
 TOY = Sizes(
     seeds=1,
@@ -92,10 +90,10 @@ TOY = Sizes(
     equality=("gumbel-jacobi",),
     equality_batches=("1",),
     shapes=("B",),
-    shape_words=("--tau", "2", "--images", "1", "--codes", "3", "--nodes", "1", "2", "--variants", "eager"),
+    shape_words=("--tau", "2", "--images", "1", "--codes", "3", "--nodes", "1", "2", *EAGER),
     methods=("gumbel-jacobi",),
     batches=("1",),
-    bench_words=(*QUICK, "--variants", "eager"),
+    bench_words=(*QUICK, *EAGER),
     board_words=("--images", "1", "--temperatures", "1", "--methods", "gumbel-jacobi", "--baseline", "eager"),
     points=("gumbel-jacobi",),
     frontier_images=1,

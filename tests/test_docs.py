@@ -147,7 +147,7 @@ def released(folder: Path) -> None:
 
 
 QUICK = "--images 1 --dtype fp32 --no-memory"
-BENCH = Exercise(f"--model {{model}} --variants eager {QUICK} --nodes 1 2")
+BENCH = Exercise(f"--model {{model}} --variants eager --baseline eager {QUICK} --nodes 1 2")
 EQUALITY = Exercise("--model {model} --guidance 3 --batch 1", is_slow=True)
 INSTALLATION = Installation()
 EMBEDDED = "assets/lantern-emoji"
@@ -208,7 +208,7 @@ EXERCISES: dict[str, Exercise | Installation] = {
     'lantern-generate --model my-model --prompt "a sandy beach" --out pictures': Exercise(),
     "lantern bench --methods gumbel-jacobi:window=4": BENCH,
     "lantern bench --shape B --variants fused+int8": Exercise(
-        "--codes 2 --tau 2 --images 1 --nodes", replace={"fused+int8": "eager"}, is_slow=True
+        "--codes 2 --tau 2 --images 1 --nodes --baseline eager", replace={"fused+int8": "eager"}, is_slow=True
     ),
     'lantern frontier --points gumbel-jacobi "bounded-window:delta=0.05/0.2" --images 4 --out frontier': Exercise(
         "--model {model} --baseline eager --run run", replace={"4": "2", SWEPT: f"{SWEPT},k=6"}, is_slow=True

@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from lantern.eval.speed.contenders import (
 )
 from lantern.eval.speed.memory import peak_of
 from lantern.eval.speed.pass_curve import PassCurve, most
-from lantern.eval.speed.phases import copy_bandwidth, describe, layer_seconds, time_phases
+from lantern.eval.speed.phases import copy_bandwidth, describe, layer_seconds, roofline, time_phases
 from lantern.eval.speed.race import Entry, fastest, identity, now, results, rounded, run_race
 from lantern.eval.speed.surroundings import about, load_average
 from lantern.models.folder import Model, load_model
@@ -39,7 +40,8 @@ MIN_ROUNDS = 3
 class BenchOptions:
     """Options of a bench. `methods` are specs as for `contenders.method_of`; empty means the model's own and "auto".
 
-    Empty `kinds` means all kinds of the device. Passes over `nodes` nodes are timed in the fastest variants.
+    Empty `kinds` means all kinds of the device. Plain decoding, which is always measured, also runs in the kinds
+    `baselines`. Passes over `nodes` nodes are timed in the fastest variants.
     """
 
     model: str = "lantern-emoji"
@@ -48,6 +50,7 @@ class BenchOptions:
     batches: Sequence[int] = (1,)
     dtypes: Sequence[str] = ("fp32", "bf16")
     kinds: Sequence[str] = ()
+    baselines: Sequence[str] = ()
     nodes: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
     prompts: Sequence[str] = PROMPTS
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -63,18 +66,20 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     before = load_average()
     model = load_model(options.model, device=options.device, dtype="fp32", engine="eager")
     sampling = model.sampling(**options.sampling)
-    specs = list(options.methods) or own_methods(model)
+    specs = [spec for spec in options.methods if spec != PLAIN] or own_methods(model)
     for spec in specs:
         method_of(model, spec)
     stable = Stable(model, reproducible=options.reproducible)
     copy_gbps = copy_bandwidth(model.device)
     races, phases, curves, failed = [], [], [], []
     for batch in options.batches:
-        lineup = line_up(stable, specs, variants(options.kinds or kinds_of(model.device), options.dtypes), sampling)
+        chosen = variants(options.kinds or kinds_of(model.device), options.dtypes, options.baselines)
+        lineup = line_up(stable, specs, chosen, sampling, batch)
         jobs = jobs_of(model, options, batch)
         entries = run_race(lineup, jobs, device=model.device, is_quiet=options.is_quiet)
         found = phase_figures(entries, jobs[0], batch, copy_gbps, sampling)
-        races.append(race_figures(entries, batch) | {"bounds": bounds(entries, found)})
+        rows = batch * sampling.rows
+        races.append(race_figures(entries, batch, copy_gbps, rows) | {"bounds": bounds(entries, found)})
         phases += found
         if not curves:
             curve = PassCurve(stable, sampling, jobs[0])
@@ -104,7 +109,7 @@ def own_methods(model: Model) -> list[str]:
     specs = dict.fromkeys(("auto", str(model.generation.get("method", "auto"))))
     drafting = [spec for spec in specs if not method_of(model, spec).is_plain]
     if not drafting:
-        raise ValueError(f"model {model.name} has no drafter, so only plain decoding can be measured: give --methods")
+        raise ValueError(f"the methods of model {model.name} are plain decoding on this machine: give --methods")
     return drafting
 
 
@@ -118,16 +123,22 @@ def jobs_of(model: Model, options: BenchOptions, batch: int) -> list[Job]:
     ]
 
 
-def race_figures(entries: Sequence[Entry], batch: int) -> dict[str, Any]:
-    """Return one race for JSON."""
+def race_figures(entries: Sequence[Entry], batch: int, copy_gbps: float, rows: int) -> dict[str, Any]:
+    """Return one race for JSON; `rows` are the rows of a pass for each node."""
     return {
         "batch": batch,
         "rounds": len(entries[0].seconds),
         "images": batch * len(entries[0].seconds),
-        "contenders": [entry.as_dict(batch) for entry in entries],
+        "contenders": [entry.as_dict(batch) | roofline_of(entry, copy_gbps, rows) for entry in entries],
         "results": results(entries, batch),
         "identity": identity(entries),
     }
+
+
+def roofline_of(entry: Entry, copy_gbps: float, rows: int) -> dict[str, float]:
+    """Return `phases.roofline` of an entry; a batch takes as many steps as its pictures take on average."""
+    spent = entry.spread.median / max(median(made.steps for made in entry.made), 1.0)
+    return roofline(entry.contender, rows=rows, copy_gbps=copy_gbps, step_seconds=spent)
 
 
 def phase_figures(

@@ -5,6 +5,7 @@ from textwrap import wrap
 from typing import Any
 
 WIDTH = 120
+ROOFLINE = "  roofline: seconds to read weights and half of the cache at copy bandwidth, as a share of a step's seconds"
 
 
 def render(figures: Mapping[str, Any]) -> str:
@@ -47,9 +48,10 @@ def _model_lines(figures: Mapping[str, Any]) -> list[str]:
     lines: list[str] = []
     for race in figures["races"]:
         lines += ["", f"batch {race['batch']}: {race['rounds']} rounds, {race['images']} images each, interleaved"]
-        header = ("method", "run as", "s median", "p10", "p90", "images/s", "tau", "TV per code")
+        header = ("method", "run as", "s median", "p10", "p90", "images/s", "tau", "roofline", "TV per code")
         rows = [header, *(_contender(one) for one in race["contenders"])]
         lines += aligned(rows, left=2)
+        lines += [_baseline(race["contenders"], race["results"]), ROOFLINE]
         lines += [_result(result) for result in race["results"]]
         lines += [_identity(one) for one in race["identity"]]
         lines += _most(race["bounds"])
@@ -75,8 +77,16 @@ def _contender(one: Mapping[str, Any]) -> tuple[str, ...]:
         *(f"{seconds[name]:.3f}" for name in ("median", "p10", "p90")),
         f"{one['images_per_second']:.2f}",
         f"{one['step_compression']:.2f}",
+        f"{one['roofline']:.0%}",
         "exact" if one["exact"] else f"{one['total_variation']:.3f}",
     )
+
+
+def _baseline(contenders: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]) -> str:
+    """Return which plain decoding methods are compared with, and how many variants of it ran."""
+    plain = sum(one["method"] == "plain" for one in contenders)
+    name = results[0]["baseline"] if results else "none"
+    return f"  baseline: plain as {name}, the fastest of the {plain} variants of plain decoding above"
 
 
 def _most(bounds: Mapping[str, float | None]) -> list[str]:
@@ -135,12 +145,13 @@ def _shape_lines(figures: Mapping[str, Any]) -> list[str]:
         f"scripted acceptance, tree {tree['name']} ({tree['nodes']} nodes, depth {tree['depth']}), "
         f"{figures['drafter']}",
     ]
-    rows: list[tuple[str, ...]] = [("method", "run as", "ms per code", "p10", "p90", "codes/s")]
+    rows: list[tuple[str, ...]] = [("method", "run as", "ms per code", "p10", "p90", "codes/s", "roofline")]
     for one in figures["contenders"]:
         spent = [f"{one['ms_per_code'][name]:.2f}" for name in ("median", "p10", "p90")]
         variant = f"{one['variant']} {one['dtype']}"
-        rows.append((one["method"], variant, *spent, f"{one['codes_per_second']:.1f}"))
+        rows.append((one["method"], variant, *spent, f"{one['codes_per_second']:.1f}", f"{one['roofline']:.0%}"))
     lines += aligned(rows, left=2)
+    lines += [_baseline(figures["contenders"], figures["results"]), ROOFLINE]
     lines += [_result(result) for result in figures["results"]]
     lines += _most(figures["bounds"])
     return [*lines, "", *_phase_lines(figures["phases"])]

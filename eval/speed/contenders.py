@@ -24,7 +24,7 @@ from lantern.models.folder import DTYPES, AddOns, Model, place_module
 
 PLAIN_KINDS = (
     *("eager", "compile", "fused", "fused+compile", "fused+int8", "fused+int8+compile"),
-    *("graph", "graph+compile", "int8", "int8+compile"),
+    *("graph", "graph+compile", "graph+int8", "int8", "int8+compile"),
 )
 # eager int8 kernels compute one row at a time: their cost grows with the number of nodes
 METHOD_KINDS = tuple(kind for kind in PLAIN_KINDS if kind != "int8")
@@ -166,13 +166,15 @@ class Lineup:
         self.failed.append({"method": label, "variant": str(variant), "reason": reason})
 
 
-def method_of(model: Model, spec: str) -> Method:
+def method_of(model: Model, spec: str, *, sampling: Sampling | None = None, batch: int = 1) -> Method:
     """Return the method of a spec: NAME or NAME:SETTING=VALUE,..., as in "lantern++:k=5,lambda_=1.5".
+
+    What "auto" stands for depends on the model's engine, `sampling` and `batch`.
 
     ValueError for an unknown method or setting, and for a value of the wrong type.
     """
     name, _, rest = spec.partition(":")
-    method = choose_method(model, name)
+    method = choose_method(model, name, sampling=sampling, batch=batch)
     settings: dict[str, Any] = {}
     for pair in filter(None, rest.split(",")):
         key, sign, text = pair.partition("=")
@@ -191,7 +193,7 @@ def assemble(model: Model, method: Method, sampling: Sampling) -> Decoder:
 
 
 def line_up(
-    stable: Stable, specs: Sequence[str], variants: Mapping[str, Sequence[Variant]], sampling: Sampling
+    stable: Stable, specs: Sequence[str], variants: Mapping[str, Sequence[Variant]], sampling: Sampling, batch: int = 1
 ) -> Lineup:
     """Build every method in each of its variants; `variants` has the keys "plain" and "others".
 
@@ -205,16 +207,22 @@ def line_up(
             except Exception as error:  # compilers and quantisers raise errors of any kind
                 lineup.note(spec, variant, error)
                 continue
-            method = METHODS[PLAIN] if spec == PLAIN else method_of(model, spec)
+            method = METHODS[PLAIN] if spec == PLAIN else method_of(model, spec, sampling=sampling, batch=batch)
             lineup.contenders.append(Contender(spec, method, variant, assemble(model, method, sampling)))
     return lineup
 
 
-def variants(kinds: Sequence[str], dtypes: Sequence[str]) -> dict[str, list[Variant]]:
-    """Return the variants of plain decoding and of methods for these kinds and dtypes."""
+def variants(kinds: Sequence[str], dtypes: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, list[Variant]]:
+    """Return the variants of plain decoding and of methods for these kinds and dtypes.
+
+    Plain decoding also runs in the kinds `baselines`, so that its fastest kind is found.
+    """
     return {
-        name: [Variant(kind, dtype) for dtype in dtypes for kind in known if kind in kinds]
-        for name, known in ((PLAIN, PLAIN_KINDS), ("others", METHOD_KINDS))
+        name: [Variant(kind, dtype) for dtype in dtypes for kind in known if kind in wanted]
+        for name, known, wanted in (
+            (PLAIN, PLAIN_KINDS, (*kinds, *baselines)),
+            ("others", METHOD_KINDS, kinds),
+        )
     }
 
 

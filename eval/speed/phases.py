@@ -98,13 +98,31 @@ def copy_bandwidth(device: torch.device, *, size: int | None = None) -> float:
     return 2 * count / median(seconds[1:]) / 1e9
 
 
-def pass_bytes(target: nn.Module, *, rows: int, nodes: int = 1) -> int:
-    """Return the bytes that a pass reads: weights without embedding tables, and keys and values of every code slot."""
+def pass_bytes(target: nn.Module, *, rows: int, nodes: int = 1, cached: int | None = None) -> int:
+    """Return the bytes that a pass reads: weights without embedding tables, and keys and values of `cached` code slots.
+
+    `cached` is by default all slots of a picture. The cache of a CPU is in fp32 for every dtype.
+    """
     config: Any = target.config
     assert isinstance(config, TransformerConfig)
     weights = sum(stored_bytes(value) for name, value in target.named_parameters() if not name.startswith(TABLES))
-    width = target.get_parameter("norm.weight").dtype.itemsize
-    return weights + 2 * config.n_layer * rows * (config.block_size + nodes) * config.dim * width
+    norm, slots = target.get_parameter("norm.weight"), config.block_size if cached is None else cached
+    width = 4 if norm.device.type == "cpu" else norm.dtype.itemsize
+    return weights + 2 * config.n_layer * rows * (slots + nodes) * config.dim * width
+
+
+def roofline(contender: Contender, *, rows: int, copy_gbps: float, step_seconds: float) -> dict[str, float]:
+    """Return the least milliseconds of a pass (`floor_ms`) and its share of a step's time (`roofline`), for JSON.
+
+    A pass must at least read the weights and, on average over a picture, half of the keys and values; at the bandwidth
+    of a copy this takes `floor_ms`. Weights that stay in a processor's cache can be read faster, and the share then
+    exceeds 1. The step's time includes drafting and verification.
+    """
+    target, drafter = _module(contender.parts.target), contender.parts.drafter
+    nodes = 1 if drafter is None else drafter.max_nodes
+    read = pass_bytes(target, rows=rows, nodes=nodes, cached=contender.parts.target.config.block_size // 2)
+    seconds = read / copy_gbps / 1e9
+    return {"floor_ms": rounded(1e3 * seconds), "roofline": rounded(seconds / max(step_seconds, 1e-12))}
 
 
 def layer_bytes(target: nn.Module) -> int:

@@ -161,6 +161,11 @@ class Made:
     moved: float
     relaxed: float
 
+    @property
+    def steps(self) -> float:
+        """Passes per picture."""
+        return self.passes / max(len(self.codes), 1)
+
     @classmethod
     def of(cls, generation: Generation) -> "Made":
         """Return the result of a generation, on the CPU."""

@@ -28,7 +28,7 @@ from lantern.eval.speed.contenders import (
     warm_up,
 )
 from lantern.eval.speed.pass_curve import NODES, PassCurve
-from lantern.eval.speed.phases import copy_bandwidth, describe, layer_seconds, time_phases
+from lantern.eval.speed.phases import copy_bandwidth, describe, layer_seconds, roofline, time_phases
 from lantern.eval.speed.race import Spread, compare, interleave, now, rounded
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.surroundings import load_average, surroundings
@@ -58,6 +58,7 @@ class ShapeOptions:
     batch: int = 1
     dtypes: Sequence[str] = ("bf16",)
     kinds: Sequence[str] = ()
+    baselines: Sequence[str] = ()
     nodes: Sequence[int] = NODES
     changes: Mapping[str, Any] = field(default_factory=dict)
     device: str = "auto"
@@ -88,7 +89,7 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
         "copy_gbps": rounded(copy_gbps),
         "verify": curves,
         "bounds": bench.bounds(curves),
-        "contenders": bench.figures(lineup, seconds),
+        "contenders": bench.figures(lineup, seconds, copy_gbps),
         "results": bench.results(lineup, seconds),
         "phases": bench.phases(lineup, seconds, copy_gbps),
         "failed": lineup.failed,
@@ -128,7 +129,7 @@ class ShapeBench:
     def line_up(self) -> Lineup:
         """Return plain decoding and the scripted methods, each in its variants."""
         kinds = self.options.kinds or kinds_of(self.device)
-        lineup, names = Lineup(), variants(kinds, self.options.dtypes)
+        lineup, names = Lineup(), variants(kinds, self.options.dtypes, self.options.baselines)
         for label in (PLAIN, *map(tau_label, self.options.taus)):
             for variant in names[PLAIN if label == PLAIN else "others"]:
                 try:
@@ -166,13 +167,16 @@ class ShapeBench:
 
         return until_done(contender, self.job, watch) / sum(counts)
 
-    def figures(self, lineup: Lineup, seconds: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
-        """Return milliseconds per code of every contender."""
-        found = []
+    def figures(self, lineup: Lineup, seconds: Sequence[Sequence[float]], copy_gbps: float) -> list[dict[str, Any]]:
+        """Return milliseconds per code of every contender, and the roofline."""
+        found, rows = [], self.options.batch * self.sampling.rows
         for contender, of_one in zip(lineup.contenders, seconds, strict=True):
             spread = Spread.of([1e3 * value for value in of_one])
             variant = {"variant": contender.variant.kind, "dtype": contender.variant.dtype}
             rate = {"codes_per_second": rounded(1e3 * self.options.batch / spread.median)}
+            counts = [1] if contender.is_plain else self._counts(contender.label)
+            step = spread.median / 1e3 * sum(counts) / len(counts)
+            rate |= roofline(contender, rows=rows, copy_gbps=copy_gbps, step_seconds=step)
             found.append({"method": contender.label} | variant | {"ms_per_code": spread.as_dict()} | rate)
         return found
 

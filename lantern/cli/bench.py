@@ -84,7 +84,13 @@ def _both(group: Any) -> None:
         "--variants",
         nargs="+",
         type=one_of(PLAIN_KINDS),
-        help=f"of {', '.join(PLAIN_KINDS)} (default all that the device has)",
+        help=f"how methods run: of {', '.join(PLAIN_KINDS)} (default all that the device has)",
+    )
+    group.add_argument(
+        "--baseline",
+        nargs="+",
+        type=one_of(PLAIN_KINDS),
+        help="how plain decoding runs beside --variants; the fastest is the baseline (default all that the device has)",
     )
     group.add_argument(
         "--nodes", nargs="*", type=integer(1, 4096), help="numbers of nodes whose pass is timed; without a number, none"
@@ -136,7 +142,7 @@ def _check(args: argparse.Namespace) -> None:
 def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
     from lantern.eval.speed.bench import BenchOptions, measure
 
-    given: dict[str, Any] = {"methods": args.methods, "dtypes": args.dtype, "kinds": args.variants}
+    given: dict[str, Any] = {"methods": args.methods, "dtypes": args.dtype, **_kinds(args)}
     if args.prompts_file is not None:
         from lantern.generation.requests import read_prompts
 
@@ -158,11 +164,19 @@ def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
     return lambda: measure(options)
 
 
+def _kinds(args: argparse.Namespace) -> dict[str, Any]:
+    """Return how methods and plain decoding run; plain decoding in every way unless --baseline restricts it."""
+    from lantern.eval.speed.contenders import kinds_of
+    from lantern.models.folder import pick_device
+
+    return {"kinds": args.variants, "baselines": args.baseline or kinds_of(pick_device(args.device))}
+
+
 def _of_shapes(args: argparse.Namespace) -> list[Callable[[], dict[str, Any]]]:
     from lantern.eval.speed.shapes import ShapeOptions, measure
 
     given = {"taus": args.tau, "codes": args.codes, "tree": args.tree, "drafter": args.drafter}
-    given |= {"dtypes": args.dtype, "kinds": args.variants}
+    given |= {"dtypes": args.dtype, **_kinds(args)}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value}
     chosen |= {"images": args.images, "device": args.device, "is_quiet": args.quiet}
     chosen |= {} if args.nodes is None else {"nodes": args.nodes}

@@ -49,7 +49,7 @@ PREFIX = "setting_"  # of their names in the namespace
 DTYPES = ("fp32", "bf16", "fp16")
 PLAIN_KINDS = (
     *("eager", "compile", "fused", "fused+compile", "fused+int8", "fused+int8+compile"),
-    *("graph", "graph+compile", "int8", "int8+compile"),
+    *("graph", "graph+compile", "graph+int8", "int8", "int8+compile"),
 )
 NETWORKS = ("inception", "clip")
 LEAST = 8  # pictures that KID needs: bootstrap samples of fewer may hold no two different pictures

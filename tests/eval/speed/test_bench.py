@@ -1,6 +1,5 @@
 """The bench: results, checked promises, and figures."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -11,15 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from lantern.cli.main import main
 from lantern.eval.speed import bench as speed
 from lantern.eval.speed.bench import BenchOptions
 from lantern.eval.speed.bench_table import WIDTH, render
-from lantern.eval.speed.contenders import Job, Stable, Variant, line_up
+from lantern.eval.speed.contenders import Job, Stable, Variant, kinds_of, line_up, variants
 from lantern.eval.speed.race import Entry, Made, identity, results
 from lantern.eval.speed.surroundings import commit, surroundings
+from lantern.generation.tuning import quick
 from lantern.models.folder import Model, load_model
 from tests.eval.variants import CPU, EAGER
-from tests.tiny import tiny_eagle, tiny_target
+from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
 
 
@@ -86,13 +87,12 @@ def test_reproducible_engines_promise_it_in_bf16_too(model: Model) -> None:
 # the whole
 
 
-def test_a_model_without_a_drafter_has_no_methods_of_its_own() -> None:
-    with pytest.raises(ValueError, match="no drafter"):
-        speed.own_methods(Model(name="bare", target=tiny_target()))
-    target = tiny_target()
-    drafter = tiny_eagle(target)
-    drafter.config = dataclasses.replace(drafter.config, target="its own")
-    assert speed.own_methods(Model(name="whole", target=target, drafter=drafter)) == ["auto"]
+def test_methods_that_are_plain_decoding_here_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(name="bare", target=tiny_target())
+    assert speed.own_methods(model) == ["auto"]
+    monkeypatch.setattr(quick, "pass_times", lambda *_, **__: {1: 1.0, 2: 2.0})
+    with pytest.raises(ValueError, match="are plain decoding on this machine: give --methods"):
+        speed.own_methods(model)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +150,29 @@ def test_tables_fit_120_columns(figures: dict[str, Any]) -> None:
     assert all(len(line) <= WIDTH for line in text.splitlines())
     assert "no claim: 2 images each, expected at least 10" in text and "not measured: plain int8 bf16" in text
     assert "no code differs from plain decoding in 2 images" in text
+    assert "roofline" in text and "the fastest of the 2 variants of plain decoding above" in text
+    assert "baseline: plain as eager" in text
+
+
+def test_plain_decoding_runs_in_more_variants_than_methods() -> None:
+    found = variants(("eager",), ("bf16",), ("fused", "fused+int8"))
+    assert list(map(str, found["plain"])) == ["eager bf16", "fused bf16", "fused+int8 bf16"]
+    assert list(map(str, found["others"])) == ["eager bf16"]
+
+
+def test_the_command_runs_plain_decoding_in_every_way_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[BenchOptions] = []
+
+    def measure(options: BenchOptions) -> dict[str, Any]:
+        seen.append(options)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(speed, "measure", measure)
+    for words in ([], ["--baseline", "eager"]):
+        assert main(["bench", "--variants", "fused", "--device", "cpu", *words]) == 2
+    assert [tuple(one.kinds) for one in seen] == [("fused",)] * 2
+    assert seen[0].baselines == kinds_of(CPU) and list(seen[1].baselines) == ["eager"]
+    assert "fused+int8" in seen[0].baselines and "int8+compile" in seen[0].baselines
 
 
 def test_all_contenders_make_the_pictures_of_a_round(model: Model) -> None:
