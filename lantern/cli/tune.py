@@ -22,22 +22,10 @@ from lantern.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from lantern.generation.requests import Request
     from lantern.generation.tuning.tuner import Candidate, Findings
-    from lantern.models.folder import Model
 
 SAMPLING = ("guidance", "guidance_interval", "temperature", "top_k", "top_p")
 OWN = "default: the model's"
-PROMPTS = (
-    "a red apple",
-    "a cat face",
-    "a house",
-    "a green tree",
-    "a yellow banana",
-    "a blue car",
-    "a dog",
-    "a smiling sun",
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,9 +99,8 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_file("--out", args.out)
     bounds = Bounds(args.max_tv, args.max_kid, read_json_object(args.quality) if args.quality else {})
-    from lantern.generation.tuning.measure import Setup
-    from lantern.generation.tuning.profile import write_profile
-    from lantern.generation.tuning.tuner import Effort, Tuner, profile_of
+    from lantern.generation.requests import read_prompts
+    from lantern.generation.tuning.tuner import tune
     from lantern.models.folder import load_model
 
     parts: set[Any] = {"text", "drafter", "neighbours"} | ({"vq"} if bounds.admits_relaxed else set())
@@ -125,37 +112,27 @@ def run(args: argparse.Namespace) -> int:
         engine=engine_of(args),
     )
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
-    batches = -(-args.images // args.batch)
-    setup = Setup(
-        model, model.sampling(**given), _requests(model, batches * args.batch, args.prompts_file, args.seed), args.batch
+    if args.prompts_file is not None and not model.takes_prompts:
+        raise ValueError(f"model {model.name} takes class labels, not prompts: leave --prompts-file out")
+    found, profile, path = tune(
+        model,
+        sampling=model.sampling(**given),
+        prompts=() if args.prompts_file is None else read_prompts(args.prompts_file),
+        images=args.images,
+        batch=args.batch,
+        seed=args.seed,
+        bounds=bounds,
+        methods=args.methods,
+        max_nodes=args.max_nodes,
+        max_depth=args.max_depth,
+        out=args.out,
+        report=_reporter(args.quiet),
     )
-    effort = Effort(args.max_nodes, args.max_depth, batches=batches, trials=min(batches, 3))
-    tuner = Tuner(setup, effort, bounds, args.methods, _reporter(args.quiet))
-    found = tuner.run()
-    profile = profile_of(tuner, found)
-    path = write_profile(profile, model, args.out)
     if args.json:
         print(json.dumps(profile | {"path": str(path)}, sort_keys=True))
     else:
         print("\n".join([*table(found), f"profile: {path}"]))
     return DONE
-
-
-def _requests(model: "Model", count: int, prompts_file: str | None, seed: int) -> "list[Request]":
-    """Return the pictures to measure on: prompts one after another, or evenly spread classes."""
-    from lantern.generation.requests import Request, check_requests, read_prompts
-
-    if model.takes_prompts:
-        prompts = read_prompts(prompts_file) if prompts_file is not None else list(PROMPTS)
-        places = [(i % len(prompts), i // len(prompts)) for i in range(count)]
-        requested = [Request(prompt=prompts[which], seed=seed, number=number) for which, number in places]
-    elif prompts_file is not None:
-        raise ValueError(f"model {model.name} takes class labels, not prompts: leave --prompts-file out")
-    else:
-        classes = model.target.config.num_classes
-        requested = [Request(label=i * classes // count % classes, seed=seed, number=i) for i in range(count)]
-    check_requests(model, requested)
-    return requested
 
 
 def _reporter(is_quiet: bool) -> Callable[[str], None]:

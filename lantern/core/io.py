@@ -358,20 +358,23 @@ def load_component(
     """
     folder = Path(folder)
     config = load_config(kind, folder / CONFIG_NAME)
-    try:
-        with torch.device("meta"):
-            expected = build(config).state_dict()
-        check_state(read_header(folder / WEIGHTS_NAME), expected, source=folder / WEIGHTS_NAME)
-        with _NoInitialisation():
-            module = build(config)
-    except (RuntimeError, OverflowError, MemoryError) as error:
-        raise ValueError(
-            f"{folder / CONFIG_NAME} describes a module that cannot be built: {one_line(error)}"
-        ) from error
+    with torch.device("meta"):
+        expected = _built(build, config, folder).state_dict()
+    check_state(read_header(folder / WEIGHTS_NAME), expected, source=folder / WEIGHTS_NAME)
+    with _NoInitialisation():
+        module = _built(build, config, folder)
     if verify:
         verify_files(folder, [WEIGHTS_NAME])
     load_module(module, folder)
     return module.eval()
+
+
+def _built(build: Callable[[Config], Module], config: Config, folder: Path) -> Module:
+    try:
+        return build(config)
+    except (RuntimeError, ValueError, OverflowError, MemoryError) as error:
+        source = folder / CONFIG_NAME
+        raise ValueError(f"{source} describes a module that cannot be built: {one_line(error)}") from error
 
 
 class _NoInitialisation(TorchFunctionMode):

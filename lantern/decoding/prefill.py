@@ -204,23 +204,33 @@ def read_prompts(
     """Read both guidance rows of each prompt, which share its mask.
 
     Padding that all prompts share is cut off unless a drafter reads it or the target has `prompt_rows`. The rotary rows
-    of the prompt are zero, so cutting changes nothing. ValueError for padding behind words and for more slots than the
-    model has.
+    of the prompt are zero, so cutting changes nothing. A negative caption has its own mask, under which its row is
+    read; codes attend to its mean value with the weight of the prompt's n words, as they do to the unconditional
+    caption of n slots. ValueError for padding behind words, for more slots than the model has, and for a negative
+    caption with a drafter that reads slots.
     """
     if target.has_token_prompts:
         if needs_whole_prefix or taps:
             raise ValueError("this drafter reads the prompt's slots or layers of a LlamaGen target: use another method")
         return _read_tokens(target, condition, rows)
     slots = target.config.cls_token_num
-    is_padded = needs_whole_prefix or target.prompt_rows > 0
+    negative = condition.negative if rows == 2 else None
+    if negative is not None and needs_whole_prefix:
+        raise ValueError("this drafter reads the slots of the prompt, and takes no negative prompt: use another method")
+    is_padded = needs_whole_prefix or negative is not None or target.prompt_rows > 0
     condition = pad_prefix(condition, slots) if is_padded else cut_common_padding(condition)
     mask = prefix_mask(condition)
     if mask.shape[1] > slots:
         raise ValueError(f"the condition has {mask.shape[1]} slots, the model takes at most {slots}")
     inputs = embed_condition(target, condition, rows)
+    seen = mask[:, None].expand(-1, rows, -1)
+    if negative is not None:
+        unconditional = embed_condition(target, pad_prefix(negative, slots), 1)
+        inputs = torch.cat([inputs[:, :1], unconditional], 1)
+        seen = torch.stack([mask, prefix_mask(pad_prefix(negative, slots))], 1)
     entered: dict[int, Tensor] = dict.fromkeys(taps, inputs)
     reported = {"entered": entered} if taps else {}
-    features, means = target.read_prompt(inputs.flatten(0, 1), mask.repeat_interleave(rows, 0), **reported)
+    features, means = target.read_prompt(inputs.flatten(0, 1), seen.flatten(0, 1), **reported)
     features = features.unflatten(0, inputs.shape[:2])
     fused = torch.cat([entered[layer] for layer in taps], -1).unflatten(0, inputs.shape[:2]) if taps else None
     kept = slice(None) if needs_whole_prefix else slice(-1, None)
@@ -348,6 +358,8 @@ def _digest(condition: Condition, image: int, kind: str) -> bytes:
         assert condition.mask is not None
         longest = int(condition.mask[image].sum(-1).max())
         given = [condition.tokens[..., -longest:], condition.mask[..., -longest:]]
+    if condition.negative is not None:
+        given += [condition.negative.embeddings, condition.negative.mask]
     digest = hashlib.sha256(kind.encode())
     for tensor in given:
         assert tensor is not None

@@ -282,6 +282,9 @@ class Generator:
 
     def condition(self, requested: Sequence[Request]) -> Condition:
         """Return the target's conditioning for each request."""
+        given = [request.condition for request in requested if request.condition is not None]
+        if given:
+            return Condition.joined(given)
         labels = [request.label for request in requested if request.label is not None]
         if labels:
             return Condition(labels=torch.tensor(labels, device=self.model.device))

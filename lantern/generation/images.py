@@ -120,8 +120,8 @@ class Picture:
         return sum(self.statistics.seconds.values()) * self.batch
 
     def as_dict(self) -> dict[str, Any]:
-        """Return request and statistics as JSON values; "warning" only where there is one."""
-        warning = {} if self.request.warning is None else {"warning": self.request.warning}
+        """Return request and statistics as JSON values; "negative_prompt" and "warning" only where there is one."""
+        optional = {"negative_prompt": self.request.negative_prompt, "warning": self.request.warning}
         return (
             self.statistics.as_dict()
             | {
@@ -133,7 +133,7 @@ class Picture:
                 "batch": self.batch,
                 "latency": round(self.latency, 4),
             }
-            | warning
+            | {name: text for name, text in optional.items() if text is not None}
         )
 
     @property

@@ -5,6 +5,7 @@ pipe.method = "lantern++"
 pipe("a red apple", generator=torch.Generator().manual_seed(7)).images[0].save("apple.png")
 """
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,19 +22,23 @@ from torch import Tensor
 
 from lantern.core.config import read_json_object
 from lantern.core.io import (
+    CONFIG_NAME,
     EMBEDDED_MODEL,
     HUB_PATTERNS,
     is_there,
     load_component,
+    read_config,
     resolve_model,
     save_checksums,
     save_component,
+    weights_digest,
     write_json,
 )
 from lantern.decoding.prefill import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import Engine
 from lantern.engines.engine import engine as make_engine
+from lantern.generation.embeddings import with_conditions
 from lantern.generation.file_names import MAX_SCALE
 from lantern.generation.generator import BatchSize, Generator, choose_method
 from lantern.generation.images import Picture, check_scale, convert, enlarge
@@ -43,7 +48,8 @@ from lantern.generation.requests import (
     Request,
     check_call,
     check_requests,
-    requests_of_call,
+    subjects_of_call,
+    with_noise,
     with_warnings,
 )
 from lantern.methods.registry import find
@@ -67,6 +73,7 @@ from lantern.models.folder import (
     shown_name,
     write_door,
 )
+from lantern.models.folder import FOLDER as ADD_ONS_NAME
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
@@ -193,8 +200,18 @@ class LanternPipeline(DiffusionPipeline):
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "LanternPipeline":
         """Load by name ("lantern-emoji"), folder or hub id; in fp32 unless `dtype` (or `torch_dtype`) is given.
 
+        `engine` and `weights` ("full", "int8" or "int4") set `pipe.engine`; ValueError for names that there are not.
         A folder of transformers takes `size`, (height, width) in pixels, if its model makes pictures of several.
         """
+        engine, weights = options.pop("engine", "auto"), options.pop("weights", None)
+        engine = engine if weights is None else make_engine(engine).changed(weights=weights)
+        make_engine(engine)
+        pipe = cls._loaded_from(pretrained_model_name_or_path, **options)
+        pipe.engine = engine
+        return pipe
+
+    @classmethod
+    def _loaded_from(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> "LanternPipeline":
         name = pretrained_model_name_or_path
         hub = {option: options.pop(option) for option in HUB_OPTIONS if option in options}
         if hub and str(name) != EMBEDDED_MODEL and not Path(name).is_dir():
@@ -247,9 +264,10 @@ class LanternPipeline(DiffusionPipeline):
         return {"_class_name": cls.__name__, "generation": read, **components}
 
     def save_pretrained(self, save_directory: str | Path, *others: Any, **options: Any) -> None:
-        """Write all components, the index with the chosen method, checksums, and `pipeline.py` for diffusers.
+        """Write all components and add-ons, the index with the chosen method, checksums, `pipeline.py` for diffusers.
 
-        ValueError for a model of transformers, which is saved by its own class.
+        Drafter and add-ons that were trained for the transformer are signed for it as it is saved, also where its
+        weights were rounded. ValueError for a model of transformers, which is saved by its own class.
         """
         if self._whole is not None:
             raise ValueError(f"{self._whole.name} is a model of transformers: copy its folder, or save it by its class")
@@ -260,12 +278,26 @@ class LanternPipeline(DiffusionPipeline):
             super().save_pretrained(save_directory, *others, **options)
         finally:
             self.register_to_config(generation=defaults)
+        self._save_add_ons(Path(save_directory))
         index = read_json_object(Path(save_directory) / INDEX_NAME)
         write_json(Path(save_directory) / INDEX_NAME, index | describe(Path(save_directory)))
         for component in COMPONENTS:
             if (folder := Path(save_directory) / component).is_dir():
                 save_checksums(folder)
         write_door(save_directory)
+
+    def _save_add_ons(self, folder: Path) -> None:
+        """Copy the add-ons, and write the digest of the saved transformer into the configs that name that of ours."""
+        if self._loaded is None or self._loaded[1] is not self.transformer:
+            return
+        source, _, add_ons = self._loaded
+        if source.resolve() != folder.resolve():
+            for name in add_ons:
+                shutil.copytree(source / ADD_ONS_NAME / name, folder / ADD_ONS_NAME / name, dirs_exist_ok=True)
+        digest = weights_digest(self.transformer.state_dict())
+        for path in (folder / "drafter", *(folder / ADD_ONS_NAME / name for name in add_ons)):
+            if path.is_dir() and (config := read_config(path)).get("target") not in (None, digest):
+                write_json(path / CONFIG_NAME, config | {"target": digest})
 
     @property
     def method(self) -> str:
@@ -284,8 +316,16 @@ class LanternPipeline(DiffusionPipeline):
     @property
     def model(self) -> Model:
         """The components as a `lantern.models.folder.Model`."""
+        return self._model(make_engine(self.engine))
+
+    def _engine(self, engine: Engine | str | None, weights: str | None) -> Engine:
+        """Return an engine, by default that of the pipeline, with its own weights unless others are given."""
+        found = make_engine(self.engine if engine is None else engine)
+        return found if weights is None else found.changed(weights=weights)
+
+    def _model(self, engine: Engine) -> Model:
         if self._whole is not None:
-            return replace(self._whole, prompts=self._prompts, engine=make_engine(self.engine))
+            return replace(self._whole, prompts=self._prompts, engine=engine)
         encoder, tokenizer = self.text_encoder, self.tokenizer
         # a transformer that was replaced after loading has no folder
         folder, target, parts = self._loaded or (None, None, {})
@@ -299,10 +339,21 @@ class LanternPipeline(DiffusionPipeline):
             neighbours=None if self.vqvae is None else self.vqvae.neighbours,
             generation=dict(self.config["generation"]),
             prompts=self._prompts,
-            engine=make_engine(self.engine),
+            engine=engine,
             folder=folder if is_loaded else None,
             add_ons=parts if is_loaded else {},
         )
+
+    @torch.no_grad()
+    def tune(self, **how: Any) -> dict[str, Any]:
+        """Measure the methods on this machine, as `lantern tune` does, and return the profile.
+
+        `how` are arguments of `lantern.generation.tuning.tuner.tune`: images, batch, prompts, methods, out and others.
+        Calls with method "auto" then use what the profile recommends.
+        """
+        from lantern.generation.tuning.tuner import tune
+
+        return tune(self.model, **how)[1]
 
     def warmup(self, prompt: str = "a red apple", *, batch_size: int = 1, **call: Any) -> None:
         """Make a batch and discard it, so that later calls of this size compile nothing and have `prompt` cached.
@@ -341,6 +392,10 @@ class LanternPipeline(DiffusionPipeline):
         negative_prompt: str | list[str] | None = None,
         prompt_embeds: Tensor | None = None,
         prompt_attention_mask: Tensor | None = None,
+        negative_prompt_embeds: Tensor | None = None,
+        negative_prompt_attention_mask: Tensor | None = None,
+        engine: Engine | str | None = None,
+        weights: str | None = None,
     ) -> LanternOutput | tuple[Any, ...]:
         """Make pictures of prompts or of class labels.
 
@@ -354,15 +409,29 @@ class LanternPipeline(DiffusionPipeline):
         a warning and the batch is repeated. With `debug` NotFiniteError names the layer that gave NaN.
         `scale` enlarges the images by `resample` ("lanczos" or "nearest"), 1 is the raw size, `pipe.size`; `height` and
         `width`, multiples of that size, are another way to give it.
+
+        `prompt_embeds` (b slots channels) and `prompt_attention_mask` (b slots), as `encode_prompt` returns them, take
+        the place of prompts. `negative_prompt`, a text or one for each prompt, takes the place of the model's
+        unconditional caption in guidance; an empty one is that caption. `negative_prompt_embeds` are its embeddings.
+        `engine` and `weights` replace `pipe.engine` and its weights ("full", "int8", "int4") for this call.
         """
         scale = self._scale(scale, resample, height, width)
-        self._check_unsupported(negative_prompt)
-        if prompt_embeds is not None or prompt_attention_mask is not None:
-            raise ValueError("prompt_embeds and prompt_attention_mask are not supported: give prompt")
         check_call(output_type, callback_on_step_end_tensor_inputs, num_images_per_prompt, batch_size)
-        model, filters = self.model, {"top_k": top_k, "top_p": top_p, "temperature": temperature}
+        model = self._model(self._engine(engine, weights))
+        filters = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
         sampling = model.sampling(guidance=guidance_scale, guidance_interval=guidance_interval, **filters)
-        requested = requests_of_call(prompt, class_labels, num_images_per_prompt, generator)
+        is_given = prompt_embeds is not None and prompt is None and class_labels is None
+        subjects = with_conditions(
+            model,
+            [] if is_given else subjects_of_call(prompt, class_labels),
+            sampling,
+            prompt_embeds=prompt_embeds,
+            prompt_attention_mask=prompt_attention_mask,
+            negative_prompt=negative_prompt,
+            negative_prompt_embeds=negative_prompt_embeds,
+            negative_prompt_attention_mask=negative_prompt_attention_mask,
+        )
+        requested = with_noise(subjects, num_images_per_prompt, generator)
         check_requests(model, requested)
         if output_type != "latent" and model.vq is None:
             raise ValueError('the pipeline has no vqvae: it can only make output_type="latent"')
@@ -397,12 +466,18 @@ class LanternPipeline(DiffusionPipeline):
         check_scale(scale, resample)
         return scale
 
-    def _check_unsupported(self, negative_prompt: Any) -> None:
-        """Raise ValueError, by name, for arguments of diffusers' pipelines that this model cannot follow."""
-        if negative_prompt is not None and negative_prompt not in ("", [""]):
-            raise ValueError(
-                "negative_prompt is not supported: guidance of this model uses its own unconditional caption"
-            )
+    def enable_model_cpu_offload(self, *_: Any, **__: Any) -> None:
+        """Raise ValueError: decoding calls parts of the transformer for every code, so it has to stay on the device."""
+        raise ValueError(
+            "enable_model_cpu_offload is not supported: decoding needs the transformer on the device throughout; to "
+            "free the text encoder, keep encode_prompt's result and pass it as prompt_embeds"
+        )
+
+    def enable_sequential_cpu_offload(self, *_: Any, **__: Any) -> None:
+        """Raise ValueError: as `enable_model_cpu_offload`."""
+        raise ValueError(
+            "enable_sequential_cpu_offload is not supported: every code needs all layers, and each would be copied"
+        )
 
     @torch.no_grad()
     def encode_prompt(self, prompt: str | list[str]) -> tuple[Tensor, Tensor]:

@@ -4,14 +4,16 @@ import json
 import secrets
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern.core.config import one_line
 
 if TYPE_CHECKING:
+    from lantern.core.types import Condition
     from lantern.models.folder import Model
 
 OUTPUT_TYPES = ("pil", "pt", "np", "latent")
@@ -27,6 +29,8 @@ class Request:
     """One picture to make: of a prompt or of a class, with the noise of (seed, image number).
 
     warning: why the picture will not be of its prompt, as `with_warnings` finds; the picture's statistics have it.
+    condition: conditioning of one image in place of what the text encoder makes of the prompt, which may then be None.
+    negative_prompt: the text of the condition's negative caption, for the picture's metadata.
     """
 
     prompt: str | None = None
@@ -34,10 +38,14 @@ class Request:
     seed: int = 0
     number: int = 0
     warning: str | None = field(default=None, compare=False)
+    condition: "Condition | None" = field(default=None, compare=False)
+    negative_prompt: str | None = None
 
     @property
     def subject(self) -> str:
-        """The prompt, or "class N"."""
+        """The prompt, "class N", or "embeddings"."""
+        if self.prompt is None and self.label is None:
+            return "embeddings"
         return self.prompt if self.prompt is not None else f"class {self.label}"
 
 
@@ -70,17 +78,20 @@ def as_requests(items: Sequence[Request | str | int], seed: int = 0) -> list[Req
     return found
 
 
-def requests_of_call(prompt: Any, labels: Any, images: int, generator: Any) -> list[Request]:
-    """Return the requests of a call in diffusers' form, prompt by prompt.
+def subjects_of_call(prompt: Any, labels: Any) -> list[Request]:
+    """Return what the prompts or classes of a call in diffusers' form show; TypeError for what is neither."""
+    if (prompt is None) == (labels is None):
+        raise ValueError("a call takes prompt or class_labels: give one of them")
+    if labels is not None:
+        return [Request(label=label) for label in _class_labels(labels)]
+    return [Request(prompt=text) for text in texts_of(prompt, "prompt")]
+
+
+def with_noise(subjects: Sequence[Request], images: int, generator: Any) -> list[Request]:
+    """Return `images` requests for each subject, subject by subject.
 
     `generator` is a torch.Generator, a seed, a list with one of these per picture, or None for a random seed.
     """
-    if (prompt is None) == (labels is None):
-        raise ValueError("a call takes prompt or class_labels: give one of them")
-    prompts = [] if prompt is None else [prompt] if isinstance(prompt, str) else list(prompt)
-    classes = [] if labels is None else [labels] if isinstance(labels, int) else [int(label) for label in labels]
-    subjects: list[tuple[str | None, int | None]] = [(text, None) for text in prompts]
-    subjects += [(None, label) for label in classes]
     total = len(subjects) * images
     if isinstance(generator, list | tuple):
         if len(generator) != total:
@@ -90,7 +101,26 @@ def requests_of_call(prompt: Any, labels: Any, images: int, generator: Any) -> l
         seed = secrets.randbelow(MAX_SEED) if generator is None else _seed(generator)
         keys = [(seed, number) for _ in subjects for number in range(images)]
     repeated = [subject for subject in subjects for _ in range(images)]
-    return [Request(*subject, *key) for subject, key in zip(repeated, keys, strict=True)]
+    return [replace(one, seed=seed, number=number) for one, (seed, number) in zip(repeated, keys, strict=True)]
+
+
+def texts_of(given: Any, name: str) -> list[str]:
+    """Return a text or a list of texts as a list; TypeError for anything else names the argument and the value."""
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list | tuple):
+        raise TypeError(f"{name} is {type(given).__name__} {str(given)[:40]!r}, wanted a text or a list of texts")
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"{name}[{i}] is {type(text).__name__} {str(text)[:40]!r}, wanted a text")
+    return list(texts)
+
+
+def _class_labels(given: Any) -> list[int]:
+    """Return a whole number, or a list, array or tensor of whole numbers, as a list; TypeError for anything else."""
+    try:
+        return [index(label) for label in (given if isinstance(given, Iterable) else [given])]
+    except TypeError:
+        raise TypeError(f"class_labels is {str(given)[:40]!r}, wanted a whole number or a list of them") from None
 
 
 def check_call(output_type: str, names: Sequence[str], images: int, batch_size: int | None) -> None:
@@ -113,6 +143,8 @@ def check_requests(model: "Model", requested: Sequence[Request]) -> None:
         raise ValueError("got no prompt and no class label, wanted at least one")
     classes = model.target.config.num_classes
     for request in requested:
+        if request.condition is not None and request.label is None:
+            continue  # `with_conditions` has checked it
         if (request.prompt is None) == (request.label is None):
             raise ValueError("a request has a prompt or a class label: give one of them")
         if model.takes_prompts and request.prompt is None:
@@ -123,7 +155,7 @@ def check_requests(model: "Model", requested: Sequence[Request]) -> None:
             check_prompt(request.prompt)
         if request.label is not None and not 0 <= request.label < classes:
             raise ValueError(f"class label is {request.label}, wanted a number from 0 to {classes - 1}")
-    if not model.takes_prompts:
+    if not model.takes_prompts or all(request.condition is not None for request in requested):
         return
     if model.text is None:
         place = "" if model.folder is None else f" ({model.folder / 'text_encoder'} is missing)"

@@ -4,19 +4,34 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from lantern.core.sampling import Sampling
 from lantern.generation.generator import neighbours_for
+from lantern.generation.requests import Request, check_requests
 from lantern.generation.tuning import measure
 from lantern.generation.tuning.candidates import OTHER_INITS, Bounds, Variant, describe, variants
 from lantern.generation.tuning.costs import Costs, Laps, fit_costs, fit_verify
 from lantern.generation.tuning.measure import Acceptance, Run, Setup
-from lantern.generation.tuning.profile import VERSION, describe_machine
+from lantern.generation.tuning.profile import VERSION, describe_machine, write_profile
 from lantern.generation.tuning.solve import solve
 from lantern.methods.registry import METHODS, Method, neighbour_columns, reads_drafter
+from lantern.models.folder import Model
 
 MARGIN = 1.03  # a method must beat plain decoding by this factor; less is noise
+EXACT = Bounds()
+PROMPTS = (
+    "a red apple",
+    "a cat face",
+    "a house",
+    "a green tree",
+    "a yellow banana",
+    "a blue car",
+    "a dog",
+    "a smiling sun",
+)
 HOPEFUL = 1.15  # a candidate is tried if its predicted time is at most this many times plain decoding's
 
 
@@ -257,6 +272,50 @@ def choose(plain: Candidate, candidates: Sequence[Candidate], bounds: Bounds) ->
         if run is not None and run.seconds < least and bounds.admits_variation(run.total_variation):
             best, least = candidate, run.seconds
     return best
+
+
+def tune(
+    model: Model,
+    *,
+    sampling: Sampling | None = None,
+    prompts: Sequence[str] = (),
+    images: int = 4,
+    batch: int = 1,
+    seed: int = 0,
+    bounds: Bounds = EXACT,
+    methods: Sequence[str] = (),
+    max_nodes: int = 32,
+    max_depth: int = 8,
+    out: Path | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> tuple[Findings, dict[str, Any], Path]:
+    """Measure the methods of a model on this machine, and write the fastest one to a profile that "auto" reads.
+
+    Acceptance is counted on at least `images` pictures of `prompts` (default: PROMPTS) or of evenly spread classes,
+    `batch` at a time. `methods` restricts what is measured. Return the findings, the profile, and its file: `out`, or
+    the place where "auto" finds it. ValueError for a model without a folder where `out` is not given.
+    """
+    if out is None and model.folder is None:
+        raise ValueError("a model that was assembled in memory has no folder for its profile: give out, a file")
+    batches = -(-images // batch)
+    requested = requests_to_measure(model, batches * batch, prompts or PROMPTS, seed)
+    effort = Effort(max_nodes, max_depth, batches=batches, trials=min(batches, 3))
+    tuner = Tuner(Setup(model, sampling or model.sampling(), requested, batch), effort, bounds, methods, report)
+    found = tuner.run()
+    profile = profile_of(tuner, found)
+    return found, profile, write_profile(profile, model, out)
+
+
+def requests_to_measure(model: Model, count: int, prompts: Sequence[str], seed: int) -> list[Request]:
+    """Return the pictures to measure on: prompts one after another, or evenly spread classes."""
+    if model.takes_prompts:
+        places = [(i % len(prompts), i // len(prompts)) for i in range(count)]
+        requested = [Request(prompt=prompts[which], seed=seed, number=number) for which, number in places]
+    else:
+        classes = model.target.config.num_classes
+        requested = [Request(label=i * classes // count % classes, seed=seed, number=i) for i in range(count)]
+    check_requests(model, requested)
+    return requested
 
 
 def profile_of(tuner: Tuner, found: Findings) -> dict[str, Any]:

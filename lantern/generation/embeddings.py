@@ -1,0 +1,123 @@
+"""Conditions of a pipeline's call that are not just prompts: caption embeddings, and negative captions."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition
+from lantern.generation.requests import Request, check_prompt, check_requests, texts_of
+
+if TYPE_CHECKING:
+    from lantern.models.folder import Model
+
+
+def with_conditions(
+    model: "Model",
+    subjects: Sequence[Request],
+    sampling: Sampling,
+    *,
+    prompt_embeds: Any = None,
+    prompt_attention_mask: Any = None,
+    negative_prompt: Any = None,
+    negative_prompt_embeds: Any = None,
+    negative_prompt_attention_mask: Any = None,
+) -> list[Request]:
+    """Return the subjects of a call with their conditions, unless prompts or classes are all there is.
+
+    The arguments are those of `LanternPipeline.__call__`; with `prompt_embeds` each of its rows is a subject.
+    ValueError names an argument that does not fit the model, the other arguments, or guidance, without which a negative
+    prompt has no effect; TypeError one of another type.
+    """
+    texts = [] if negative_prompt is None else texts_of(negative_prompt, "negative_prompt")
+    has_negative = any(texts) or negative_prompt_embeds is not None
+    for name, mask, embeddings in (
+        ("prompt", prompt_attention_mask, prompt_embeds),
+        ("negative_prompt", negative_prompt_attention_mask, negative_prompt_embeds),
+    ):
+        if mask is not None and embeddings is None:
+            raise ValueError(f"{name}_attention_mask is given without {name}_embeds: give both")
+    if prompt_embeds is None and not has_negative:
+        return list(subjects)
+    name = "prompt_embeds" if prompt_embeds is not None else "negative_prompt"
+    if not model.takes_prompts or model.target.has_token_prompts:
+        takes = "prompts as tokens" if model.takes_prompts else "class labels"
+        raise ValueError(f"{name} is not supported: model {model.name} takes {takes}, not caption embeddings")
+    if prompt_embeds is not None and subjects:
+        raise ValueError("a call takes prompt or prompt_embeds: give one of them")
+    if any(texts) and negative_prompt_embeds is not None:
+        raise ValueError("a call takes negative_prompt or negative_prompt_embeds: give one of them")
+    if has_negative and sampling.rows != 2:
+        raise ValueError("negative_prompt has no effect without guidance: give guidance_scale above 1")
+    if prompt_embeds is not None:
+        found = given_condition(model, prompt_embeds, prompt_attention_mask, name="prompt_embeds")
+        subjects = [Request()] * found.batch
+    else:
+        check_requests(model, subjects)
+        found = _encoded(model, [subject.prompt or "" for subject in subjects])
+    if has_negative:
+        negative, texts = _negative(model, texts, negative_prompt_embeds, negative_prompt_attention_mask, found.batch)
+        found = replace(found, negative=negative)
+    shown = [text or None for text in texts] or [None] * len(subjects)
+    return [
+        replace(subject, condition=found.select([i]), negative_prompt=shown[i]) for i, subject in enumerate(subjects)
+    ]
+
+
+def _negative(
+    model: "Model", texts: Sequence[str], embeddings: Any, mask: Any, images: int
+) -> tuple[Condition, list[str]]:
+    """Return the negative condition of all subjects, and its texts if it is of texts."""
+    if embeddings is not None:
+        found = given_condition(model, embeddings, mask, name="negative_prompt_embeds")
+    elif all(texts):
+        found = _encoded(model, texts)
+    else:
+        raise ValueError("negative_prompt is empty for some prompts: give a text for each, or none")
+    if found.batch not in (1, images):
+        raise ValueError(f"got {found.batch} negative prompts for {images} prompts, wanted 1 or {images}")
+    repeats = 1 if found.batch == images else images
+    return found.select([*range(found.batch)] * repeats), list(texts) * repeats
+
+
+def given_condition(model: "Model", embeddings: Any, mask: Any = None, *, name: str) -> Condition:
+    """Return caption embeddings (b slots channels) with their mask (b slots) as a condition of all the model's slots.
+
+    Fewer slots are padded on the left; without a mask no slot is padding. ValueError for another shape, for values that
+    are not finite, and for a mask with padding behind words or without a word; TypeError for what is no tensor of
+    floating-point numbers.
+    """
+    config = model.target.config
+    if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
+        got = str(embeddings.dtype) if isinstance(embeddings, Tensor) else type(embeddings).__name__
+        raise TypeError(f"{name} is {got}, wanted a tensor of floating-point numbers, as encode_prompt returns")
+    slots, width = config.cls_token_num, config.caption_dim
+    if embeddings.ndim != 3 or embeddings.shape[2] != width or not 1 <= embeddings.shape[1] <= slots:
+        raise ValueError(f"{name} has shape {list(embeddings.shape)}, wanted [b, 1 to {slots}, {width}]")
+    if not bool(torch.isfinite(embeddings).all()):
+        raise ValueError(f"{name} holds NaN or infinity")
+    mask = torch.ones(embeddings.shape[:2]) if mask is None else mask
+    if not isinstance(mask, Tensor) or mask.shape != embeddings.shape[:2]:
+        got = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"the attention mask of {name} is {got}, wanted {list(embeddings.shape[:2])}")
+    seen = mask.to(embeddings.device, torch.bool)
+    if bool((seen[:, 1:] < seen[:, :-1]).any()) or not bool(seen[:, -1].all()):
+        raise ValueError(f"the attention mask of {name} has padding behind words, or no word: wanted it on the left")
+    missing = slots - embeddings.shape[1]
+    device, dtype = model.device, model.dtype
+    padded = torch.nn.functional.pad(embeddings.masked_fill(~seen[..., None], 0).to(device, dtype), (0, 0, missing, 0))
+    return Condition(embeddings=padded, mask=torch.nn.functional.pad(seen.to(device), (missing, 0)))
+
+
+def _encoded(model: "Model", texts: Sequence[str]) -> Condition:
+    """Return the condition of some texts; ValueError if one is empty or the model has no text encoder."""
+    if model.text is None:
+        raise ValueError(f"model {model.name} has no text encoder, which prompts need: give embeddings")
+    for text in texts:
+        check_prompt(text)
+    unique = list(dict.fromkeys(texts))
+    found = model.text.condition(unique, slots=model.target.config.cls_token_num)
+    return found.select([unique.index(text) for text in texts])

@@ -1,0 +1,212 @@
+"""What callers of diffusers' pipelines expect: embeddings, negative prompts, engines, offloading, latents, saving."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lantern import LanternPipeline
+from lantern.core.io import read_config, weights_digest
+from lantern.core.types import Condition
+from lantern.decoding.prefill import PromptCache, read_prompts
+from lantern.engines.engine import EagerEngine
+from lantern.models.folder import load_model
+from tests.tiny_folder import save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy", generation={"method": "plain", "guidance": 3.0})
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> LanternPipeline:
+    return LanternPipeline.from_pretrained(folder)
+
+
+@pytest.fixture
+def pipe(loaded: LanternPipeline) -> LanternPipeline:
+    loaded.set_progress_bar_config(disable=True)
+    loaded.engine, loaded.method = "eager", "plain"
+    return loaded
+
+
+def codes(pipe: LanternPipeline, prompt: Any = "a red apple", **options: Any) -> torch.Tensor:
+    merged: dict[str, Any] = {"generator": 5, "output_type": "latent"} | options
+    found: Any = pipe(prompt, **merged)
+    return found.tokens
+
+
+def test_embeddings_take_the_place_of_a_prompt(pipe: LanternPipeline) -> None:
+    embeddings, mask = pipe.encode_prompt(["a red apple", "blue cat"])
+    given = {"prompt_embeds": embeddings, "prompt_attention_mask": mask}
+    expected = codes(pipe, ["a red apple", "blue cat"], num_images_per_prompt=2)
+    assert torch.equal(codes(pipe, None, **given, num_images_per_prompt=2), expected)
+    words = int(mask[0].sum())  # without its padding a prompt needs no mask
+    assert torch.equal(codes(pipe, None, prompt_embeds=embeddings[:1, -words:]), expected[:1])
+    text, pipe.text_encoder = pipe.text_encoder, None
+    try:
+        assert torch.equal(codes(pipe, None, **given), codes(pipe, None, **given, method="eagle1"))
+    finally:
+        pipe.text_encoder = text
+
+
+def test_a_prompt_as_its_own_negative_is_the_prompt_without_guidance(pipe: LanternPipeline) -> None:
+    same = codes(pipe, negative_prompt="a red apple", guidance_scale=7.0)
+    assert torch.equal(same, codes(pipe, guidance_scale=1.0))
+    assert not torch.equal(same, codes(pipe, guidance_scale=7.0))
+
+
+@pytest.mark.parametrize("method", ["eagle1", "gumbel-jacobi", "eagle3", "medusa", "self-cascade"])
+def test_exact_methods_follow_a_negative_prompt(pipe: LanternPipeline, method: str) -> None:
+    negative = {"negative_prompt": ["blue cat and dog", "two"], "prompt": ["a red apple", "a dog"]}
+    expected = codes(pipe, **negative)
+    assert torch.equal(codes(pipe, **negative, method=method), expected)
+    assert not torch.equal(expected, codes(pipe, negative["prompt"]))
+    alone = codes(pipe, "a red apple", negative_prompt="blue cat and dog")
+    assert torch.equal(alone, expected[:1])
+
+
+def test_a_negative_row_is_that_of_its_caption(folder: Path) -> None:
+    model = load_model(folder)
+    assert model.text is not None
+    prompt, other = (model.text.condition([text], slots=6) for text in ("a cat", "a red apple and two dog"))
+    with_negative = Condition(embeddings=prompt.embeddings, mask=prompt.mask, negative=other)
+    both = read_prompts(model.target, with_negative, rows=2, needs_whole_prefix=False)
+    for row, condition in enumerate((prompt, other)):
+        one = read_prompts(model.target, condition, rows=1, needs_whole_prefix=False)
+        assert both.means is not None and one.means is not None
+        assert torch.allclose(both.means[:, :, row], one.means[:, :, 0], atol=1e-6)
+        assert torch.allclose(both.features[:, row], one.features[:, 0], atol=1e-6)
+    assert both.counts.tolist() == [int(prompt.mask.sum())]
+    cache, how = PromptCache(), {"rows": 2, "needs_whole_prefix": False}
+    states = [cache.read(model.target, condition, **how) for condition in (prompt, with_negative)]  # type: ignore[arg-type]
+    assert len(cache) == 2 and not torch.equal(states[0].features, states[1].features)
+    with pytest.raises(ValueError, match="takes no negative prompt: use another method"):
+        read_prompts(model.target, with_negative, rows=2, needs_whole_prefix=True)
+
+
+def test_negative_embeddings_equal_their_text(pipe: LanternPipeline) -> None:
+    embeddings, mask = pipe.encode_prompt("blue cat")
+    given = {"negative_prompt_embeds": embeddings, "negative_prompt_attention_mask": mask}
+    assert torch.equal(codes(pipe, **given), codes(pipe, negative_prompt="blue cat"))
+    positive, seen = pipe.encode_prompt("a red apple")
+    alone = codes(pipe, None, prompt_embeds=positive, prompt_attention_mask=seen, **given)
+    assert torch.equal(alone, codes(pipe, negative_prompt="blue cat"))
+
+
+def test_statistics_name_the_negative_prompt(pipe: LanternPipeline) -> None:
+    found: Any = pipe("a cat", negative_prompt="blue", generator=0, output_type="latent")
+    assert (found.stats[0]["prompt"], found.stats[0]["negative_prompt"]) == ("a cat", "blue")
+    found = pipe("a cat", negative_prompt="", generator=0, output_type="latent")
+    assert "negative_prompt" not in found.stats[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"prompt": 3}, "prompt is int '3', wanted a text or a list of texts"),
+        ({"prompt": ["a", 4]}, "prompt[1] is int '4', wanted a text"),
+        ({"prompt": None, "class_labels": ["x"]}, "wanted a whole number or a list of them"),
+        ({"engine": "gpu"}, "engine is 'gpu', expected one of auto, eager"),
+        ({"weights": "int3"}, "weights is 'int3', expected one of full, int8, int4"),
+        ({"negative_prompt": 3}, "negative_prompt is int '3'"),
+        ({"negative_prompt": "blue", "guidance_scale": 1}, "negative_prompt has no effect without guidance"),
+        ({"negative_prompt": ["a", "b"]}, "got 2 negative prompts for 1 prompts"),
+        ({"prompt": ["a cat", "a dog"], "negative_prompt": ["blue", ""]}, "negative_prompt is empty for some prompts"),
+        ({"negative_prompt": "blue", "negative_prompt_embeds": torch.ones(1, 6, 8)}, "give one of them"),
+        ({"prompt_embeds": torch.ones(1, 6, 8)}, "prompt or prompt_embeds: give one of them"),
+        ({"prompt": None, "prompt_embeds": torch.ones(1, 6, 9)}, "has shape [1, 6, 9], wanted [b, 1 to 6, 8]"),
+        ({"prompt": None, "prompt_embeds": torch.ones(1, 7, 8)}, "has shape [1, 7, 8], wanted [b, 1 to 6, 8]"),
+        ({"prompt": None, "prompt_embeds": torch.ones(1, 6, 8).int()}, "is torch.int32, wanted a tensor of floating"),
+        ({"prompt": None, "prompt_embeds": torch.full((1, 6, 8), torch.nan)}, "prompt_embeds holds NaN"),
+        ({"prompt_attention_mask": torch.ones(1, 6)}, "prompt_attention_mask is given without prompt_embeds"),
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_fit_are_refused_by_name(
+    pipe: LanternPipeline, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises((ValueError, TypeError)) as refused:
+        codes(pipe, **options)
+    assert text in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_mask_with_padding_behind_words_is_refused(pipe: LanternPipeline) -> None:
+    embeddings = torch.ones(1, 2, 8)
+    for mask in ([[True, False]], [[False, False]]):
+        with pytest.raises(ValueError, match="padding behind words, or no word"):
+            codes(pipe, None, prompt_embeds=embeddings, prompt_attention_mask=torch.tensor(mask))
+    with pytest.raises(ValueError, match=r"mask of prompt_embeds is \[1, 3\], wanted \[1, 2\]"):
+        codes(pipe, None, prompt_embeds=embeddings, prompt_attention_mask=torch.ones(1, 3))
+
+
+def test_models_of_classes_refuse_captions_by_name(tmp_path: Path) -> None:
+    pipe = LanternPipeline.from_pretrained(save_tiny_model(tmp_path / "c", model_type="c2i", cls_token_num=1))
+    for options in ({"prompt_embeds": torch.ones(1, 1, 8)}, {"class_labels": 1, "negative_prompt": "blue"}):
+        with pytest.raises(ValueError, match=r"is not supported: model c takes class labels"):
+            codes(pipe, None, **options)
+
+
+def test_engine_and_weights_are_those_of_the_call(pipe: LanternPipeline, folder: Path) -> None:
+    full, eight = codes(pipe, guidance_scale=1), codes(pipe, guidance_scale=1, weights="int8")
+    assert torch.equal(codes(pipe, guidance_scale=1), full)  # of the call alone
+    given = LanternPipeline.from_pretrained(folder, engine="eager", weights="int8")
+    given.set_progress_bar_config(disable=True)
+    assert torch.equal(codes(given, guidance_scale=1), eight) and given.engine == EagerEngine(weights="int8")
+    assert torch.equal(codes(given, guidance_scale=1, weights="full"), full)
+    with pytest.raises(ValueError, match="CUDA graphs need a CUDA device"):
+        codes(pipe, engine="graph")
+    with pytest.raises(ValueError, match="engine is 'x'"):
+        LanternPipeline.from_pretrained(folder, engine="x")
+
+
+@pytest.mark.parametrize("name", ["enable_model_cpu_offload", "enable_sequential_cpu_offload"])
+def test_offloading_is_refused_by_name(pipe: LanternPipeline, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} is not supported: ") as refused:
+        getattr(pipe, name)(device="cpu")
+    assert "\n" not in str(refused.value)
+
+
+def test_latents_have_a_way_back(pipe: LanternPipeline) -> None:
+    made: Any = pipe("a red apple", generator=5, output_type="pt")
+    assert torch.equal(pipe.decode_latents(codes(pipe), output_type="pt"), made.images)
+    with pytest.raises(ValueError, match="codes are from 99 to 99, wanted 0 to 23"):
+        pipe.decode_latents(torch.full((1, 4, 4), 99))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounded_weights_save_to_a_folder_that_loads(folder: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    pipe = LanternPipeline.from_pretrained(folder)
+    pipe.transformer.output.weight.data[0, 0] = 1.00391  # fp16 and bf16 round it apart
+    pipe = LanternPipeline.from_pretrained(_saved(pipe, tmp_path / "first")).to(dtype).to(torch.float32)
+    again = load_model(_saved(pipe, tmp_path / "saved"))
+    assert again.drafter is not None and set(again.add_ons) >= {"sam", "eagle3", "c2t"}
+    digest = weights_digest(pipe.transformer.state_dict())
+    assert read_config(tmp_path / "saved" / "drafter")["target"] == digest
+    assert again.add_ons["eagle3"] is not None
+
+
+def test_an_unsigned_drafter_stays_unsigned(folder: Path, tmp_path: Path) -> None:
+    path = _saved(LanternPipeline.from_pretrained(folder), tmp_path / "first") / "drafter" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"target": None}))
+    pipe = LanternPipeline.from_pretrained(tmp_path / "first").to(torch.float16).to(torch.float32)
+    assert read_config(_saved(pipe, tmp_path / "saved") / "drafter")["target"] is None
+
+
+def _saved(pipe: LanternPipeline, folder: Path) -> Path:
+    pipe.save_pretrained(folder)
+    return folder
+
+
+def test_tuning_from_python_chooses_for_auto(folder: Path, tmp_path: Path) -> None:
+    pipe = LanternPipeline.from_pretrained(folder, engine="eager")
+    pipe.set_progress_bar_config(disable=True)
+    profile = pipe.tune(images=1, methods=["gumbel-jacobi"], prompts=["a cat"], out=tmp_path / "profile.json")
+    assert profile["choice"]["method"] in ("plain", "gumbel-jacobi")
+    assert json.loads((tmp_path / "profile.json").read_text())["pictures"] == 1
+    other = LanternPipeline(**pipe.components)
+    with pytest.raises(ValueError, match="has no folder for its profile: give out"):
+        other.tune()
