@@ -368,8 +368,9 @@ class Job:
 
     def _summary(self, figures: dict[str, Any], speed: dict[str, Any]) -> str:
         cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per code, "
+        kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
         return (
-            f"{self.method.name} ({'exact' if figures['exact'] else 'relaxed'}): {figures['codes']} codes in "
+            f"{self.method.name} ({kind}): {figures['codes']} codes in "
             f"{figures['passes']} passes, {figures['step_compression']:.2f} codes per pass, {cost}"
             f"{sum(figures['seconds'].values()):.2f} s, {speed['images_per_second']:.2f} images and "
             f"{speed['codes_per_second']:.0f} codes per second"

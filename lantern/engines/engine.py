@@ -120,6 +120,14 @@ class Engine(ABC):
             )
         return None
 
+    def keeps_codes(self, target: "Target", *, nodes: int, lines: int) -> bool:
+        """Return whether exact methods give plain decoding's codes, which must be true of every code.
+
+        True if the bits of a code's logits are the same in a pass over `nodes` nodes as alone. `target` is prepared;
+        `lines` are the guidance rows of all images. Otherwise codes may differ where two are equal within rounding.
+        """
+        return self.rounds_wide and target.tok_embeddings.weight.device.type == "cpu" and nodes <= MAX_REPRODUCIBLE
+
     def programs(self) -> "Programs":
         """Return how the parts of a step are run."""
         from lantern.decoding.loop import Programs

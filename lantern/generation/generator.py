@@ -31,6 +31,7 @@ from lantern.methods.registry import (
     reads_drafter,
     suited,
 )
+from lantern.methods.spec import Promise
 from lantern.models.folder import Model
 from lantern.models.llamagen.vqvae import to_uint8
 
@@ -374,7 +375,7 @@ def finish_batch(
             request=request,
             codes=generation.codes[i],
             pixels=None if pixels is None else pixels[i],
-            statistics=_statistics(generator.method, generation, i, shares),
+            statistics=_statistics(generator.method, generation, i, shares, generator.parts.promise(len(requested))),
             columns=generator.model.target.config.raster.columns,
             batch=len(requested),
         )
@@ -410,7 +411,9 @@ def _warn_once(line: str) -> None:
     LOG.warning(line)
 
 
-def _statistics(method: Method, generation: Generation, i: int, seconds: Mapping[str, float]) -> Statistics:
+def _statistics(
+    method: Method, generation: Generation, i: int, seconds: Mapping[str, float], promise: Promise
+) -> Statistics:
     """Return the statistics of picture `i` of a batch."""
     codes, exact = generation.codes.shape[1], method.exact
     largest, distance = generation.total_variation_max, generation.latent_distance
@@ -427,4 +430,5 @@ def _statistics(method: Method, generation: Generation, i: int, seconds: Mapping
         latent_distance=(None if distance is None else float(distance[i]) / codes) if not exact else 0.0,
         seconds=seconds,
         method_reason=method.reason,
+        promise=promise,
     )

@@ -21,6 +21,7 @@ from torch import Tensor
 from lantern.core.io import atomic_write
 from lantern.generation.file_names import FORMATS, MAX_SCALE, RESAMPLINGS
 from lantern.generation.requests import Request
+from lantern.methods.spec import PROMISES, Promise
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -56,7 +57,8 @@ class Statistics:
     only a relaxation accepted, `total_variation` what it spent per code, `total_variation_max` the most that it spent
     on one code. `latent_distance` is the probability mass it moved times the L2 distance between the codes' vectors,
     per code; None where the model has no codebook. `seconds` are by phase; each picture of a batch has an equal share.
-    `method_reason` says why method "auto" chose this method; empty if it was given.
+    `method_reason` says why method "auto" chose this method; empty if it was given. `promise` is what the picture has
+    in common with plain decoding's of the same batch (`lantern.methods.spec.PROMISES`), as far as the engine keeps it.
     """
 
     method: str
@@ -71,6 +73,7 @@ class Statistics:
     latent_distance: float | None
     seconds: Mapping[str, float]
     method_reason: str = ""
+    promise: Promise = "distribution"
 
     @property
     def step_compression(self) -> float:
@@ -83,6 +86,7 @@ class Statistics:
             "method": self.method,
             "method_reason": self.method_reason or None,
             "exact": self.is_exact,
+            "promise": self.promise,
             "codes": self.codes,
             "passes": self.passes,
             "step_compression": round(self.step_compression, 4),
@@ -157,6 +161,7 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
     moved = [one.latent_distance * one.codes for one in done if one.latent_distance is not None]
     return {
         "exact": all(one.is_exact for one in done),
+        "promise": max((one.promise for one in done), key=list(PROMISES).index),
         "codes": codes,
         "passes": passes,
         "step_compression": round(codes / max(passes, 1), 4),

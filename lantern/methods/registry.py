@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lantern.engines.engine import EAGER, Engine
-from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, resolved
+from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, Promise, resolved
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int32
@@ -185,6 +185,15 @@ class Decoder:
         if self.drafter is None or self.verifier is None:
             return plain.generate(self.target, condition, **given)
         return loop.generate(self.target, condition, drafter=self.drafter, verifier=self.verifier, **given)
+
+    def promise(self, images: int) -> Promise:
+        """Return what the pictures of a batch have in common with plain decoding's, as this engine keeps it."""
+        promise = self.method.spec.promise
+        if promise != "codes" or self.drafter is None:
+            return promise
+        lines = images * self.sampling.rows
+        keeps = self.engine.keeps_codes(self.target, nodes=self.drafter.max_nodes, lines=lines)
+        return "codes" if keeps else "distribution"
 
     @property
     def uses_fused_steps(self) -> bool:

@@ -371,6 +371,10 @@ class CpuEngine(Engine):
             return None
         return partial(generate, target, sampling=sampling, drafter=drafter)
 
+    def keeps_codes(self, target: Target, *, nodes: int, lines: int) -> bool:
+        """Return True: the bits of a code depend on nothing that is scored with it."""
+        return True
+
     @property
     def rounds_wide(self) -> bool:
         """False: passes are reproducible as they are."""

@@ -65,6 +65,14 @@ class GraphEngine(Engine):
             )
         return super().refuses(drafter)
 
+    def keeps_codes(self, target: "Target", *, nodes: int, lines: int) -> bool:
+        """Return whether passes run as kernels and have as many rows as those of plain decoding."""
+        if self.without_kernels(target) is not None:
+            return False
+        from lantern.engines.cuda.target import constant_rows
+
+        return nodes <= constant_rows(lines, self.rows)
+
     def programs(self) -> "Programs":
         """Return the parts of a step, replayed from a graph."""
         from lantern.engines.cuda.graphs import graphed

@@ -1,0 +1,71 @@
+"""What pictures have in common with plain decoding's: a property of the method, the engine and the dtype."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from lantern.core.sampling import Sampling
+from lantern.engines.compiled import CompiledEngine
+from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.engine import EagerEngine, Engine
+from lantern.generation.images import Statistics, totals
+from lantern.methods.registry import METHODS, Decoder, build_decoder
+from tests.tiny import tiny_eagle, tiny_target
+
+CODEBOOK = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
+
+
+def decoder_of(name: str, engine: Engine, dtype: torch.dtype = torch.bfloat16) -> Decoder:
+    target = tiny_target().to(dtype)
+    method = METHODS[name].with_options(tree="chain_2") if METHODS[name].tree else METHODS[name]
+    drafter = tiny_eagle(target).to(dtype)
+    return build_decoder(
+        method, target, sampling=Sampling(), drafter_module=drafter, codebook=CODEBOOK, engine=engine, neighbours=None
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("engine", [EagerEngine(), EagerEngine(reproducible=True)])
+def test_eager_promises_codes_only_if_reproducible(engine: Engine, dtype: torch.dtype) -> None:
+    expected = "codes" if engine.reproducible else "distribution"
+    assert decoder_of("eagle1", engine, dtype).promise(1) == expected
+    assert decoder_of("plain", engine, dtype).promise(1) == "codes"
+
+
+@pytest.mark.parametrize("engine", [EagerEngine(), EagerEngine(reproducible=True), GraphEngine()])
+def test_no_engine_promises_more_than_the_method(engine: Engine) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    assert decoder_of("eagle1-rejection", engine).promise(1) == "distribution"
+    assert decoder_of("cool", engine).promise(1) == "relaxed"
+
+
+def test_graphs_promise_codes_while_the_tree_fits_the_rows_of_plain_decoding() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    made = decoder_of("gumbel-jacobi", GraphEngine())
+    assert made.drafter is not None and made.drafter.max_nodes == 16
+    # 16 rows per line in a batch of 8, eight in a batch of 16
+    assert [made.promise(images) for images in (1, 8, 16)] == ["codes", "codes", "distribution"]
+    assert decoder_of("gumbel-jacobi", GraphEngine(rows=16)).promise(1) == "codes"
+
+
+def test_graphs_through_torch_do_not_promise_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = decoder_of("eagle1", EagerEngine())
+    monkeypatch.setattr(GraphEngine, "available", lambda *_, **__: None)
+    monkeypatch.setattr(GraphEngine, "without_kernels", lambda *_: "the model is another")
+    for engine in (GraphEngine(), GraphEngine(reproducible=True)):
+        assert dataclasses.replace(made, engine=engine).promise(1) == "distribution"
+
+
+def test_the_cpu_engine_promises_codes_and_compiled_layers_do_not() -> None:
+    made = decoder_of("eagle1", EagerEngine())
+    assert dataclasses.replace(made, engine=CpuEngine()).promise(64) == "codes"
+    assert dataclasses.replace(made, engine=CompiledEngine()).promise(1) == "distribution"
+
+
+def test_totals_promise_what_every_picture_promises() -> None:
+    one = Statistics("eagle1", True, 16, 8, (), (), 0.0, 0.0, 0.0, None, {}, promise="codes")
+    other = dataclasses.replace(one, promise="distribution")
+    assert one.as_dict()["promise"] == totals([one, one])["promise"] == "codes"
+    assert totals([one, other])["promise"] == "distribution"
