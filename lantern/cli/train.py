@@ -134,9 +134,11 @@ def run_stage(name: str, config_name: str, out: Path, options: dict[str, Any], r
     stage = find_stage(name, recipe)
     path = find_config(config_name, recipe, stage=name)
     if not stage.reports_progress:  # a training; nothing is written before its packages are known to be there
+        from lantern.training.allocator import keep_freed_memory
         from lantern.training.loop import check_accelerate
 
         check_accelerate()
+        keep_freed_memory()
     module = import_module(stage.module)
     config = getattr(module, stage.config_class).load(path)
     with _bar(name) if stage.reports_progress else nullcontext({}) as progress:
