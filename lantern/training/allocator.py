@@ -11,7 +11,7 @@ def keep_freed_memory() -> bool:
     """Let glibc reuse freed blocks of up to 1 GiB; return False where the C library has no such setting.
 
     By default large blocks are returned to the system when they are freed, and each page of a new one costs a page
-    fault: half of the CPU time of encoding pictures. The process keeps its largest memory use until it ends.
+    fault: a large part of the CPU time of convolutions. The process keeps its largest memory use until it ends.
     """
     if not sys.platform.startswith("linux"):
         return False
