@@ -59,7 +59,7 @@ def test_one_prompt_cache_serves_drafters_with_and_without_taps() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("layers", [1, 2])
 def test_drafts_follow_passes_without_a_cache(layers: int) -> None:
-    """Laws of every drafted path: true layers for what is committed, own outputs behind it, no cache."""
+    """Distributions of every drafted path: true layers for what is committed, own outputs behind it, no cache."""
     module = Eagle3(Eagle3Config.for_target(TARGET.config, layers=layers, fused=(1, 2, 4))).eval()
     generator = torch.Generator().manual_seed(4)
     for parameter in module.parameters():

@@ -66,8 +66,8 @@ def test_actors_share_the_gpus() -> None:
 def test_an_error_keeps_its_type() -> None:
     full = received(sendable(OSError(28, "No space left on device", "out/1.png")))
     assert isinstance(full, OSError) and full.errno == 28 and full.filename == "out/1.png"
-    lost = received(sendable(NotFiniteError("the law became NaN", [object()])))  # type: ignore[list-item]
-    assert isinstance(lost, FloatingPointError) and str(lost) == "the law became NaN"
+    lost = received(sendable(NotFiniteError("the distribution became NaN", [object()])))  # type: ignore[list-item]
+    assert isinstance(lost, FloatingPointError) and str(lost) == "the distribution became NaN"
 
     class Local(Exception):
         pass
