@@ -286,12 +286,12 @@ def _verifier(
     if sampling.is_greedy and relaxation.has_greedy_form and spec.mode != "jacobi":
         return GreedyVerifier(relaxation)
     if relaxation.judges_codes:
-        if spec.verifier != "rejection":
+        if spec.verifier == "gumbel":
             raise ValueError(
                 f"relaxation {type(relaxation).__name__} accepts codes one by one, which verifier "
-                f'"{spec.verifier}" cannot: use "rejection"'
+                '"gumbel" cannot: use "rejection" or "coupling-independent"'
             )
-        return RejectionVerifier(relaxation)
+        return resolved(kind)(relaxation=relaxation, **fixed)
     # At temperature 0 the distribution is one code and there is nothing to move: r is p.
     inner: Verifier = resolved(kind)(**fixed)
     return inner if sampling.is_greedy else RelaxedVerifier(relaxation, inner)

@@ -1,14 +1,16 @@
 """Jacobi coupling: every code of a window is resampled at each step, coupled so that it rarely changes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lantern.core.sampling import pick
-from lantern.core.types import DraftTree, Leftovers, NoiseSource, Verdict, VerifierDefaults
+from lantern.core.types import Acceptance, DraftTree, Leftovers, NoiseSource, Ruling, Trial, Verdict, VerifierDefaults
+from lantern.verifiers.rejection import cost_of, normalised
 
 
 @dataclass(frozen=True)
@@ -27,16 +29,33 @@ class CouplingVerifier(VerifierDefaults):
     The test at a place reads no code behind it, and its uniforms are used in one step only. Given all codes before it
     and their history, a code therefore follows its recorded distribution, as the next test requires. A tree must be a
     chain in node order, with log q.
+
+    `relaxation` replaces the test and what a rejection leaves, as in grouped speculative decoding (GSD, arXiv:2508.07747,
+    a relaxed test within speculative Jacobi decoding). It needs `redraw` "independent": codes behind the first change
+    are then samples of p itself, which is the q of their next test. The reported total variation of a code is that of
+    its test, `lantern.verifiers.rejection.cost_of`.
     """
 
     redraw: Literal["coupled", "independent"] = "coupled"
+    relaxation: Acceptance | None = None
     modes: frozenset[str] = frozenset({"jacobi"})
-    is_exact: bool = True
     reads_untruncated: bool = False
 
     def __post_init__(self) -> None:
         if self.redraw not in ("coupled", "independent"):
             raise ValueError(f'redraw is "{self.redraw}", wanted "coupled" or "independent"')
+        if self.relaxation is None:
+            return
+        name = type(self.relaxation).__name__
+        if not self.relaxation.judges_codes:
+            raise ValueError(f"{name} relaxes distributions: use RelaxedVerifier({name}(...), CouplingVerifier())")
+        if self.redraw != "independent" or not self.modes <= self.relaxation.modes:
+            raise ValueError(f'{name} cannot test windows with redraw "{self.redraw}"')
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether codes follow the target's own distribution."""
+        return self.relaxation is None
 
     def draw(
         self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
@@ -53,22 +72,40 @@ class CouplingVerifier(VerifierDefaults):
         # Every step decides at least one code, so the number of the first undecided code identifies the step.
         uniforms = noise.uniform(positions, 2, iterations=positions[:, 0])
         p, q, codes = log_p.exp(), tree.log_q.exp(), tree.tokens[:, 1:]
-        own_p, own_q = (probs[:, :-1].gather(-1, codes[..., None])[..., 0] for probs in (p, q))
-        is_kept = uniforms[:, :-1, 0] * own_q < own_p
+        trial = Trial(p[:, :-1].flatten(0, 1), q[:, :-1].flatten(0, 1), codes.flatten(), is_point=False)
+        threshold = uniforms[:, :-1, 0] * trial.own_q.view(codes.shape)
+        ruling = self.relaxation.judge(trial) if self.relaxation is not None else None
+        mass = trial.own_p if ruling is None else ruling.mass
+        is_kept = threshold < mass.view(codes.shape)
         is_before = is_kept.cumprod(1).bool()
         length = is_before.sum(1)
         steps = torch.arange(p.shape[1], device=length.device)
         is_fresh = (steps == steps[-1]) | ((steps > length[:, None]) & (self.redraw == "independent"))
-        sampled = pick(self.left(p, q, is_fresh), uniforms[..., 1])
+        above = (p - q).clamp_(min=0.0)
+        if ruling is not None:
+            above[:, :-1] = normalised(ruling.left, trial.p).view_as(above[:, :-1])
+        sampled = pick(self.left(p, above, is_fresh), uniforms[..., 1])
         is_kept = is_kept if self.redraw == "coupled" else is_before
         sampled[:, :-1] = torch.where(is_kept, codes, sampled[:, :-1])
         path = torch.where(is_before, steps[1:], 0)
         next_token = sampled.gather(1, length[:, None])[:, 0]
-        return Verdict(path, length, next_token, leftovers=Leftovers(sampled, log_p))
+        verdict = Verdict(path, length, next_token, leftovers=Leftovers(sampled, log_p))
+        return verdict if ruling is None else with_cost(verdict, trial, ruling, threshold)
 
     def left(
-        self, p: Float[Tensor, "b n v"], q: Float[Tensor, "b n v"], is_fresh: Bool[Tensor, "b n"]
+        self, p: Float[Tensor, "b n v"], above: Float[Tensor, "b n v"], is_fresh: Bool[Tensor, "b n"]
     ) -> Float[Tensor, "b n v"]:
-        """Return max(p - q, 0), or p where the sample is independent of the draft or rounding leaves nothing."""
-        above = (p - q).clamp_(min=0.0)
+        """Return what a rejection leaves, or p where the sample is independent of the draft or rounding leaves nothing."""
         return torch.where((is_fresh | ~(above.sum(-1) > 0))[..., None], p, above)
+
+
+def with_cost(verdict: Verdict, trial: Trial, ruling: Ruling, threshold: Float[Tensor, "b d"]) -> Verdict:
+    """Return the verdict with what a relaxed test cost at each place, and where only relaxation accepted."""
+    cost, shape = cost_of(trial, ruling), threshold.shape
+    distance = None if cost.latent_distance is None else pad(cost.latent_distance.view(shape), (0, 1))
+    return replace(
+        verdict,
+        relaxed=(~(threshold < trial.own_p.view(shape))).float(),
+        total_variation=pad(cost.total_variation.view(shape).clamp(max=1.0), (0, 1)),
+        latent_distance=distance,
+    )

@@ -38,8 +38,8 @@ class Grouped(RelaxationDefaults):
 
     @property
     def modes(self) -> frozenset[str]:
-        """Return all modes of the rejection verifier."""
-        return frozenset({"point", "sampled", "iid"})
+        """Return all modes of the rejection verifier, and windows."""
+        return frozenset({"point", "sampled", "iid", "jacobi"})
 
     def judge(self, trial: Trial) -> Ruling:
         """Test x with the mass of its group."""

@@ -156,8 +156,8 @@ class ClaimingRule(Neighbourhood):
 
     @property
     def modes(self) -> frozenset[str]:
-        """Return all modes of the rejection verifier."""
-        return frozenset({"point", "sampled", "iid"})
+        """Return all modes of the rejection verifier, and windows."""
+        return frozenset({"point", "sampled", "iid", "jacobi"})
 
     def judge(self, trial: Trial) -> Ruling:
         """Test x with its raised probability."""
