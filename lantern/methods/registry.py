@@ -30,6 +30,7 @@ MODULES: dict[str, str] = {
     "plain": "lantern.methods.plain",
     "eagle1": "lantern.drafters.eagle.drafter",
     "eagle1-rejection": "lantern.drafters.eagle.drafter",
+    "eagle1-paper": "lantern.drafters.eagle.drafter",
     "eagle3": "lantern.drafters.eagle.eagle3",
     "poss": "lantern.drafters.eagle.poss",
     "woven": "lantern.drafters.combined.woven",
@@ -43,6 +44,7 @@ MODULES: dict[str, str] = {
     "vertical": "lantern.drafters.heads.vertical",
     "eagle2": "lantern.drafters.policies.eagle2",
     "eagle2-rejection": "lantern.drafters.policies.eagle2",
+    "eagle2-paper": "lantern.drafters.policies.eagle2",
     "ddd": "lantern.drafters.policies.ddd",
     "svip": "lantern.drafters.policies.svip",
     "c2t": "lantern.drafters.policies.c2t",
@@ -58,12 +60,15 @@ MODULES: dict[str, str] = {
     "specmquant": "lantern.drafters.combined.specmquant",
     "auto": "lantern.methods.plain",
     "lantern": "lantern.verifiers.relaxations.lantern",
+    "lantern-paper": "lantern.verifiers.relaxations.lantern",
     "lantern++": "lantern.verifiers.relaxations.lantern_pp",
+    "lantern++-paper": "lantern.verifiers.relaxations.lantern_pp",
     "bounded": "lantern.verifiers.relaxations.bounded",
     "bounded-window": "lantern.drafters.windows.jacobi",
     "bounded-woven": "lantern.drafters.combined.woven",
     "cool": "lantern.verifiers.relaxations.cool",
     "grouped": "lantern.verifiers.relaxations.grouped",
+    "gsd": "lantern.verifiers.relaxations.grouped",
     "tolerance": "lantern.verifiers.relaxations.tolerance",
     "vadusa": "lantern.drafters.heads.medusa",
 }
@@ -273,7 +278,6 @@ def _verifier(
     method: Method, sampling: "Sampling", neighbours: "Tensor | None", codebook: "Tensor | None"
 ) -> "Verifier":
     from lantern.verifiers.greedy import GreedyVerifier
-    from lantern.verifiers.rejection import RejectionVerifier
     from lantern.verifiers.relaxed import RelaxedVerifier
 
     spec = method.spec

@@ -30,10 +30,10 @@ class CouplingVerifier(VerifierDefaults):
     and their history, a code therefore follows its recorded distribution, as the next test requires. A tree must be a
     chain in node order, with log q.
 
-    `relaxation` replaces the test and what a rejection leaves, as in grouped speculative decoding (GSD, arXiv:2508.07747,
-    a relaxed test within speculative Jacobi decoding). It needs `redraw` "independent": codes behind the first change
-    are then samples of p itself, which is the q of their next test. The reported total variation of a code is that of
-    its test, `lantern.verifiers.rejection.cost_of`.
+    `relaxation` replaces the test and what a rejection leaves, as in grouped speculative decoding (GSD,
+    arXiv:2508.07747). It needs `redraw` "independent": codes behind the first change are then samples of p itself,
+    which is the q of their next test. The reported total variation of a code is that of its test,
+    `lantern.verifiers.rejection.cost_of`.
     """
 
     redraw: Literal["coupled", "independent"] = "coupled"
@@ -95,7 +95,7 @@ class CouplingVerifier(VerifierDefaults):
     def left(
         self, p: Float[Tensor, "b n v"], above: Float[Tensor, "b n v"], is_fresh: Bool[Tensor, "b n"]
     ) -> Float[Tensor, "b n v"]:
-        """Return what a rejection leaves, or p where the sample is independent of the draft or rounding leaves nothing."""
+        """Return what a rejection leaves, or p where the sample does not depend on the draft or nothing is left."""
         return torch.where((is_fresh | ~(above.sum(-1) > 0))[..., None], p, above)
 
 

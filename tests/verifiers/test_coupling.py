@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.types import DraftTree, NoiseSource, Verdict
+from lantern.core.types import DraftTree, NoiseSource, Trial, Verdict
 from lantern.drafters.trees.static import chain
 from lantern.verifiers.coupling import CouplingVerifier
+from lantern.verifiers.relaxations.grouped import Grouped
 
 CODES, GRID = 5, 200
 
@@ -143,3 +144,49 @@ def test_windows_without_log_q_raise() -> None:
 def test_unknown_redraw_raises() -> None:
     with pytest.raises(ValueError, match='redraw is "greedy", wanted "coupled" or "independent"'):
         CouplingVerifier("greedy")  # type: ignore[arg-type]
+
+
+def relaxed_walk(p: Tensor, q: Tensor, codes: list[int], rule: Grouped) -> Verdict:
+    noise, runs = Gridded(), GRID * GRID
+    shape = chain(len(codes)).shape()
+    tree = DraftTree(torch.tensor([0, *codes]).expand(runs, -1), shape, "jacobi", q.log().expand(runs, -1, -1))
+    positions = (7 + shape.depths).expand(runs, -1)
+    return CouplingVerifier("independent", rule).walk(tree, p.log().expand(runs, -1, -1), positions, noise)
+
+
+def groups(size: int) -> Grouped:
+    vectors = torch.randn(CODES, 3, generator=torch.Generator().manual_seed(5))
+    return Grouped(vectors, group=size, p_radius=1.0, d_radius=2.5)
+
+
+def test_a_window_of_groups_of_one_is_speculative_jacobi_decoding() -> None:
+    p, q = distributions(4, 1), distributions(4, 2)
+    exact, _ = walk(p, q, [1, 2, 3], "independent")
+    found = relaxed_walk(p, q, [1, 2, 3], groups(0))
+    assert torch.equal(found.path, exact.path) and torch.equal(sampled(found), sampled(exact))
+    assert found.total_variation is not None and found.relaxed is not None
+    assert not found.total_variation.any() and not (found.relaxed * (found.path > 0)).any()
+
+
+def test_a_relaxed_window_follows_its_rule_and_reports_no_less_than_it_moves() -> None:
+    p, q, rule = distributions(3, 3), distributions(3, 4), groups(4)
+    output, reported = torch.zeros(CODES), 0.0
+    for code in range(CODES):
+        verdict = relaxed_walk(p, q, [code, 1], rule)
+        ruling = rule.judge(Trial(p[:1], q[:1], torch.tensor([code]), is_point=False))
+        chance = float((ruling.mass[0] / q[0, code]).clamp(max=1))
+        assert float((verdict.length > 0).float().mean()) == pytest.approx(chance, abs=2 / GRID)
+        expected = (1 - chance) * ruling.left[0] / ruling.left[0].sum()
+        expected[code] += chance
+        first = distribution_of(sampled(verdict)[:, 0])
+        assert torch.allclose(first, expected, atol=3 / GRID)
+        assert verdict.total_variation is not None
+        output += q[0, code] * first
+        reported += float(q[0, code] * verdict.total_variation[:, 0].mean())
+    moved = float((output - p[0]).abs().sum() / 2)
+    assert 0.02 < moved <= reported + 3 / GRID
+
+
+def test_relaxed_windows_are_sampled_independently() -> None:
+    with pytest.raises(ValueError, match='Grouped cannot test windows with redraw "coupled"'):
+        CouplingVerifier("coupled", groups(2))

@@ -370,4 +370,14 @@ METHODS = (
         weavable=False,
         page="eagle1",
     ),
+    dataclasses.replace(
+        EAGLE1_SPEC,
+        name="eagle1-paper",
+        summary="EAGLE-1 as published: the static tree of 25 nodes, multi-round rejection; exact in distribution",
+        tree="mc_sim_7b_63",
+        mode="sampled",
+        verifier="rejection",
+        weavable=False,
+        page="eagle1",
+    ),
 )

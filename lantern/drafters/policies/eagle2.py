@@ -95,4 +95,21 @@ METHODS = (
         verifier="rejection",
         page="eagle2",
     ),
+    MethodSpec(
+        "eagle2-paper",
+        "EAGLE-2 as published: the 59 nodes of highest confidence, tested by rejection; exact in distribution",
+        "eagle",
+        drafter="lantern.drafters.eagle.dynamic:build",
+        policy=Eagle2,
+        settings=(
+            dataclasses.replace(GROWTH[0], default=59),
+            dataclasses.replace(GROWTH[1], default=10),
+            dataclasses.replace(GROWTH[2], default=6),
+        ),
+        add_ons=("eagle1",),
+        paper="2406.16858",
+        mode="point",
+        verifier="rejection",
+        page="eagle2",
+    ),
 )

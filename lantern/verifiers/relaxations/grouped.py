@@ -60,28 +60,42 @@ class Grouped(RelaxationDefaults):
         return Ruling(mass, left, neighbours.mean_distance(self.codebook, trial.codes, left))
 
 
+RADII = (
+    Setting("p_radius", 0.15, "largest difference of probabilities within a group", low=0, high=1),
+    Setting("d_radius", 0.5, "largest distance of code vectors within a group", low=0, high=1e6),
+)
+GROUP = Setting(
+    "group", 14, "codes of a group beside the draft, an even number; 0 is exact", low=0, high=10**6, sweep=(4, 8, 14)
+)
 METHODS = (
     MethodSpec(
         "grouped",
-        "relaxed: GSD, a draft is tested as one of a group of codes that are alike and as probable",
+        "relaxed: GSD's test on a drafter's tree: a draft counts as a group of codes that are alike and as probable",
         "eagle",
         drafter="lantern.drafters.eagle.drafter:build",
         tree="grown_8_2",
         mode="sampled",
         verifier="rejection",
         relaxation=Grouped,
-        settings=(
-            Setting(
-                "group",
-                14,
-                "codes of a group beside the draft, an even number; 0 is exact",
-                low=0,
-                high=10**6,
-                sweep=(4, 8, 14),
-            ),
-            Setting("p_radius", 0.15, "largest difference of probabilities within a group", low=0, high=1),
-            Setting("d_radius", 0.5, "largest distance of code vectors within a group", low=0, high=1e6),
-        ),
+        settings=(GROUP, *RADII),
         add_ons=("eagle1",),
+        paper="2508.07747",
+    ),
+    MethodSpec(
+        "gsd",
+        "relaxed: GSD as published: no drafter, codes of a Jacobi window are tested as groups",
+        "windows",
+        drafter="lantern.drafters.windows.jacobi:build",
+        mode="jacobi",
+        verifier="coupling-independent",
+        relaxation=Grouped,
+        settings=(
+            Setting("window", 16, "codes scored in one pass; longer windows are cut to the picture", low=2, high=10**6),
+            Setting("init", "random", "first codes of the window's new places", choices=("random", "repeat-left")),
+            GROUP,
+            *RADII,
+        ),
+        paper="2508.07747",
+        page="grouped",
     ),
 )
