@@ -144,7 +144,6 @@ class RejectionVerifier(VerifierDefaults):
         outcome = Outcome(zeros.bool(), zeros, p, zeros.bool(), Cost(free, free))
         of_node = tree.shape.parents == node[:, None]
         of_node[:, 0] = False
-        children = of_node.sum(1)
         for rank in range(uniforms.shape[1]):
             is_child = of_node & (tree.shape.ranks == rank)
             child = is_child.long().argmax(1)
@@ -154,7 +153,9 @@ class RejectionVerifier(VerifierDefaults):
             # A code with q = 0 marks "no child" and is skipped.
             is_tested = is_alive & ~outcome.is_accepted & is_child.any(1) & (own_q > 0)
             outcome = self._test(outcome, child, code[:, 0], proposal, uniforms[:, rank] * own_q, is_tested, tree.mode)
-            if may_stop and not bool((is_alive & ~outcome.is_accepted & (children > rank + 1)).any()):
+            # Ranks may have gaps: a dynamic tree keeps the best children of all nodes.
+            has_more = (of_node & (tree.shape.ranks > rank)).any(1)
+            if may_stop and not bool((is_alive & ~outcome.is_accepted & has_more).any()):
                 break
             if tree.mode == "sampled":
                 q = normalised(proposal.scatter(1, code, 0.0), proposal)
