@@ -33,16 +33,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
 
 
-def _one_at_a_time(build: Callable[[str, str], Path]) -> Callable[[str, str], Path]:
+def _one_at_a_time(build: Callable[[str], Path]) -> Callable[[str], Path]:
     """Return a function that builds the C++ library in one worker process while the others wait for it."""
 
     @wraps(build)
-    def locked(compiler: str, name: str) -> Path:
+    def locked(compiler: str) -> Path:
         asked = time.time()
         with (Path(tempfile.gettempdir()) / f"lantern-tests-{os.getuid()}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
+            name = building.library_name()
             made = [folder / name for folder in building.folders() if (folder / name).is_file()]
-            return made[0] if made and made[0].stat().st_mtime >= asked else build(compiler, name)
+            return made[0] if made and made[0].stat().st_mtime >= asked else build(compiler)
 
     return locked
 

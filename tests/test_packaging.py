@@ -1,5 +1,6 @@
 """Contents of the wheel and the sdist, and the installed package used outside of the checkout."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -8,17 +9,23 @@ import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from lantern.engines.cpu import compiler as compiling
 
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = {"profile.json", "results", "__pycache__"}  # measurements of the machine that builds, and caches
 COMMANDS = ("lantern", "lantern-generate")
+LIBRARIES = "lantern/engines/cpu/lib"
+HAS_COMPILER = sys.platform == "linux" and shutil.which("g++") is not None
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="needs Linux and g++")
 
 
-def _run(*command: str | Path, cwd: Path) -> str:
+def _run(*command: str | Path, cwd: Path, **variables: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, env=environment)
+    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, env=environment | variables)
     assert done.returncode == 0, f"{command}: {done.stderr[-3000:]}"
     return done.stdout
 
@@ -38,8 +45,17 @@ def _copy_of_sources(target: Path) -> Path:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the sdist, and the wheel built from that sdist."""
     folder = tmp_path_factory.mktemp("built")
-    _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, cwd=_copy_of_sources(folder / "clone"))
+    build = (sys.executable, "-m", "build", "--no-isolation", "--outdir", folder)
+    _run(*build, cwd=_copy_of_sources(folder / "clone"), CXX=_fast_compiler(folder))
     return folder
+
+
+def _fast_compiler(folder: Path) -> str:
+    """Return the command of a compiler that does not optimise, which takes a third of the time."""
+    script = folder / "compiler"
+    script.write_text('#!/bin/sh\nexec g++ "$@" -O0\n', encoding="utf-8")
+    script.chmod(0o700)
+    return str(script)
 
 
 @pytest.fixture(scope="session")
@@ -63,9 +79,9 @@ def _site(environment: Path) -> Path:
     return Path(_run(environment / "bin/python", "-c", code, cwd=environment).strip())
 
 
-def _install(environment: Path, *what: str | Path) -> None:
+def _install(environment: Path, *what: str | Path, **variables: str) -> None:
     install = ("install", "-q", "--no-deps", "--no-index", "--no-build-isolation", "--force-reinstall", *what)
-    _run(sys.executable, "-m", "pip", "--python", environment / "bin/python", *install, cwd=environment)
+    _run(sys.executable, "-m", "pip", "--python", environment / "bin/python", *install, cwd=environment, **variables)
 
 
 def test_wheel_holds_the_package_only(built: Path) -> None:
@@ -87,9 +103,69 @@ def test_wheel_holds_every_source_of_the_package(built: Path) -> None:
     moved |= {f"assets/{name}": f"lantern/assets/{name}" for name in ("lantern-emoji", "prompts")}
     for source, target in moved.items():
         files = [path.relative_to(ROOT / source) for path in (ROOT / source).rglob("*") if path.is_file()]
-        shipped = {f"{target}/{path.as_posix()}" for path in files if not LEFT_OUT & set(path.parts)}
+        shipped = {f"{target}/{path.as_posix()}" for path in files if not (LEFT_OUT | {"lib"}) & set(path.parts)}
         assert shipped and shipped <= names
     assert not [name for name in names if LEFT_OUT & set(name.split("/"))]
+
+
+@needs_compiler
+def test_wheel_holds_a_library_for_each_kind_of_processor(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    assert wheel.name.endswith(f"-py3-none-{sysconfig.get_platform().replace('-', '_')}.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        names = {name for name in opened.namelist() if name.startswith(f"{LIBRARIES}/")}
+    expected = {f"{LIBRARIES}/{compiling.library_name(variant)}" for variant in compiling.of_machine()}
+    assert names == expected | {name.removesuffix(".so") + ".json" for name in expected}
+
+
+@needs_compiler
+def test_installed_library_is_loaded_without_a_compiler(empty_environment: Path, tmp_path: Path) -> None:
+    code = "from lantern.engines.cpu import build as b; print(b.missing(), b.library()._name)"
+    own = {"XDG_CACHE_HOME": str(tmp_path), "PATH": "", "CXX": "none"}
+    reason, path = _run(empty_environment / "bin/python", "-c", code, cwd=tmp_path, **own).split()
+    assert reason == "None" and path.startswith(str(empty_environment)) and LIBRARIES in path
+    assert not list(tmp_path.rglob("*.so"))
+
+
+class App:
+    """The part of hatch's application that the hook uses."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def display_warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def _hook(folder: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.LayoutHook(str(ROOT), {}, None, None, str(folder), "wheel", App())
+
+
+@pytest.mark.parametrize("is_editable", [False, True])
+def test_without_a_compiler_the_wheel_holds_python_only(
+    is_editable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    hook, data = _hook(tmp_path), {"force_include": {}, "pure_python": True}
+    hook.add_library(data, is_editable=is_editable)
+    assert data == {"force_include": {}, "pure_python": True}
+    assert hook.app.warnings == ["the C++ library is not part of this build: no C++ compiler was found"]
+
+
+def test_a_library_that_does_not_compile_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = tmp_path / "g++"
+    failing.write_text("#!/bin/sh\necho 'error: out of order' >&2\nexit 1\n", encoding="utf-8")
+    failing.chmod(0o700)
+    monkeypatch.setenv("CXX", str(failing))
+    hook, data = _hook(tmp_path), {"force_include": {}}
+    hook.add_library(data, is_editable=False)
+    assert data == {"force_include": {}}
+    assert len(hook.app.warnings) == len(compiling.of_machine()) and "out of order" in hook.app.warnings[0]
 
 
 def test_sdist_holds_the_sources_of_the_wheel(built: Path) -> None:
@@ -97,6 +173,8 @@ def test_sdist_holds_the_sources_of_the_wheel(built: Path) -> None:
         names = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
     assert {"pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "NOTICE", "tests/core/test_io.py"} <= names
     assert {"models/llamagen/transformer.py", "assets/lantern-emoji/NOTICE"} <= names
+    assert {f"lantern/engines/cpu/{source.name}" for source in compiling.SOURCES} <= names
+    assert not [name for name in names if name.endswith(".so")]
 
 
 def test_installed_package_imports_outside_the_checkout(empty_environment: Path, tmp_path: Path) -> None:
@@ -130,8 +208,12 @@ def test_installed_command_makes_the_picture_of_readme(empty_environment: Path, 
 def test_editable_install_uses_the_checkout(tmp_path: Path) -> None:
     clone = _copy_of_sources(tmp_path / "clone")
     folder = _environment(tmp_path / "environment")
-    _install(folder, "-e", clone)
+    _install(folder, "-e", clone, CXX=_fast_compiler(tmp_path))
     assert not (_site(folder) / "lantern").exists()
+    if HAS_COMPILER:
+        code = "from lantern.engines.cpu.build import library; print(library()._name)"
+        found = _run(folder / "bin/python", "-c", code, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path), CXX="none", PATH="")
+        assert found.startswith(str(clone / LIBRARIES))
     code = "import importlib.util as u; print(u.find_spec('lantern.models.llamagen').origin)"
     found = _run(folder / "bin/python", "-c", code, cwd=tmp_path).strip()
     assert found == str(clone / "models/llamagen/__init__.py")

@@ -1,7 +1,8 @@
-"""Build and load the C++ library of the cpu engine.
+"""Find, build and load the C++ library of the cpu engine.
 
-The library is compiled once for the processor at hand and cached. A cached library is loaded only if its file and its
-record belong to the user, are writable by nobody else, and agree in checksum and ABI number.
+A library comes with the installed package, or is compiled once and cached where the package has none for this
+processor. It is loaded only if the file and its record agree in checksum and ABI number, belong to who installed the
+package (a cached one: to the user), and are writable by nobody else.
 """
 
 import ctypes
@@ -12,63 +13,60 @@ import os
 import platform
 import shutil
 import stat
-import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lantern.core.io import user_cache
+from lantern.engines.cpu import compiler as compiling
+from lantern.engines.cpu.compiler import ABI, CompilerError, Variant, compile_library, record_of, supported
 
 LOG = logging.getLogger("lantern")
-ABI = 2  # as `lantern_abi` of steps.cpp
-# the first includes the others
-SOURCES = [
-    Path(__file__).with_name(name) for name in ("steps.cpp", "sampling.h", "pass.cpp", "tiles.h", "thread_policy.h")
-]
-# No contraction: fused multiply-adds are written out, or results would depend on the size of a tile.
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=off", "-fPIC", "-shared", "-fopenmp")
+PACKAGED = Path(__file__).with_name("lib")  # written by hatch_build.py
 FUNCTIONS = ("pass", "linear", "steps", "sample")  # with a status as result
 INSTEAD = "use --engine eager"
 
 
 class UntrustedError(Exception):
-    """A cached library that must not be loaded; the message is the reason."""
+    """A library that must not be loaded; the message is the reason."""
 
 
 @cache
 def library() -> ctypes.CDLL:
-    """Return the library, built if necessary; ValueError without a compiler, or if it fails.
+    """Return the library for this processor, built if necessary; ValueError without a compiler, or if it fails.
 
     A damaged library is rebuilt once.
     """
-    name = library_name()
-    for folder in folders():
-        path = folder / name
-        if path.exists():
-            try:
-                return _load(path)
-            except UntrustedError as error:
-                LOG.warning("%s: %s; building it again", path, error)
-    path = _build(find_compiler(), name)
+    for path in candidates():
+        try:
+            return _load(path)
+        except UntrustedError as error:
+            LOG.warning("%s: %s; building it again", path, error)
+    path = _build(find_compiler())
     try:
         return _load(path)
     except UntrustedError as error:
         raise ValueError(f"{path}: {error} right after it was built: {INSTEAD}") from error
 
 
+def candidates() -> list[Path]:
+    """Return the libraries that exist and suit this processor, the best first."""
+    names = [library_name(variant) for variant in supported()]
+    places = [folder / name for name in names for folder in (PACKAGED, *folders())]
+    return [path for path in places if path.exists()]
+
+
 def missing() -> str | None:
-    """Return why `library` would have to build, or None if a trusted library is cached. Loads and builds nothing."""
+    """Return why `library` would have to build, or None if there is a trusted one. Loads and builds nothing."""
     reason = "the C++ library is not built"
-    for folder in folders():
-        path = folder / library_name()
-        if path.exists():
-            try:
-                check_trust(path)
-            except UntrustedError as error:
-                reason = f"{path}: {error}"
-            else:
-                return None
+    for path in candidates():
+        try:
+            check_trust(path)
+        except UntrustedError as error:
+            reason = f"{path}: {error}"
+        else:
+            return None
     return reason
 
 
@@ -79,14 +77,13 @@ def has_amx() -> bool:
 
 def find_compiler() -> str:
     """Return the command of $CXX, or g++; ValueError without either."""
-    for name in (os.environ.get("CXX"), "g++"):
-        found = shutil.which(name) if name else None
-        if found is not None:
-            return found
-    raise ValueError(
-        "the cpu engine is built by g++ 9 or later, which was not found: install it, or set CXX to its name, or "
-        f"{INSTEAD}"
-    )
+    found = compiling.find_compiler()
+    if found is None:
+        raise ValueError(
+            "the cpu engine is built by g++ 9 or later, which was not found: install it, or set CXX to its name, or "
+            f"{INSTEAD}"
+        )
+    return found
 
 
 @cache
@@ -100,12 +97,9 @@ def processor() -> str:
     return "\n".join(line for line in first.splitlines() if line.partition(":")[0].strip() in names)
 
 
-def library_name() -> str:
-    """Return the file name of the library of these sources, flags and processor."""
-    sources = [source.read_bytes() for source in SOURCES]
-    parts = [*sources, " ".join(FLAGS).encode(), processor().encode(), str(ABI).encode()]
-    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()
-    return f"cpu-{digest[:24]}.so"
+def library_name(variant: Variant | None = None) -> str:
+    """Return the file name of the library of these sources, for a kind of processor or the best for this one."""
+    return compiling.library_name(variant or supported()[0])
 
 
 def folders() -> list[Path]:
@@ -113,13 +107,9 @@ def folders() -> list[Path]:
     return [user_cache() / "cpu", Path(tempfile.gettempdir()) / f"lantern-{_user()}"]
 
 
-def record_of(path: Path) -> Path:
-    """Return the file with checksum and ABI number of a library."""
-    return path.with_suffix(".json")
-
-
 def check_trust(path: Path) -> None:
-    """Raise UntrustedError if a cached library is not exactly what this user built for this version."""
+    """Raise UntrustedError if a library is not exactly what this user, or who installed the package, has built."""
+    is_packaged = path.parent == PACKAGED
     for part in (path.parent, path, record_of(path)):
         try:
             found = os.lstat(part)
@@ -127,7 +117,9 @@ def check_trust(path: Path) -> None:
             raise UntrustedError(f"{part.name} cannot be read ({error.strerror})") from error
         if not (stat.S_ISDIR(found.st_mode) if part == path.parent else stat.S_ISREG(found.st_mode)):
             raise UntrustedError(f"{part.name} is a link or no plain file")
-        if hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o022):
+        # A packaged library is as trustworthy as this file.
+        owner = os.stat(__file__).st_uid if is_packaged else _user_id()
+        if os.name == "posix" and (found.st_uid != owner or found.st_mode & (0o002 if is_packaged else 0o022)):
             raise UntrustedError(f"{part.name} belongs to another user or is writable by others")
     try:
         record = json.loads(record_of(path).read_text(encoding="utf-8"))
@@ -161,21 +153,27 @@ def _check_status(result: Any, call: object, given: object) -> Any:
     return result
 
 
-def _build(compiler: str, name: str) -> Path:
-    """Compile into the first folder that is writable and private; return the library's path."""
+def _build(compiler: str) -> Path:
+    """Compile for this processor into the first folder that is writable and private; return the library's path.
+
+    A compiler that does not know the processor compiles for the next older kind.
+    """
     folder = _writable_folder()
-    work = Path(tempfile.mkdtemp(dir=folder))
+    work, errors = Path(tempfile.mkdtemp(dir=folder)), list[str]()
     try:
-        made = work / name
-        _run([compiler, *FLAGS, "-o", str(made), str(SOURCES[0])])
-        record = {"abi": ABI, "sha256": hashlib.sha256(made.read_bytes()).hexdigest()}
-        record_of(made).write_text(json.dumps(record), encoding="utf-8")
-        for part in (made, record_of(made)):
-            part.chmod(0o600)
-            part.replace(folder / part.name)  # another process may have built the same
+        for variant in supported():
+            try:
+                made = compile_library(compiler, variant, work)
+            except CompilerError as error:
+                errors.append(str(error))
+                continue
+            for part in (made, record_of(made)):
+                part.chmod(0o600)
+                part.replace(folder / part.name)  # another process may have built the same
+            return folder / made.name
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return folder / name
+    raise ValueError(f"{compiler} could not build the cpu engine ({errors[0]}): {INSTEAD}")
 
 
 def _writable_folder() -> Path:
@@ -193,14 +191,9 @@ def _writable_folder() -> Path:
     raise ValueError(f"the cpu engine cannot be stored ({'; '.join(faults)}): set XDG_CACHE_HOME, or {INSTEAD}")
 
 
+def _user_id() -> int | None:
+    return os.getuid() if hasattr(os, "getuid") else None
+
+
 def _user() -> str:
     return str(os.getuid()) if hasattr(os, "getuid") else "library"
-
-
-def _run(command: list[str]) -> None:
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        output = getattr(error, "stderr", b"") or str(error).encode()
-        first = next((line for line in output.decode(errors="replace").splitlines() if "error" in line), str(error))
-        raise ValueError(f"{command[0]} could not build the cpu engine ({first.strip()}): {INSTEAD}") from error

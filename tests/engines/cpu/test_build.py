@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lantern.engines.cpu import build as building
+from lantern.engines.cpu import compiler as compiling
 from lantern.engines.cpu.kernels import Arena, linear
 from tests.engines.cpu.bytewise import rows, weights
 from tests.engines.cpu.test_target import PATH, TREE, Passes, by_single_passes, target_in, twin_of
@@ -38,6 +39,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of libraries of a user who has built none."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(building.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(building, "PACKAGED", tmp_path / "packaged")
     building.library.cache_clear()
     yield tmp_path / "cache" / "lantern" / "cpu"
     building.library.cache_clear()
@@ -56,7 +58,7 @@ def cached(fresh: Path, original: Path) -> Path:
 def original() -> Path:
     building.library.cache_clear()
     building.library()
-    return next(path for folder in building.folders() if (path := folder / building.library_name()).is_file())
+    return building.candidates()[0]
 
 
 @pytest.fixture
@@ -78,9 +80,8 @@ def test_processors_without_wide_vectors_score_the_same(cached: Path, monkeypatc
     here = [Passes(twin_of(target)).score(codes, TREE).logits for target in targets]
     x, integers = rows(23, 192), [weights(96, 192)[1]] if find_spec("torchao") else []
     products = [linear(x, packed, None, 96) for packed in integers]
-    other = {"-march=native": "-march=x86-64-v2", "-O3": "-O1"}  # full optimization takes minutes there
-    flags = tuple(other.get(flag, flag) for flag in building.FLAGS)
-    monkeypatch.setattr(building, "FLAGS", flags)
+    monkeypatch.setattr(compiling, "features", lambda: compiling.V3.features)
+    monkeypatch.setattr(compiling, "FLAGS", ("-O1", *compiling.FLAGS[1:]))
     building.library.cache_clear()
     for target, expected, tolerance in zip(targets, here, (1e-4, 0.1), strict=True):
         fused = twin_of(target)
@@ -154,29 +155,90 @@ def test_a_damaged_library_is_built_again_once(
     spoil_bytes(cached)
     builds = list[str]()
 
-    def build(compiler: str, name: str) -> Path:
-        builds.append(name)
+    def build(compiler: str) -> Path:
+        builds.append(compiler)
         shutil.copy2(original, cached)
         return cached
 
     monkeypatch.setattr(building, "_build", build)
     building.library()
-    assert builds == [cached.name] and "building it again" in caplog.text
+    assert len(builds) == 1 and "building it again" in caplog.text
 
 
 def test_a_build_that_stays_damaged_is_an_error(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil_bytes(cached)
-    monkeypatch.setattr(building, "_build", lambda compiler, name: cached)
+    monkeypatch.setattr(building, "_build", lambda compiler: cached)
     with pytest.raises(ValueError, match="checksum is wrong right after it was built: use --engine eager"):
         building.library()
 
 
 def test_a_build_writes_the_library_and_its_record(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "_run", lambda command: Path(command[command.index("-o") + 1]).write_bytes(b"made"))
-    path = building._build("g++", "cpu-made.so")
+    monkeypatch.setattr(compiling, "run", lambda command: Path(command[command.index("-o") + 1]).write_bytes(b"made"))
+    path = building._build("g++")
     assert path.parent == fresh and path.read_bytes() == b"made"
     building.check_trust(path)
-    assert {part.name for part in fresh.iterdir()} == {"cpu-made.so", "cpu-made.json"}
+    assert {*fresh.iterdir()} == {path, building.record_of(path)}
+
+
+def test_a_compiler_that_does_not_know_a_processor_builds_for_an_older_one(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str]) -> None:
+        if "-mavx512f" in command:
+            raise compiling.CompilerError("unrecognized option")
+        Path(command[command.index("-o") + 1]).write_bytes(b"made")
+
+    monkeypatch.setattr(compiling, "features", lambda: compiling.V4.features)
+    monkeypatch.setattr(compiling, "run", run)
+    path = building._build("g++")
+    assert path.name == building.library_name(compiling.V3) and building.candidates() == [path]
+
+
+@pytest.mark.parametrize(
+    ("features", "name"),
+    [
+        (compiling.AMX.features | {"other"}, "amx"),
+        (compiling.V4_BF16.features, "v4-bf16"),
+        (compiling.V4_BF16.features - {"avx512_bf16"}, "v4"),
+        (compiling.V3.features, "v3"),
+        (compiling.V3.features - {"fma"}, "generic"),
+        (frozenset({"asimd"}), "generic"),
+    ],
+)
+def test_the_best_library_that_the_processor_runs_is_chosen(
+    features: frozenset[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "features", lambda: features)
+    assert compiling.supported()[0].name == name
+    assert all(variant.features <= features for variant in compiling.supported())
+
+
+@pytest.fixture
+def packaged(original: Path, fresh: Path) -> Path:
+    """A library that was installed with the package."""
+    building.PACKAGED.mkdir()
+    for part in (original, building.record_of(original)):
+        shutil.copy(part, building.PACKAGED / part.name)
+    return building.PACKAGED / original.name
+
+
+def test_a_packaged_library_is_loaded_without_a_compiler(packaged: Path, no_compiler: None, fresh: Path) -> None:
+    assert building.missing() is None and building.library().lantern_abi() == building.ABI
+    assert not fresh.exists()
+
+
+def test_a_damaged_packaged_library_is_not_loaded(packaged: Path, no_compiler: None) -> None:
+    spoil_bytes(packaged)
+    assert "checksum is wrong" in str(building.missing())
+
+
+def test_a_packaged_library_belongs_to_who_installed_the_package(
+    packaged: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 12345)  # installed by root, run by a user
+    assert building.missing() is None
+    packaged.chmod(0o666)
+    assert "writable by others" in str(building.missing())
 
 
 def test_a_cache_that_is_not_private_is_replaced_by_a_private_folder(
@@ -184,8 +246,8 @@ def test_a_cache_that_is_not_private_is_replaced_by_a_private_folder(
 ) -> None:
     fresh.mkdir(parents=True)
     fresh.chmod(0o777)
-    monkeypatch.setattr(building, "_run", lambda command: Path(command[command.index("-o") + 1]).write_bytes(b"made"))
-    path = building._build("g++", "cpu-made.so")
+    monkeypatch.setattr(compiling, "run", lambda command: Path(command[command.index("-o") + 1]).write_bytes(b"made"))
+    path = building._build("g++")
     assert path.parent == building.folders()[1] and path.parent.stat().st_mode & 0o777 == 0o700
     building.check_trust(path)
 
@@ -196,7 +258,7 @@ def test_without_a_compiler_one_line_is_reported(fresh: Path, no_compiler: None)
 
 
 def test_the_first_error_of_a_compiler_that_fails_is_reported(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "FLAGS", (*building.FLAGS, "-no-such-flag"))
+    monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-no-such-flag"))
     with pytest.raises(ValueError, match="could not build the cpu engine .*no-such-flag.*use --engine eager"):
         building.library()
     assert not list(fresh.iterdir())

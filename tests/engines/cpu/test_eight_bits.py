@@ -12,6 +12,7 @@ from torch import nn
 from lantern.core.sampling import Sampling
 from lantern.drafters.base import target_logits
 from lantern.engines.cpu import build as building
+from lantern.engines.cpu import compiler as compiling
 from lantern.engines.cpu.drafter import packed_drafter
 from lantern.engines.cpu.engine import CpuEngine, CpuTarget
 from lantern.engines.cpu.kernels import linear
@@ -76,8 +77,9 @@ def test_vector_lanes_and_amx_give_the_same_bits(tmp_path: Path, monkeypatch: py
     (_, packed), x = weights(96, 192), rows(23, 192)
     expected = linear(x, packed, None, 96)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    flags = tuple("-O1" if flag == "-O3" else flag for flag in building.FLAGS)
-    monkeypatch.setattr(building, "FLAGS", (*flags, "-mno-amx-bf16", "-mno-amx-int8"))
+    monkeypatch.setattr(building, "PACKAGED", tmp_path)
+    monkeypatch.setattr(compiling, "features", lambda: compiling.V4_BF16.features)
+    monkeypatch.setattr(compiling, "FLAGS", ("-O1", *compiling.FLAGS[1:]))
     building.library.cache_clear()
     try:
         assert not building.has_amx()
