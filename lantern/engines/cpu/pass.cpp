@@ -301,6 +301,7 @@ struct Byte {
                 sums[m][3] = dot(sums[m][3], low, right);
             }
         }
+#pragma GCC unroll 6 // constant indices: otherwise every iteration above would store all sums to memory
         for (int m = 0; m < ROWS; m++)
             finish(first + m, number(sums[m][0], sums[m][2], panel, 0) * a.scales[first + m],
                    number(sums[m][1], sums[m][3], panel, 1) * a.scales[first + m]);
