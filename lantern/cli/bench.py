@@ -18,6 +18,7 @@ from lantern.cli.command import (
     check_file,
     complain,
     distribution_of,
+    dtype_of_names,
     integer,
     one_of,
     real,
@@ -78,7 +79,7 @@ def _both(group: Any) -> None:
     group.add_argument("--images", type=integer(1, 10**5), default=10, help="pictures of each contender (default 10)")
     group.add_argument("--batch", nargs="+", type=integer(1, 4096), default=[1], help="pictures at a time (default 1)")
     group.add_argument(
-        "--dtype", nargs="+", type=one_of(DTYPES), help=f"of {', '.join(DTYPES)} (default fp32 bf16; sizes: bf16)"
+        "--dtype", nargs="+", type=dtype_of_names(), help=f"of {', '.join(DTYPES)} (default fp32 bf16; sizes: bf16)"
     )
     group.add_argument(
         "--variants",

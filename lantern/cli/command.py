@@ -16,7 +16,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -223,13 +223,18 @@ def real(low: float, high: float) -> Callable[[str], float]:
 
 @dataclass(frozen=True)
 class Names:
-    """A type for texts of which the usual ones are known; completion offers them. Others are refused if `is_strict`."""
+    """A type for texts of which the usual ones are known; completion offers them.
+
+    is_strict: others are refused. aliases: other spellings that are accepted.
+    """
 
     names: tuple[str, ...]
     is_strict: bool = True
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, text: str) -> str:
-        """Return the text; ArgumentTypeError names the nearest known one."""
+        """Return the text, or what it is an alias of; ArgumentTypeError names the nearest known one."""
+        text = self.aliases.get(text, text)
         if self.is_strict and text not in self.names:
             known = ", ".join(self.names)
             raise argparse.ArgumentTypeError(f"{text[:40]!r}, wanted one of {known}{nearest(text, self.names)}")
@@ -239,6 +244,11 @@ class Names:
 def one_of(names: Sequence[str]) -> Names:
     """Return a type for one of `names`."""
     return Names(tuple(names))
+
+
+def dtype_of_names(*more: str) -> Names:
+    """Return a type for our names of dtypes, also under torch's, and for `more` names."""
+    return Names((*more, *DTYPES), aliases={"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"})
 
 
 def existing(text: str) -> Path:
@@ -460,7 +470,9 @@ def add_subject(group: Any, distribution: Sequence[str] = tuple(DISTRIBUTION)) -
 
 def add_dtype(group: Any) -> None:
     """Add the option for the dtype of methods."""
-    group.add_argument("--dtype", type=one_of(DTYPES), default="fp32", help="of methods: fp32 (default), bf16 or fp16")
+    group.add_argument(
+        "--dtype", type=dtype_of_names(), default="fp32", help="of methods: fp32 (default), bf16 or fp16"
+    )
 
 
 def add_machine(group: Any) -> None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE, Command, existing, integer, one_of, run_command
+from lantern.cli.command import DONE, Command, dtype_of_names, existing, integer, one_of, run_command
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     size.add_argument("--grid", type=integer(1, 256), metavar="CODES", help="codes along one side of the picture")
     parser.add_argument("--ema", action="store_true", help="use the moving average of the weights if the file has one")
-    parser.add_argument("--dtype", type=one_of(list(DTYPES)), default="keep", help="keep (default), bf16, fp16 or fp32")
+    parser.add_argument(
+        "--dtype", type=dtype_of_names("keep"), default="keep", help="keep (default), bf16, fp16 or fp32"
+    )
     parser.add_argument("--force", action="store_true", help="replace an existing component in OUT")
 
 

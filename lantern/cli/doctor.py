@@ -27,10 +27,14 @@ TORCHVISION_AHEAD = 15  # torch 2.n and torchvision 0.(n + 15) are released toge
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; a finding with a `repair`, a command to run, is a fault."""
+    """One line of the report; a finding with a `repair`, a command to run, is a fault.
+
+    `state` is the first word of the line for a finding that is none.
+    """
 
     text: str
     repair: str = ""
+    state: str = "ok"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     is_well = True
     for check in CHECKS:
         for finding in check():
-            print(f"{'broken' if finding.repair else 'ok':<8}{finding.text}")
+            print(f"{'broken' if finding.repair else finding.state:<8}{finding.text}")
             if finding.repair:
                 is_well = False
                 print(f"{'':<8}run: {finding.repair}")
@@ -110,7 +114,7 @@ def _packages() -> Iterator[Finding]:
         present = [f"{name} {_version(name)}" for name in names if _version(name)]
         absent = [name for name in names if not _version(name)]
         rest = f"; for the rest: {_pip()} {' '.join(absent)}" if absent else ""
-        yield Finding(f"extra {extra}: {', '.join(present) or 'none'}{rest}")
+        yield Finding(f"extra {extra}: {', '.join(present) or 'none'}{rest}", state="absent" if absent else "ok")
 
 
 def _devices() -> Iterator[Finding]:

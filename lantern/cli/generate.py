@@ -10,6 +10,7 @@ from typing import Any
 from lantern.cli.command import (
     DONE,
     Command,
+    Names,
     add_engine,
     add_method_options,
     add_set,
@@ -17,6 +18,7 @@ from lantern.cli.command import (
     check_file,
     check_folder,
     dtype_of,
+    dtype_of_names,
     engine_of,
     integer,
     one_of,
@@ -94,16 +96,13 @@ def _how(group: Any) -> None:
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     group.add_argument(
-        "--dtype", type=_dtype, default="auto", help="auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16"
+        "--dtype",
+        type=dtype_of_names("auto"),
+        default="auto",
+        help="auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16",
     )
     add_set(group)
     add_engine(group)
-
-
-def _dtype(text: str) -> str:
-    """The dtype of a name of ours or of torch's."""
-    names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-    return one_of(("auto", "fp32", "bf16", "fp16"))(names.get(text, text))
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -112,11 +111,6 @@ def _size(text: str) -> tuple[int, int]:
     if found is None:
         raise argparse.ArgumentTypeError(f"{text[:40]!r}, wanted width and height in pixels, such as 720x720")
     return int(found[2]), int(found[1])
-
-
-def _format(text: str) -> str:
-    """The name of a picture format."""
-    return one_of(tuple(SUFFIXES))({"jpg": "jpeg"}.get(text.lower(), text.lower()))
 
 
 def _distribution(group: Any) -> None:
@@ -141,7 +135,12 @@ def _results(group: Any) -> None:
     group.add_argument(
         "--overwrite", action="store_true", help="replace files that exist; a file named by --out is always replaced"
     )
-    group.add_argument("--format", type=_format, metavar="NAME", help=f"of {', '.join(SUFFIXES)} (default png)")
+    group.add_argument(
+        "--format",
+        type=Names(tuple(SUFFIXES), aliases={"jpg": "jpeg"}),
+        metavar="NAME",
+        help=f"of {', '.join(SUFFIXES)} (default png)",
+    )
     group.add_argument("--quality", type=integer(1, 100), help="of JPEG and WebP, 1 to 100 (default 90)")
     group.add_argument(
         "--scale",

@@ -221,8 +221,9 @@ class Job:
         from lantern.generation.images import MAX_SIDE, sheet_size
 
         assert self.model.vq is not None
-        side = self.model.target.config.grid * self.model.vq.config.downsample * self.scale
-        size = sheet_size((side, side), len(self.requested), self._columns(len(self.requested)), lines=self._lines)
+        raster, side = self.model.target.config.raster, self.model.vq.config.downsample * self.scale
+        cell = raster.columns * side, raster.rows * side
+        size = sheet_size(cell, len(self.requested), self._columns(len(self.requested)), lines=self._lines)
         if max(size) > MAX_SIDE:
             raise ValueError(
                 f"the sheet would have {size[0]} x {size[1]} pixels, wanted at most {MAX_SIDE} a side: make fewer"

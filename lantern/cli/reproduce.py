@@ -14,10 +14,10 @@ from lantern.cli.command import (
     check_folder,
     complain,
     dtype_of,
+    dtype_of_names,
     engine_of,
     existing,
     integer,
-    one_of,
     run_command,
 )
 
@@ -68,9 +68,7 @@ def _where(group: Any) -> None:
 def _how(group: Any) -> None:
     group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="pictures at a time (default 1)")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    group.add_argument(
-        "--dtype", type=one_of(("auto", "fp32", "bf16", "fp16")), default="auto", help="auto: see generate"
-    )
+    group.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: see generate")
     group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
     add_engine(group, weights="--target-weights", default="eager")
     group.add_argument(

@@ -157,6 +157,9 @@ def _run_all(config: str, out: Path, given: dict[str, Any], recipe: Recipe | Non
     if not config:
         raise ValueError("stage all needs --config: a file, or small (pictures of one's own), or --recipe NAME")
     path = find_config(config, recipe, stage=ALL)
+    from lantern.training.loop import check_accelerate
+
+    check_accelerate()  # before the first step, which prepares data for hours
     return run_all(path, out=out, given=given, run_step=run_step)
 
 

@@ -13,10 +13,10 @@ from lantern.cli.command import (
     add_engine,
     check_file,
     dtype_of,
+    dtype_of_names,
     engine_of,
     existing,
     integer,
-    one_of,
     real,
     run_command,
 )
@@ -44,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="pictures at a time (default 1)")
     what.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of these pictures (default 0)")
     what.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    what.add_argument(
-        "--dtype", type=one_of(("auto", "fp32", "bf16", "fp16")), default="auto", help="auto: fp32 on a CPU, else bf16"
-    )
+    what.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: fp32 on a CPU, else bf16")
     add_engine(what)
     _bounds(parser.add_argument_group("what may be chosen (exact methods unless a bound is given)"))
     distribution = parser.add_argument_group(f"the distribution that codes are sampled from ({OWN})")

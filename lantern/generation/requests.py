@@ -4,6 +4,7 @@ import json
 import secrets
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
@@ -67,11 +68,15 @@ def as_requests(items: Sequence[Request | str | int], seed: int = 0) -> list[Req
 
     The first occurrence of a prompt or class is its picture 0, the next one its picture 1, and so on.
     """
-    found, counts = [], dict.fromkeys(items, 0)
+    if isinstance(items, str) or not isinstance(items, Sequence):
+        raise ValueError(f"requests are a {type(items).__name__}, wanted a list of prompts or class labels")
+    found, counts = list[Request](), Counter[str | int]()
     for item in items:
         if isinstance(item, Request):
             found.append(item)
             continue
+        if not isinstance(item, str | int) or isinstance(item, bool):
+            raise ValueError(f"a request is a {type(item).__name__}, wanted a prompt, a class label or a Request")
         prompt, label = (item, None) if isinstance(item, str) else (None, item)
         found.append(Request(prompt, label, seed=seed, number=counts[item]))
         counts[item] += 1
@@ -130,8 +135,9 @@ def check_call(output_type: str, names: Sequence[str], images: int, batch_size: 
     if unknown := [name for name in names if name not in CALLBACK_TENSORS]:
         known = ", ".join(CALLBACK_TENSORS)
         raise ValueError(f"callback_on_step_end_tensor_inputs has {unknown[0]!r}, wanted some of {known}")
-    if images < 1 or (batch_size is not None and batch_size < 1):
-        raise ValueError(f"got {images} images per prompt and batch_size {batch_size}, wanted at least 1")
+    counts = [images] if batch_size is None else [images, batch_size]
+    if any(not isinstance(count, int) or isinstance(count, bool) or count < 1 for count in counts):
+        raise ValueError(f"got {images} images per prompt and batch_size {batch_size}, wanted whole numbers from 1")
 
 
 def check_requests(model: "Model", requested: Sequence[Request]) -> None:

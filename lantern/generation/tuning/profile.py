@@ -1,7 +1,8 @@
 """The profile that `lantern tune` writes and method "auto" reads: measurements, and the method they recommend.
 
-It is `profile.json` in the model's folder or, where that is read-only, a file in the user's cache named by the model's
-fingerprint. A profile is valid for one machine, dtype, set of weights and similar sampling.
+It is `profile.json` in the model's folder or, where that is read-only or part of the installed package, a file in the
+user's cache named by the model's fingerprint. A profile is valid for one machine, dtype, set of weights and similar
+sampling.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ import json
 import math
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from lantern.models.folder import DTYPES, Model
 
 VERSION = 1
 NAME = "profile.json"
+PACKAGE = Path(__file__).resolve().parents[2]  # nothing is written into it
 KEYS = ("machine", "model", "sampling", "choice")
 
 
@@ -61,13 +64,13 @@ def write_profile(profile: Mapping[str, Any], model: Model, out: Path | None = N
         write_json(out, content)
         return out
     assert model.folder is not None
-    try:
-        write_json(model.folder / NAME, content)
-        return model.folder / NAME
-    except OSError:
-        path = cache_folder() / f"{model.fingerprint}.json"
-        write_json(path, content)
-        return path
+    if not model.folder.resolve().is_relative_to(PACKAGE):
+        with suppress(OSError):
+            write_json(model.folder / NAME, content)
+            return model.folder / NAME
+    path = cache_folder() / f"{model.fingerprint}.json"
+    write_json(path, content)
+    return path
 
 
 def chosen_method(model: Model, sampling: Sampling, report: Callable[[str], None]) -> Method | None:
