@@ -221,7 +221,7 @@ def real(low: float, high: float) -> Callable[[str], float]:
     return parse
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # argparse hashes types
 class Names:
     """A type for texts of which the usual ones are known; completion offers them.
 

@@ -189,6 +189,8 @@ def choose_method(
     `report` (default: the log, each line once) receives why a profile is not used, and what is chosen without one.
     ValueError for a setting that the method does not have.
     """
+    if not isinstance(settings, Mapping | None):
+        raise TypeError(f"settings is of type {type(settings).__name__}, wanted a mapping of names and values")
     default = str(model.generation.get("method", "auto"))
     method = name if isinstance(name, Method) else find(name or default)
     if method.name == "auto":

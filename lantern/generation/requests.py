@@ -69,14 +69,14 @@ def as_requests(items: Sequence[Request | str | int], seed: int = 0) -> list[Req
     The first occurrence of a prompt or class is its picture 0, the next one its picture 1, and so on.
     """
     if isinstance(items, str) or not isinstance(items, Sequence):
-        raise ValueError(f"requests are a {type(items).__name__}, wanted a list of prompts or class labels")
+        raise TypeError(f"requests are of type {type(items).__name__}, wanted a list of prompts or class labels")
     found, counts = list[Request](), Counter[str | int]()
     for item in items:
         if isinstance(item, Request):
             found.append(item)
             continue
         if not isinstance(item, str | int) or isinstance(item, bool):
-            raise ValueError(f"a request is a {type(item).__name__}, wanted a prompt, a class label or a Request")
+            raise TypeError(f"a request is of type {type(item).__name__}, wanted a prompt, a class label or a Request")
         prompt, label = (item, None) if isinstance(item, str) else (None, item)
         found.append(Request(prompt, label, seed=seed, number=counts[item]))
         counts[item] += 1

@@ -55,3 +55,14 @@ def test_a_missing_package_is_a_fault_with_its_repair(monkeypatch: pytest.Monkey
     assert [finding.repair.split(" -m ")[-1] for finding in doctor._packages() if finding.repair] == [
         "pip install no-such-package"
     ]
+
+
+def test_extras_that_are_incomplete_are_absent_and_no_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: "" if name == "accelerate" else version(name))
+    monkeypatch.setattr(doctor, "CHECKS", (doctor._packages,))
+    assert doctor.main([]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "extra train" in line]
+    assert line.startswith("absent  ") and line.endswith("pip install accelerate")

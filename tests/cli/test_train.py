@@ -183,3 +183,13 @@ def test_help_of_a_stage_has_its_own_options(capsys: pytest.CaptureFixture[str])
     text = capsys.readouterr().out
     assert all(f"{name} " in text and stage.summary in text for name, stage in STAGES.items() if stage.summary)
     assert all(stage.summary for stage in STAGES.values())
+
+
+def test_a_missing_package_is_found_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lantern.training.loop.find_spec", lambda name: None)
+    (tmp_path / "photos").mkdir()
+    out = tmp_path / "out"
+    assert train.main(["all", "--config", "small", "--path", str(tmp_path / "photos"), "--out", str(out)]) == 1
+    assert "No module named 'accelerate'; in the clone" in capsys.readouterr().err and not out.exists()

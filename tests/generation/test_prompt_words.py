@@ -110,6 +110,26 @@ def test_images_are_enlarged_by_scale_or_size(tmp_path: Path) -> None:
             pipe("a red apple", generator=1, **given)
 
 
+@pytest.mark.parametrize(
+    ("given", "output"),
+    [
+        ({"prompt": "a", "num_images_per_prompt": "2"}, "wanted whole numbers from 1"),
+        ({"prompt": "a", "batch_size": 1.5}, "wanted whole numbers from 1"),
+        ({"prompt": "a", "settings": 3}, "settings is of type int"),
+    ],
+)
+def test_values_of_a_wrong_type_are_refused_by_name(folder: Path, given: dict[str, Any], output: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=output):
+        LanternPipeline.from_pretrained(folder)(**given, output_type="latent")
+
+
+def test_requests_of_a_wrong_type_are_refused(folder: Path) -> None:
+    model = load_model(folder)
+    for given in ("a red apple", 3, ["a", 4.5], [None], [True]):
+        with pytest.raises(TypeError, match="of type"):
+            generate(model, given)  # type: ignore[arg-type]
+
+
 def test_codes_become_pictures_again(folder: Path) -> None:
     pipe: Any = LanternPipeline.from_pretrained(folder)
     made = pipe("a red apple", generator=torch.Generator().manual_seed(1), output_type="latent")

@@ -59,6 +59,14 @@ def test_auto_is_the_method_of_the_profile(model: Model) -> None:
     assert choose_method(model, "auto").name == "plain"
 
 
+def test_nothing_is_written_into_the_installed_package(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert model.folder is not None
+    monkeypatch.setattr("lantern.generation.tuning.profile.PACKAGE", model.folder.resolve().parent)
+    path = write_profile(profile(model), model)
+    assert path.parent == cache_folder() and not (model.folder / NAME).exists()
+    assert reported(model) == ("eagle1 0 1 0.0", [])
+
+
 def test_other_methods_do_not_read_the_profile(model: Model) -> None:
     write_profile(profile(model), model)
     assert choose_method(model, "eagle1") == METHODS["eagle1"]
