@@ -161,7 +161,7 @@ METHODS = (
     ),
     MethodSpec(
         "vadusa",
-        "relaxed: VADUSA, Medusa heads draft, and a draft is accepted if it is among several samples of the target",
+        "relaxed: VADUSA (reconstructed): Medusa heads draft; accepted if among several samples of the target",
         "heads",
         drafter=build,
         tree="grown_8_2",

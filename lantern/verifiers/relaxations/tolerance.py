@@ -49,7 +49,7 @@ SAMPLES = Setting("samples", 2, "samples of the target per code; 1 is exact", lo
 METHODS = (
     MethodSpec(
         "tolerance",
-        "relaxed: VADUSA, a draft is accepted if it is among several samples of the target",
+        "relaxed: VADUSA's tolerance (reconstructed) on a tree: accepted if among several samples of the target",
         "eagle",
         drafter="lantern.drafters.eagle.drafter:build",
         tree="grown_8_2",
