@@ -13,6 +13,7 @@ import errno
 import logging
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -204,6 +205,14 @@ def integer(low: int, high: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def size_of(text: str) -> tuple[int, int]:
+    """Parse width x height in pixels, such as 720x512, to (height, width)."""
+    found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}, wanted width and height in pixels, such as 720x720")
+    return int(found[2]), int(found[1])
 
 
 def real(low: float, high: float) -> Callable[[str], float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-from lantern.cli.command import DONE, FAILED, Command, run_command
+from lantern.cli.command import DONE, FAILED, Command, integer, one_of, run_command, size_of
 from lantern.core.config import one_line
 
 NEEDED = (
@@ -45,10 +45,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("--build", action="store_true", help="first build the C++ engine (about a minute, needs g++)")
+    group = parser.add_argument_group("prediction")
+    group.add_argument("--model", help="predict memory and time of this model instead, from its configs")
+    group.add_argument("--size", type=size_of, metavar="WxH", help="pixels, of models that make several sizes")
+    group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="pictures at a time (default 1)")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
+    group.add_argument(
+        "--dtype",
+        type=one_of(("auto", "fp32", "bf16", "fp16")),
+        default="auto",
+        help="auto (fp32 on a CPU, else bf16) or a name",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every finding; return 1 if one of them is a fault."""
+    """Print every finding, or those of `--model`; return 1 if one of them is a fault."""
+    if args.model is not None:
+        for finding in predicted(args.model, args.size, args.batch, args.device, args.dtype):
+            print(f"{'ok':<8}{finding.text}")
+        return DONE
     if args.build:
         from lantern.engines.cpu.build import library
 
@@ -167,6 +182,44 @@ def _model() -> Iterator[Finding]:
         yield Finding(f"embedded model: not checked, {one_line(error)}")
     except ValueError as error:
         yield Finding(one_line(error), "git checkout -- assets && pip install . (in a clone of lantern)")
+
+
+def predicted(
+    name: str, size: tuple[int, int] | None, batch: int, device: str, dtype: str, nodes: Sequence[int] = (1, 16)
+) -> Iterator[Finding]:
+    """Yield what a model needs on a device, from its configs and short measurements of the device."""
+    from lantern.core.io import resolve_model
+    from lantern.models.folder import pick_device, pick_dtype
+    from lantern.models.prediction import measure_device, memory_of, predict
+
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    found = predict(resolve_model(name), kind, size=size)
+    words, (rows, columns) = str(kind).removeprefix("torch."), found.grid
+    yield Finding(f"{found.name}: {found.parameters / 1e9:.3g} billion parameters, {rows} rows of {columns} codes")
+    yield Finding(
+        f"memory in {words}: {_gib(found.weights)} for the target, {_gib(found.pixels)} for the VQ tokenizer,"
+        f" {_gib(found.cache)} of cache and {_gib(found.noise)} of noise an image"
+    )
+    total, there = found.memory(batch), memory_of(where)
+    fits = "fits" if total <= there else "does not fit"
+    yield Finding(
+        f"batch {batch}: {_gib(total)} and what passes allocate for a moment; {where} has {_gib(there)}: {fits}"
+    )
+    bandwidth, rate = measure_device(where, kind)
+    yield Finding(f"{where} copies {bandwidth / 1e9:.3g} GB/s and computes {rate / 1e9:.3g} GFLOP/s in {words}")
+    for count in nodes:
+        seconds = found.seconds(batch, count, bandwidth=bandwidth, rate=rate)
+        rest = f", plain decoding {_time(found.codes * seconds)}" if count == 1 else ""
+        yield Finding(f"a pass over {count} of each image's codes: at least {_time(seconds)}{rest}")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.3g} GiB"
 
 
 def _version(name: str) -> str:

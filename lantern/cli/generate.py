@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from lantern.cli.command import (
     real,
     run_command,
     settings_of,
+    size_of,
 )
 from lantern.cli.generate_job import STDOUT, Job, Results, reporter
 from lantern.generation.file_names import FIELDS, FORMATS, MAX_SCALE, RESAMPLINGS, SUFFIXES, destination
@@ -79,7 +79,7 @@ def _what(group: Any) -> None:
 def _how(group: Any) -> None:
     group.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
     group.add_argument(
-        "--size", type=_size, metavar="WxH", help="width and height in pixels, of models that make several sizes"
+        "--size", type=size_of, metavar="WxH", help="width and height in pixels, of models that make several sizes"
     )
     group.add_argument(
         "--no-verify", action="store_true", help="do not compare weight files with their SHA-256 (SHA256SUMS)"
@@ -103,14 +103,6 @@ def _how(group: Any) -> None:
     )
     add_set(group)
     add_engine(group)
-
-
-def _size(text: str) -> tuple[int, int]:
-    """Height and width of a size such as 720x512."""
-    found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}, wanted width and height in pixels, such as 720x720")
-    return int(found[2]), int(found[1])
 
 
 def _distribution(group: Any) -> None:

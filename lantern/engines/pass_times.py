@@ -100,8 +100,9 @@ def _passes(target: Target, rows: int, nodes: Sequence[int]) -> dict[int, Callab
         prefix=1,
         codes=config.block_size,
         stage=most,
-        dtype=torch.float32 if device.type == "cpu" else weight.dtype,
+        dtype=torch.float32 if device.type == "cpu" and not target.has_token_prompts else weight.dtype,
         device=device,
+        columns=config.raster.columns if config.raster.newlines else 0,
     )
     mask = torch.full((rows, most, cache.slots), -torch.inf, dtype=cache.buffer.dtype, device=device)
     mask[..., : 1 + known] = 0.0

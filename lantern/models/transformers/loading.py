@@ -15,13 +15,14 @@ from lantern.models.transformers.components import Components
 
 # model_type of config.json -> the module of the family
 FAMILIES = {name: f"lantern.models.transformers.{name}" for name in ("janus", "emu3", "chameleon", "lumina")}
+MOST_BYTES = 1 << 26  # of a config, in which some models list their vocabulary
 # layouts of the same models that transformers does not load, and the repository that holds the right one
 OTHER_LAYOUTS = {"multi_modality": "deepseek-community/Janus-Pro-1B"}
 
 
 def family_of(folder: Path) -> Any:
     """Return the module of a folder's family; ValueError for a model of another kind."""
-    config = read_json_object(folder / CONFIG_NAME)
+    config = read_json_object(folder / CONFIG_NAME, most=MOST_BYTES)
     kind = config.get("model_type")
     if kind == "chameleon" and "XLLMX" in str(config.get("architectures")):
         kind = "lumina"  # whose own class is Chameleon's
@@ -66,7 +67,23 @@ def load(
     made = family.assemble(model.requires_grad_(False).to(device), processor, size)
     if "vq" in parts:
         made.vq.read(folder)
+    made.vq.to(device)
     return made
+
+
+def shape_of(folder: Path, size: tuple[int, int] | None = None) -> Components:
+    """Return the model of a folder's config on the meta device, without prompts; no weights are read or allocated."""
+    import transformers
+
+    family = family_of(folder)
+    kind = getattr(transformers, family.CLASS)
+    try:
+        config = kind.config_class.from_pretrained(folder, local_files_only=True)
+        with _quiet(), torch.device("meta"):
+            model = kind._from_config(config, attn_implementation="sdpa")
+    except Exception as error:  # as above
+        raise ValueError(f"{folder / CONFIG_NAME} is no config of {family.CLASS}: {one_line(error)}") from error
+    return family.assemble(model, None, size)
 
 
 @contextmanager

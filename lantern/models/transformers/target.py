@@ -73,16 +73,13 @@ class CodeEmbedding(nn.Module):
 
 
 class CodeHead(nn.Linear):
-    """The rows of a head that belong to codes; a view where the codes' tokens are consecutive, else a copy."""
+    """A copy of the rows of a head that belong to codes, so that the rest of it can be freed."""
 
     def __init__(self, head: nn.Linear, tokens: Int[Tensor, " v"]) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = head.in_features, len(tokens)
-        first = 0 if tokens.is_meta else int(tokens[0])
-        is_run = tokens.is_meta or bool((tokens == first + torch.arange(len(tokens), device=tokens.device)).all())
-        rows: Any = slice(first, first + len(tokens)) if is_run else tokens
-        self.weight = nn.Parameter(head.weight.detach()[rows], requires_grad=False)
-        self.bias = None if head.bias is None else nn.Parameter(head.bias.detach()[rows], requires_grad=False)
+        self.weight = nn.Parameter(head.weight.detach()[tokens], requires_grad=False)
+        self.bias = None if head.bias is None else nn.Parameter(head.bias.detach()[tokens], requires_grad=False)
 
 
 class Writes:

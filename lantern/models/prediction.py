@@ -1,0 +1,121 @@
+"""What a model will need: memory and time of passes, from the configs of its folder alone, on the meta device."""
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lantern.core.config import load_config
+from lantern.core.io import CONFIG_NAME
+from lantern.models.folder import is_transformers_folder
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.transformers.loading import shape_of
+
+PROMPT = 64  # tokens assumed of a prompt that has keys and values of its own
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Sizes of a model in a dtype, in bytes, and the work of its passes.
+
+    `weights` are those of the target, of which a pass reads `read`; `pixels` those of the VQ tokenizer in fp32. `cache`
+    and `noise` are of one image at guidance. `products` are multiplications and additions of one code.
+    """
+
+    name: str
+    parameters: int
+    weights: int
+    pixels: int
+    read: int
+    cache: int
+    noise: int
+    products: int
+    codes: int
+    grid: tuple[int, int]
+
+    def memory(self, images: int = 1) -> int:
+        """Return the bytes that stay allocated while images are decoded together."""
+        return self.weights + self.pixels + images * (self.cache + self.noise)
+
+    def seconds(self, images: int, nodes: int, *, bandwidth: float, rate: float) -> float:
+        """Return the shortest time of a pass over `nodes` codes of each image.
+
+        It is bound by reading weights and cache at `bandwidth` bytes per second, or by arithmetic at `rate` per second.
+        """
+        return max((self.read + images * self.cache) / bandwidth, images * nodes * self.products / rate)
+
+
+def predict(folder: Path, dtype: torch.dtype, *, size: tuple[int, int] | None = None) -> Prediction:
+    """Return the prediction for a model's folder, of which only configs are read; nothing is allocated.
+
+    ValueError names a config that is missing or invalid.
+    """
+    target, vq = _modules(folder, size)
+    config: Any = target.config
+    raster, width = config.raster, dtype.itemsize
+    tables = {id(weight) for weight in _tables(target)}
+    read = sum(weight.numel() for weight in target.parameters() if id(weight) not in tables)
+    slots = raster.codes + raster.newlines + (PROMPT if target.has_token_prompts else 1)
+    parameters = sum(weight.numel() for weight in target.parameters())
+    return Prediction(
+        name=config.family if target.has_token_prompts else "llamagen",
+        parameters=parameters,
+        weights=parameters * width,
+        pixels=0 if vq is None else sum(weight.numel() for weight in vq.parameters()) * torch.float32.itemsize,
+        read=read * width,
+        cache=2 * 2 * config.n_layer * config.n_head * slots * config.head_dim * width,
+        noise=raster.codes * config.vocab_size * torch.float32.itemsize,
+        products=2 * 2 * read,
+        codes=raster.codes,
+        grid=(raster.rows, raster.columns),
+    )
+
+
+def measure_device(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+    """Return bytes per second of reading and operations per second of a matrix product, measured in about 0.1 s."""
+    block = torch.ones(1 << 25, dtype=torch.uint8, device=device)
+    copy, matrix = torch.empty_like(block), torch.ones(768, 768, dtype=dtype, device=device)
+    bandwidth = 2 * block.numel() / _fastest(device, lambda: copy.copy_(block))
+    return bandwidth, 2 * 768**3 / _fastest(device, lambda: matrix @ matrix)
+
+
+def memory_of(device: torch.device) -> int:
+    """Return the bytes of memory that a device has."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _fastest(device: torch.device, run: Any) -> float:
+    found = []
+    for _ in range(4):
+        begun = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # sync
+        found.append(time.perf_counter() - begun)
+    return min(found[1:])
+
+
+def _modules(folder: Path, size: tuple[int, int] | None) -> tuple[Any, nn.Module | None]:
+    """Return target and VQ tokenizer of a folder on the meta device."""
+    if is_transformers_folder(folder):
+        made = shape_of(folder, size)
+        return made.target, made.vq
+    if not (folder / "transformer" / CONFIG_NAME).is_file():
+        raise ValueError(f"{folder} is not a model: it has neither {CONFIG_NAME} nor transformer/{CONFIG_NAME}")
+    config = load_config(TransformerConfig, folder / "transformer" / CONFIG_NAME)
+    path = folder / "vqvae" / CONFIG_NAME
+    with torch.device("meta"):
+        return Transformer(config), VQVAE(load_config(VQConfig, path)) if path.is_file() else None
+
+
+def _tables(target: Any) -> Iterable[Tensor]:
+    """Return the embedding tables, of which a pass reads single rows."""
+    return (module.weight for module in target.modules() if isinstance(module, nn.Embedding))

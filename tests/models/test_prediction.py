@@ -1,0 +1,88 @@
+"""What is predicted from configs alone, against models that are loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern.cli.main import main
+from lantern.core.io import embedded_model
+from lantern.core.sampling import Sampling
+from lantern.decoding import prefill
+from lantern.engines.engine import EAGER
+from lantern.engines.pass_times import measure
+from lantern.models.folder import load_model
+from lantern.models.prediction import PROMPT, predict
+from tests import tiny_transformers as tiny
+
+
+def folder_of(path: Path, family: str) -> Path:
+    model = tiny.tiny_emu3() if family == "emu3" else tiny.tiny_janus()
+    model.config.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(("family", "size"), [("janus", None), ("emu3", (24, 32))])
+def test_sizes_are_those_of_the_model(tmp_path: Path, family: str, size: tuple[int, int] | None) -> None:
+    found = predict(folder_of(tmp_path, family), torch.float32, size=size)
+    parts = tiny.assemble(family, tiny.tiny_emu3() if family == "emu3" else tiny.tiny_janus(), None, size)
+    weights = {id(weight): weight.nbytes for weight in parts.target.parameters()}
+    assert found.weights == 4 * found.parameters == sum(weights.values())
+    assert found.pixels == sum(weight.nbytes for weight in parts.vq.parameters())
+    tables = [parts.target.words.weight, parts.target.tok_embeddings.weight]
+    assert found.read == sum(weights.values()) - sum(table.nbytes for table in {id(t): t for t in tables}.values())
+    tokens = torch.ones(1, 2, PROMPT, dtype=torch.long)
+    condition = prefill.Condition(tokens=tokens, mask=tokens.bool())
+    begun = prefill.start(parts.target, condition, sampling=Sampling(), keys=[(0, 0)], stage=0)
+    spare = 2 * 2 * 2 * 2 * 8 * 4 if family == "emu3" else 0  # the slot of the last row's newline, never read
+    assert found.cache == begun.cache.buffer.nbytes - spare
+    assert found.noise == begun.noise.gumbel_table().nbytes  # type: ignore[union-attr]
+
+
+def test_the_embedded_model_is_predicted() -> None:
+    found, model = predict(embedded_model(), torch.float32), load_model(parts=())
+    assert found.parameters == sum(weight.numel() for weight in model.target.parameters())
+    assert found.codes == 256 and found.grid == (16, 16)
+    memory = found.seconds(1, 1, bandwidth=1e9, rate=1e18)
+    assert memory == pytest.approx((found.read + found.cache) / 1e9)
+    assert found.seconds(8, 16, bandwidth=1e18, rate=1e9) == pytest.approx(128 * found.products / 1e9)
+
+
+def test_a_shape_of_seven_billion_parameters_needs_its_config_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny.tiny_janus().config
+    text = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 30, "vocab_size": 102400}
+    config.text_config.update(text | {"num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128})
+    config.vq_config.update({"projection_dim": 4096, "image_token_embed_dim": 4096})
+    config.save_pretrained(tmp_path)
+    assert main(["doctor", "--model", str(tmp_path), "--dtype", "bf16", "--batch", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "janus: 6.52 billion parameters, 4 rows of 4 codes" in out and "12.2 GiB for the target" in out
+    assert "plain decoding" in out and "a pass over 16 of each image's codes: at least" in out
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--model", str(tmp_path)]) == 2
+    assert "is not a model: it has neither config.json nor transformer/config.json" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "janus", "text_config": 3}))
+    assert main(["doctor", "--model", str(tmp_path)]) == 2
+    assert "is no config of JanusForConditionalGeneration" in capsys.readouterr().err
+    assert main(["doctor", "--size", "7by7"]) == 2
+    assert "wanted width and height in pixels" in capsys.readouterr().err
+
+
+def test_a_large_vocabulary_in_a_config_is_read(tmp_path: Path) -> None:
+    folder_of(tmp_path, "emu3")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vocabulary_map"] |= {f"word-{i}" * 8: 70 + i for i in range(20_000)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert (tmp_path / "config.json").stat().st_size > 1 << 20
+    assert predict(tmp_path, torch.float32, size=(24, 32)).codes == 12
+
+
+def test_passes_with_newlines_are_timed() -> None:
+    target = tiny.assemble("emu3", tiny.tiny_emu3(), None, (24, 32)).target
+    times = measure(EAGER.prepare(target), budget=0.001)
+    assert set(times) >= {1, 2, 4} and all(seconds > 0 for seconds in times.values())
