@@ -375,7 +375,8 @@ def run(args: argparse.Namespace) -> int:
     out = args.out.resolve()
     plan = Plan(out, (args.work or out / "work").resolve(), args.device, is_toy=args.toy, metrics=metrics)
     tasks = [task for task in plan.tasks() if args.parts is None or str(task.part) in args.parts]
-    plan.work.mkdir(parents=True, exist_ok=True)
+    for folder in (plan.out, plan.work):
+        folder.mkdir(parents=True, exist_ok=True)
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from lantern.core.config import one_line, read_json_object
-from lantern.core.io import write_json
+from lantern.core.io import TRAINING_NAME, write_json
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation, Step
 from lantern.eval.boards import equal_budget
@@ -26,6 +26,7 @@ from lantern.eval.boards.rounds import (
     record,
 )
 from lantern.eval.speed.contenders import (
+    AUTO,
     PLAIN,
     Contender,
     Job,
@@ -63,7 +64,7 @@ class LeaderboardOptions:
     temperatures: Sequence[float] = (1.0, 0.0)
     images: Sequence[int] = (8, 4)
     equal_budget: int = 4
-    variant: Variant = field(default_factory=lambda: Variant("eager", "fp32"))
+    variant: Variant = field(default_factory=lambda: Variant(AUTO, "fp32"))
     baselines: Sequence[str] = ()
     baseline_dtypes: Sequence[str] = ("fp32", "bf16")
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -88,13 +89,13 @@ class Setting:
     """The loaded model and everything that contests share. ValueError for invalid methods."""
 
     def __init__(self, options: LeaderboardOptions) -> None:
-        self.options = options
         self.model: Model = load_model(options.model, device=options.device, dtype="fp32", engine="eager")
+        self.stable = Stable(self.model)
+        self.options = options = dataclasses.replace(options, variant=options.variant.resolved(self.stable))
         self.specs = list(dict.fromkeys(options.specs or catalogue()))
         for spec in self.specs:
             if method_of(self.model, spec).is_plain:
                 raise ValueError(f"--methods {spec[:60]!r}: plain decoding is always measured: give methods that draft")
-        self.stable = Stable(self.model)
         self.surroundings = surroundings(self.model.device)
 
     @cached_property
@@ -139,6 +140,31 @@ class Setting:
 def catalogue() -> list[str]:
     """Return all methods except plain decoding, which is always measured, and "auto", which is one of the others."""
     return [name for name in METHODS if name not in (PLAIN, "auto")]
+
+
+def made_with(model: Model, spec: str, variant: Variant) -> dict[str, Any]:
+    """Return for JSON what a row was measured with: engine, weights, dtype, draft tree and steps of training.
+
+    `tree` is the static tree or the window; None for trees that a policy grows. `training_steps` are those of the
+    networks that the method reads, by folder; None where the model's folder does not record them.
+    """
+    method = METHODS[PLAIN] if spec.removesuffix(INT4) == PLAIN else method_of(model, spec.removesuffix(INT4))
+    names = [*(["drafter"] if method.spec.needs_drafter else []), *(f"{FOLDER}/{part}" for part in add_ons_of(method))]
+    tree = method.tree
+    if tree is None and "window" in method.settings:
+        tree = f"window {method.settings['window']}"
+    facts = variant.facts | ({"weights": "int4"} if spec.endswith(INT4) else {})
+    return facts | {"tree": tree, "training_steps": {name: training_steps(model, name) for name in names}}
+
+
+def training_steps(model: Model, name: str) -> int | None:
+    """Return the steps that a component of a model's folder was trained for, None if it does not record them."""
+    if model.folder is None:
+        return None
+    try:
+        return int(read_json_object(model.folder / name / TRAINING_NAME)["loop"]["steps"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def parts_of(model: Model) -> dict[str, str]:

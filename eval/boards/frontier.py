@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from lantern.core.types import Generation
 from lantern.eval.boards.acceptance_map import Portrait, data_uri, make_portraits
 from lantern.eval.boards.axes import QUALITY, fronts
+from lantern.eval.boards.contest import made_with
 from lantern.eval.boards.rounds import (
     SAME,
     SweepFolder,
@@ -36,6 +37,7 @@ from lantern.eval.boards.rounds import (
     unpack,
 )
 from lantern.eval.speed.contenders import (
+    AUTO,
     PLAIN,
     Contender,
     Job,
@@ -139,7 +141,7 @@ class FrontierOptions:
     specs: Sequence[str] = SWEEP
     images: int = 24
     shown: int = 4
-    variant: Variant = field(default_factory=lambda: Variant("eager", "fp32"))
+    variant: Variant = field(default_factory=lambda: Variant(AUTO, "fp32"))
     baselines: Sequence[str] = ()
     baseline_dtypes: Sequence[str] = ("fp32", "bf16")
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -152,8 +154,9 @@ class Sweep:
     """A sweep with its model loaded. ValueError for invalid points or a folder of another sweep."""
 
     def __init__(self, options: FrontierOptions) -> None:
-        self.options = options
         self.model: Model = load_model(options.model, device=options.device, dtype="fp32", engine="eager")
+        self.stable = Stable(self.model)
+        self.options = options = dataclasses.replace(options, variant=options.variant.resolved(self.stable))
         self.sampling = self.model.sampling(**options.sampling)
         self.points = expand(options.specs)
         for point in self.points:
@@ -212,7 +215,7 @@ class Sweep:
         failed = [one for entry in known.values() for one in entry["failed"]]
         if not missing and all(len(kept[name]) >= shown for name in names - {one["contender"] for one in failed}):
             return unique(failed)
-        lineup, jobs = line_up(Stable(self.model), specs, variants, self.sampling), self.jobs()
+        lineup, jobs = line_up(self.stable, specs, variants, self.sampling), self.jobs()
         self._warm_up(lineup, jobs)
         self._take_portraits(lineup.contenders, jobs[:shown])
         failed = [one | {"contender": f"{one['method']} | {one['variant']}"} for one in lineup.failed]
@@ -303,6 +306,9 @@ class Sweep:
         method = method_of(self.model, point.spec)
         facts = {"spec": point.spec, "family": point.family, "label": point.label, "exact": method.exact}
         facts |= {"variant": name.partition(" | ")[2], "drawn_by": sampled_by}
+        kind, _, dtype = facts["variant"].rpartition(" ")
+        variant = Variant(kind, dtype)
+        facts["made_with"] = made_with(self.stable.model(variant), point.spec, variant)
         return facts | found | {"portraits": self._portraits(sampled_by)}
 
     def _in_same_dtype(self, rounds: Sequence[Mapping[str, Any]], baseline: str) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.eval.boards.axes import QUALITY
-from lantern.eval.boards.contest import Contest, LeaderboardOptions, Setting
+from lantern.eval.boards.contest import Contest, LeaderboardOptions, Setting, made_with
 from lantern.eval.boards.equal_budget import DEEP, FIGURES, Beats, Claim
 from lantern.eval.boards.rounds import (
     as_dict,
@@ -130,6 +130,7 @@ def plain_row(contest: Contest, rounds: Rounds, baseline: str, judged: "Judged")
     """Return the row of plain decoding in the methods' engine, which all are compared with."""
     facts: dict[str, Any] = {"method": PLAIN, "status": "measured", "promise": CODES, "summary": METHODS[PLAIN].summary}
     found = facts | common_figures(contest, list(rounds.values()), baseline, contest.alike)
+    found["made_with"] = made_with(contest.setting.model, PLAIN, contest.setting.options.variant)
     found["quality"] |= judged.quality(contest.alike)
     return found
 
@@ -146,6 +147,8 @@ def row(contest: Contest, rounds: Rounds, baseline: str, spec: str, judged: "Jud
         )
         return facts | {key: why[key] for key in ("status", "reason", "command") if key in why}
     found = facts | common_figures(contest, every, baseline, name)
+    variant = contest.setting.options.variant
+    found["made_with"] = made_with(contest.setting.stable.model(variant), spec, variant)
     if promise == CODES:
         found["identity"] = identity(rounds, name, contest.alike)
     if promise == RELAXED:

@@ -17,7 +17,7 @@ import torch
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Step
-from lantern.engines.engine import EagerEngine, Engine, engine_from_flags
+from lantern.engines.engine import AutoEngine, EagerEngine, Engine, Weights, engine_from_flags
 from lantern.generation.generator import Generator, choose_method
 from lantern.methods.registry import METHODS, Decoder, Method
 from lantern.models.folder import DTYPES, AddOns, Model, place_module
@@ -26,6 +26,8 @@ PLAIN_KINDS = (
     *("eager", "compile", "fused", "fused+compile", "fused+int8", "fused+int8+compile"),
     *("graph", "graph+compile", "graph+int8", "int8", "int8+compile"),
 )
+WORDS = {"cpu": "fused"}  # engine -> word in the name of a variant
+AUTO = "auto"
 # eager int8 kernels compute one row at a time: their cost grows with the number of nodes
 METHOD_KINDS = tuple(kind for kind in PLAIN_KINDS if kind != "int8")
 
@@ -55,6 +57,28 @@ class Variant:
     def is_graphed(self) -> bool:
         """Whether steps are replays of a CUDA graph; their parts cannot be timed."""
         return "graph" in self.kind
+
+    @classmethod
+    def of(cls, engine: Engine, dtype: str) -> "Variant":
+        """Return the variant of an engine; ValueError for 4-bit weights and for reproducible engines."""
+        if engine.weights == "int4" or engine.reproducible:
+            raise ValueError("methods are not measured with 4-bit weights or reproducible engines: give another engine")
+        steps = "+compile" if engine.compiles_steps and engine.name != "compile" else ""
+        kind = WORDS.get(engine.name, engine.name) + ("+int8" if engine.weights == "int8" else "") + steps
+        return cls({"eager+int8": "int8", "compile+int8": "int8+compile"}.get(kind, kind), dtype)
+
+    def resolved(self, stable: "Stable") -> "Variant":
+        """Return the variant with the engine that "auto" stands for on this machine."""
+        if not self.kind.startswith(AUTO):
+            return self
+        weights: Weights = "int8" if "int8" in self.kind else "full"
+        target = stable.model(dataclasses.replace(self, kind="eager")).target
+        return self.of(AutoEngine(weights=weights).resolve(target), self.dtype)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Engine, weights and dtype for reports."""
+        return {"engine": self.engine().name, "weights": self.engine().weights, "dtype": self.dtype}
 
     def engine(self, *, reproducible: bool = False) -> Engine:
         """The engine settings of this variant."""

@@ -10,11 +10,13 @@ from lantern.cli.command import (
     PLAIN_KINDS,
     Command,
     add_dtype,
+    add_engine,
     add_judges,
     add_machine,
     add_subject,
     baseline_dtypes,
     distribution_of,
+    engine_of,
     existing,
     integer,
     judges_of,
@@ -59,13 +61,13 @@ def _what(group: Any) -> None:
 
 
 def _how(group: Any) -> None:
-    group.add_argument("--compile", action="store_true", help="compile the methods' passes; minutes at first")
+    add_engine(group, weights="--target-weights")
     add_dtype(group)
     group.add_argument(
         "--baseline",
         nargs="+",
         type=one_of(PLAIN_KINDS),
-        help="how plain decoding runs, in fp32 and bf16; the fastest counts (default compile int8+compile, or all)",
+        help="how plain decoding runs, in fp32 and bf16; the fastest is the baseline (default all that the device has)",
     )
     group.add_argument(
         "--run",
@@ -118,12 +120,11 @@ def options_of(args: argparse.Namespace) -> "FrontierOptions":
 
     known = {name: getattr(args, name) for name in ("model", "images", "shown", "seed", "device")}
     given: dict[str, Any] = {"specs": args.points} if args.points else {}
-    kinds = ("compile", "int8+compile") if args.compile else ("eager", "compile", "int8+compile")
     return FrontierOptions(
         run=args.run,
         prompts=shuffled_prompts(args.prompts_file, args.seed),
-        variant=Variant("compile" if args.compile else "eager", args.dtype),
-        baselines=args.baseline or kinds,
+        variant=Variant.of(engine_of(args), args.dtype),
+        baselines=args.baseline or (),
         baseline_dtypes=baseline_dtypes(args.dtype),
         sampling=distribution_of(args),
         is_quiet=args.quiet,

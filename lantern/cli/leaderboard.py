@@ -12,12 +12,14 @@ from lantern.cli.command import (
     PLAIN_KINDS,
     Command,
     add_dtype,
+    add_engine,
     add_judges,
     add_machine,
     add_subject,
     baseline_dtypes,
     complain,
     distribution_of,
+    engine_of,
     existing,
     integer,
     judges_of,
@@ -78,16 +80,15 @@ def _what(group: Any) -> None:
 
 
 def _how(group: Any) -> None:
-    group.add_argument("--compile", action="store_true", help="compile the methods' passes; minutes for each at first")
-    group.add_argument("--fused", action="store_true", help="fuse the target's passes (CPU)")
-    group.add_argument("--cuda-graphs", action="store_true", help="steps as CUDA graphs, plain decoding's too")
+    add_engine(group, weights="--target-weights")
     add_dtype(group)
     group.add_argument(
         "--baseline",
         nargs="+",
         type=one_of(PLAIN_KINDS),
-        default=("compile", "int8+compile"),
-        help="how plain decoding runs beside the methods' own engine, in fp32 and bf16 (default compile int8+compile)",
+        default=(),
+        help="how plain decoding runs beside the methods' own engine, in fp32 and bf16; the fastest is the baseline "
+        "(default all that the device has)",
     )
     group.add_argument(
         "--run",
@@ -143,9 +144,6 @@ def options_of(args: argparse.Namespace) -> "LeaderboardOptions":
 
     images = tuple(args.images or [IMAGES[0], *[IMAGES[1]] * (len(args.temperatures) - 1)])
     images = images * len(args.temperatures) if len(images) == 1 else images
-    kind = "+".join(
-        name for name, on in (("fused", args.fused), ("graph", args.cuda_graphs), ("compile", args.compile)) if on
-    )
     return LeaderboardOptions(
         run=args.run,
         prompts=shuffled_prompts(args.prompts_file, args.seed),
@@ -154,7 +152,7 @@ def options_of(args: argparse.Namespace) -> "LeaderboardOptions":
         temperatures=tuple(args.temperatures),
         images=images,
         equal_budget=min(4, images[0]) if args.equal_budget is None else args.equal_budget,
-        variant=Variant(kind or "eager", args.dtype),
+        variant=Variant.of(engine_of(args), args.dtype),
         baselines=tuple(args.baseline),
         baseline_dtypes=baseline_dtypes(args.dtype),
         sampling=distribution_of(args, DISTRIBUTION),

@@ -32,6 +32,7 @@ SUMS_NAME = "SHA256SUMS"
 MAX_SUMS_BYTES = 1 << 16
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
+TRAINING_NAME = "training.json"  # the schedule that a component was trained with
 EMBEDDED_MODEL = "lantern-emoji"
 Config = TypeVar("Config")
 Module = TypeVar("Module", bound=nn.Module)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lantern.core.config import one_line
-from lantern.core.io import atomic_write, is_there, read_pickled, write_json
+from lantern.core.io import CONFIG_NAME, TRAINING_NAME, atomic_write, is_there, read_pickled, write_json
 from lantern.core.signals import Stopped, Stopping
 from lantern.training.log import TrainingLog
 from lantern.training.schedule import LoopConfig, TimePlan
@@ -382,7 +382,10 @@ class Run:
         with self._final_weights():
             self.task.export(self.out)
         loop = dataclasses.asdict(self.schedule)
-        write_json(self.out / "training.json", {"loop": loop, "seconds": round(self.plan.elapsed, 1)})
+        facts = {"loop": loop, "seconds": round(self.plan.elapsed, 1)}
+        # the component keeps it when it moves into a model's folder
+        for folder in (self.out, *(path.parent for path in self.out.glob(f"*/{CONFIG_NAME}"))):
+            write_json(folder / TRAINING_NAME, facts)
 
     def _final_weights(self) -> AbstractContextManager[None]:
         self.task.eval()

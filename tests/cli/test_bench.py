@@ -15,7 +15,20 @@ from lantern.models.folder import DTYPES as KNOWN_DTYPES
 from lantern.models.llamagen.transformer import SIZES
 from tests.tiny_folder import save_tiny_model
 
-QUICK = ["--images", "1", "--variants", "eager", "--dtype", "fp32", "--methods", "eagle1", "--no-memory", "--quiet"]
+QUICK = [
+    "--images",
+    "1",
+    "--variants",
+    "eager",
+    "--baseline",
+    "eager",
+    "--dtype",
+    "fp32",
+    "--methods",
+    "eagle1",
+    "--no-memory",
+    "--quiet",
+]
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +45,7 @@ def test_json_is_one_line_and_the_table_is_on_stderr(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "deep" / "bench.json"
+    out.parent.mkdir()
     assert main(["--model", str(folder), *QUICK, "--json", "--out", str(out)]) == 0
     output = capsys.readouterr()
     (line,) = output.out.splitlines()

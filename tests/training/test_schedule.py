@@ -50,6 +50,20 @@ def result(folder: Path) -> tuple[dict[str, Any], float]:
     return found["loop"], found["seconds"]
 
 
+class Exporting(Line):
+    """Writes a component with a config."""
+
+    def export(self, folder: Path) -> None:
+        (folder / "part").mkdir()
+        (folder / "part" / "config.json").write_text("{}")
+
+
+def test_the_component_keeps_the_schedule_that_it_was_trained_with(tmp_path: Path) -> None:
+    train(Exporting(), LoopConfig(steps=3, warmup=1, decay=1), out=tmp_path)
+    found = json.loads((tmp_path / "part" / "training.json").read_text())
+    assert found["loop"]["steps"] == 3 and found == json.loads((tmp_path / "training.json").read_text())
+
+
 def test_a_timed_training_fills_its_time_with_steps_and_decay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = Timed(Clock(monkeypatch))
     train(task, TIMED, out=tmp_path)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from lantern.eval.boards import contest as running
-from lantern.eval.boards.contest import LeaderboardOptions, catalogue, probe
+from lantern.eval.boards.contest import LeaderboardOptions, catalogue, probe, training_steps
 from lantern.eval.boards.leaderboard import Leaderboard, broken_promises, promise_of
+from lantern.eval.boards.leaderboard_report import main_table
 from lantern.eval.speed.contenders import PLAIN, Job
 from lantern.methods import METHODS
 from lantern.models.folder import load_model
@@ -66,6 +67,28 @@ def test_rows_report_nodes_depths_draft_time_and_size(board_figures: dict[str, A
     model = load_model(board_model)
     assert model.drafter is not None
     assert row["probe"]["parameters"] == sum(p.numel() for p in model.drafter.parameters())
+
+
+def test_rows_report_engine_weights_tree_and_training(board_figures: dict[str, Any], board_model: Path) -> None:
+    rows = rows_of(board_figures)
+    alike = {"engine": "eager", "weights": "full", "dtype": "fp32"}  # what auto chooses for widths that C++ lacks
+    assert rows[PLAIN]["made_with"] == alike | {"tree": None, "training_steps": {}}
+    assert rows["eagle1"]["made_with"] == alike | {"tree": "grown_8_2", "training_steps": {"drafter": None}}
+    assert rows["eagle2"]["made_with"]["tree"] is None
+    assert list(rows["parallelspec"]["made_with"]["training_steps"]) == ["parts/parallelspec"]
+    lines = main_table(board_figures["contests"][0])
+    assert "engine and weights | draft tree | training steps" in lines[0]
+    assert any("| eager, full fp32 | grown_8_2 | not recorded |" in line for line in lines)
+
+
+def test_training_steps_are_those_that_the_component_records(board_model: Path, tmp_path: Path) -> None:
+    model = replace(load_model(board_model, parts=()), folder=tmp_path)
+    (tmp_path / "drafter").mkdir()
+    record = tmp_path / "drafter" / "training.json"
+    for text, steps in (('{"loop": {"steps": 640}}', 640), ("{", None), ('{"loop": 3}', None)):
+        record.write_text(text)
+        assert training_steps(model, "drafter") == steps
+    assert training_steps(model, "parts/c2t") is None
 
 
 def test_a_differing_code_is_reported(board_figures: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.engine import EagerEngine
+from lantern.engines.engine import AutoEngine, EagerEngine, engine
 from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import (
     Contender,
@@ -33,6 +33,26 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 # variants
+
+
+@pytest.mark.parametrize("kind", [kind for kind in contenders.PLAIN_KINDS if kind != "graph+int8"])
+def test_the_variant_of_an_engine_has_that_engine(kind: str) -> None:
+    variant = Variant(kind, "bf16")
+    assert Variant.of(variant.engine(), "bf16") == variant
+    assert variant.facts["engine"] == variant.engine().name and variant.facts["weights"] == variant.engine().weights
+
+
+def test_auto_stands_for_the_engine_of_this_machine(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Variant.of(engine("auto"), "fp32").resolved(Stable(model)) == Variant("eager", "fp32")
+    monkeypatch.setattr(AutoEngine, "resolve", lambda self, target: engine("cpu", weights=self.weights))
+    assert Variant.of(engine("auto", weights="int8"), "fp32").resolved(Stable(model)) == Variant("fused+int8", "fp32")
+    assert Variant("eager", "fp32").resolved(Stable(model)) == Variant("eager", "fp32")
+
+
+@pytest.mark.parametrize("settings", [{"weights": "int4"}, {"reproducible": True}])
+def test_engines_without_a_variant_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="give another engine"):
+        Variant.of(engine("eager", **settings), "fp32")
 
 
 def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
