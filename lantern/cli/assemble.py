@@ -44,9 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check that drafter and target fit, copy, write table and index, load the model, sign the drafter."""
+    """Try the components where they are, copy, write table and index, load the model, sign the drafter."""
     from lantern.models.folder import load_model, read_index, write_index, write_words
+    from lantern.models.trial import try_components
 
+    folders = {part: getattr(args, part) or args.out / part for part in PARTS}
+    try_components({part: folder for part, folder in folders.items() if folder.exists()}, name=args.out.name)
     pair = [getattr(args, part) or args.out / part for part in ("transformer", "drafter")]
     _check_pair(*pair, name=args.out.name)
     for part in PARTS:

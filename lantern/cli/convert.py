@@ -83,14 +83,14 @@ def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None"
     import tempfile
 
     from lantern.core.io import CONFIG_NAME, SUMS_NAME, WEIGHTS_NAME, save_component
-    from lantern.models.llamagen.trial import try_component
+    from lantern.models.trial import try_component
 
     parents = [parent for parent in (out, *out.parents) if not parent.exists()]
     out.mkdir(parents=True, exist_ok=True)
     trial = Path(tempfile.mkdtemp(prefix=".convert-", dir=out))
     try:
         save_component(found.state, found.config, trial, dtype=dtype)
-        try_component(trial, found.kind)
+        try_component(trial, found.kind if found.kind in ("vq", "drafter") else "target")
         for name in (SUMS_NAME, CONFIG_NAME, WEIGHTS_NAME):
             (trial / name).replace(out / name)
     except BaseException as error:

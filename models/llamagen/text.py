@@ -229,9 +229,7 @@ def load_tokenizer(folder: Path, codes: int) -> Any:
     """
     from transformers import AutoTokenizer
 
-    for name in TOKENIZER_CONFIGS:
-        if is_there(folder / name) and "auto_map" in read_json_object(folder / name, most=MAX_TOKENIZER_BYTES):
-            raise ValueError(f"{folder / name} names code to run (auto_map), wanted a tokenizer of transformers")
+    _check_tokenizer_configs(folder)
     file = next(path for name in TOKENIZER_FILES if is_there(path := folder / name))
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -242,6 +240,21 @@ def load_tokenizer(folder: Path, codes: int) -> Any:
     if highest >= codes:
         raise ValueError(f"{file} has tokens up to {highest}, the text encoder {codes}: they do not fit")
     return tokenizer
+
+
+def check_text_files(folder: Path, tokenizer_dir: Path | None = None) -> None:
+    """Check what can be checked of a text encoder's folder without loading it; ValueError names the file."""
+    weights, words = resolve_folders(folder, tokenizer_dir)
+    check_limits(weights / "config.json")
+    if (weights / WEIGHT_FILES[0]).is_file():
+        read_header(weights / WEIGHT_FILES[0])
+    _check_tokenizer_configs(words)
+
+
+def _check_tokenizer_configs(folder: Path) -> None:
+    for name in TOKENIZER_CONFIGS:
+        if is_there(folder / name) and "auto_map" in read_json_object(folder / name, most=MAX_TOKENIZER_BYTES):
+            raise ValueError(f"{folder / name} names code to run (auto_map), wanted a tokenizer of transformers")
 
 
 class TextEncoder:

@@ -1,17 +1,19 @@
 """`lantern assemble`: a folder that loads, and one-line errors for components that do not fit together."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from lantern.cli.assemble import main
-from lantern.core.io import load_state, read_config, save_component, weights_digest
+from lantern.core.io import load_state, read_config, save_component, weights_digest, write_json
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.folder import load_model
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_config, tiny_target
+from tests.tiny_folder import save_tiny_model
 
 VQ = VQConfig(ch=32, encoder_ch_mult=(1, 1), decoder_ch_mult=(1, 1), z_channels=8, codebook_size=24, num_res_blocks=1)
 
@@ -77,3 +79,26 @@ def test_assembling_signs_the_drafter_and_then_refuses_another_target(
     error = capsys.readouterr().err.strip()
     assert f"drafter {out / 'drafter'} was trained for a target of digest" in error and "that of model model" in error
     assert "\n" not in error and (out / "transformer" / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", ["codebook", "truncated", "tokenizer", "kind"])
+def test_components_that_do_not_fit_are_refused_before_anything_is_copied(
+    tmp_path: Path, components: dict[str, Path], capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    whole = save_tiny_model(tmp_path / "whole")
+    given = components | {"text-encoder": whole / "text_encoder", "tokenizer": whole / "tokenizer"}
+    if damage == "codebook":
+        vq = VQVAE(replace(VQ, codebook_size=30))
+        save_component(vq.state_dict(), vq.config, path := tmp_path / "v")
+    elif damage == "truncated":
+        path = whole / "text_encoder" / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+    elif damage == "tokenizer":
+        (path := whole / "tokenizer" / "tokenizer.json").write_text("{")
+    else:
+        path = components["drafter"] / "config.json"
+        write_json(path, read_config(components["drafter"]) | {"kind": "eagle3"})
+    capsys.readouterr()
+    assert main([str(tmp_path / "model"), *options(given)]) == 2
+    error = capsys.readouterr().err
+    assert str(path) in error and error.count("\n") == 1 and not (tmp_path / "model").exists()

@@ -27,12 +27,14 @@ from lantern.core.io import (
     save_component,
     verify_files,
 )
+from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.methods.registry import add_ons
 from lantern.models.folder import AddOns, load_model
 from lantern.models.llamagen.checkpoint import read_checkpoint
 from lantern.models.llamagen.text import check_limits
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.trial import try_component
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
 from tests.tiny_parts import tiny_part
@@ -79,10 +81,10 @@ def test_a_damaged_list_of_checksums_is_refused(component: Path) -> None:
 def test_checksums_are_in_the_format_of_sha256sum(component: Path) -> None:
     digest, name = (component / SUMS_NAME).read_text().split()
     assert name == WEIGHTS_NAME and read_checksums(component) == {WEIGHTS_NAME: digest}
-    (component / "other.safetensors").write_bytes(b"x")
+    save_file({"x": torch.zeros(1)}, component / "other.safetensors")
     save_checksums(component)
     assert sorted(read_checksums(component)) == [WEIGHTS_NAME, "other.safetensors"]
-    (component / "other.safetensors").write_bytes(b"y")
+    save_file({"x": torch.ones(1)}, component / "other.safetensors")
     with pytest.raises(ValueError, match=r"other\.safetensors is damaged"):
         verify_files(component, read_checksums(component))
 
@@ -332,3 +334,35 @@ def test_sizes_of_add_ons_are_bounded(tmp_path: Path, name: str, changes: dict[s
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ValueError, match=rf"config\.json: .*{next(iter(changes))}"):
         load_component(entry.module, entry.config, tmp_path / "part")
+
+
+def test_a_converted_drafter_is_tried_before_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = EagleConfig.for_target(tiny_target().config, form="rows")
+    torch.save(Eagle(config).state_dict(), tmp_path / "x.pt")
+    (tmp_path / "config.json").write_text(json.dumps({"n_head": config.n_head, "cls_token_num": 6}))
+    arguments = [str(tmp_path / "x.pt"), str(tmp_path / "out"), "--grid", "4", "--kind", "drafter"]
+    arguments += ["--config", str(tmp_path / "config.json")]
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("shapes do not match")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Eagle, "forward", broken)
+        assert convert.main(arguments) == 2
+    assert "does not run" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert convert.main(arguments) == 0
+    assert try_component(tmp_path / "out", "drafter") is not None
+
+
+def test_a_dropout_beyond_one_is_refused_by_file(component: Path) -> None:
+    config = json.loads((component / CONFIG_NAME).read_text())
+    (component / CONFIG_NAME).write_text(json.dumps(config | {"attn_dropout_p": 1.5, "resid_dropout_p": 1.5}))
+    refused(component, r"config\.json describes a module that cannot be built: dropout probability")
+
+
+def test_a_huge_file_is_refused_before_it_is_hashed(copy: Path) -> None:
+    os.truncate(path := copy / "text_encoder" / WEIGHTS_NAME, 1 << 36)
+    with pytest.raises(ValueError, match=rf"{path} is not a complete safetensors file"):
+        load_model(copy)
