@@ -92,29 +92,14 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
 
     With --debug a traceback comes first. `args.stopping` lets the command shield blocks from signals.
     """
-    parser = Parser(
-        prog=prog or f"lantern-{command.name}",
-        description=command.summary,
-        allow_abbrev=False,
-    )
-    command.add_arguments(parser)
-    parser.add_argument("--version", action="version", version=f"lantern {__version__}")
-    parser.add_argument("--debug", action="store_true", help="print tracebacks, and the layer that first gives NaN")
-    argv = sys.argv[1:] if argv is None else argv
+    is_debug = is_debugging()
     try:
-        if command.add_late is not None:
-            command.add_late(parser, argv)
-        args = parser.parse_args(argv)
-    except SystemExit as leaving:  # --help, or an error already printed
-        return int(leaving.code or DONE)
-    except (ValueError, OSError) as error:  # of `add_late`, such as a model that cannot be read
-        complain(explained(error))
-        return REFUSED if isinstance(error, ValueError) else FAILED
-    args.debug = args.debug or is_debugging()
-    for name in CHATTY:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        with Stopping() as args.stopping:
+        with Stopping() as stopping:
+            args = _parsed(command, sys.argv[1:] if argv is None else argv, prog or f"lantern-{command.name}")
+            if isinstance(args, int):
+                return args
+            is_debug = args.debug = args.debug or is_debug
+            args.stopping = stopping
             return command.run(args)
     except KeyboardInterrupt as stopped:
         complain(str(stopped) or "interrupted")
@@ -123,12 +108,29 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
         _abandon_stdout()
         return FAILED
     except Exception as error:  # the only place where failures become exit codes
-        if args.debug:
+        if is_debug:
             traceback.print_exc()
         complain(explained(error))
         if isinstance(error, OSError):
             _abandon_stdout_if_full()
         return REFUSED if isinstance(error, ValueError) else FAILED
+
+
+def _parsed(command: Command, argv: Sequence[str], prog: str) -> argparse.Namespace | int:
+    """Return the arguments, or the exit code after --help, --version and an error that was printed."""
+    parser = Parser(prog=prog, description=command.summary, allow_abbrev=False)
+    command.add_arguments(parser)
+    parser.add_argument("--version", action="version", version=f"lantern {__version__}")
+    parser.add_argument("--debug", action="store_true", help="print tracebacks, and the layer that first gives NaN")
+    try:
+        if command.add_late is not None:
+            command.add_late(parser, argv)
+        args = parser.parse_args(argv)
+    except SystemExit as leaving:
+        return int(leaving.code or DONE)
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return args
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -1,0 +1,144 @@
+"""Exit codes of every command: 0 done, 1 failed, 2 invalid input, 130 interrupted, 143 terminated."""
+
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lantern.cli.command import run_command
+from lantern.cli.main import SUMMARIES, main
+
+ROOT = Path(__file__).resolve().parents[2]
+# arguments that a command parses, and arguments with a bad value, a missing file or a missing folder
+VALID: dict[str, list[str]] = {
+    "convert": ["here", "out"],
+    "assemble": ["out"],
+    "train": ["data", "--out", "out"],
+    "eval": ["here"],
+    "reproduce": ["emoji"],
+    "completion": ["bash"],
+}
+BAD: dict[str, list[list[str]]] = {
+    "generate": [["--model", "nowhere", "--prompt", "a"], ["--prompts-file", "nowhere.txt"], []],
+    "methods": [["nowhere"], ["plain", "--model", "nowhere"]],
+    "convert": [["nowhere", "out"], ["here", "out"]],
+    "assemble": [["out", "--transformer", "nowhere"]],
+    "train": [["data", "--config", "nowhere.json", "--out", "out"], ["nowhere", "--out", "out"], ["data"]],
+    "doctor": [["nowhere"]],
+    "tune": [["--model", "nowhere"], ["--out", "here"]],
+    "eval": [["nowhere"], ["here", "--metrics", "psnr"]],
+    "bench": [["--model", "nowhere"], ["--out", "here"], ["--tau", "2"]],
+    "reproduce": [["nowhere"], ["nowhere/row.json"]],
+    "frontier": [["--from", "nowhere.json"], ["--from", "here/config.json"]],
+    "leaderboard": [["--from", "nowhere.json"], ["--from", "here/config.json"]],
+    "completion": [["tcsh"], []],
+    "results": [["nowhere"]],
+}
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    seen = capsys.readouterr()
+    assert len(seen.err.splitlines()) == 1 and seen.err.startswith("lantern: error: "), seen.err
+    return seen.err
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    Path("here/config.json").write_text("{}")
+
+
+def test_every_command_is_covered() -> None:
+    assert set(BAD) == set(SUMMARIES) and set(VALID) <= set(SUMMARIES)
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_help_and_version_are_done(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == main([name, "--version"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_an_unknown_option_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, *VALID.get(name, []), "--no-such-option"]) == 2
+    assert "--no-such-option" in one_line(capsys)
+
+
+@pytest.mark.parametrize(("name", "arguments"), [(name, one) for name, every in BAD.items() for one in every])
+def test_bad_input_is_refused_in_one_line(name: str, arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, *arguments]) == 2
+    one_line(capsys)
+    assert sorted(map(str, Path().rglob("*"))) == ["here", "here/config.json"]
+
+
+def stop(number: int) -> Callable[[Any], int]:
+    def run(args: Any) -> int:
+        signal.raise_signal(number)
+        return 0
+
+    return run
+
+
+def fail(error: Exception) -> Callable[[Any], int]:
+    def run(args: Any) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_failures_and_signals_have_their_codes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = import_module(f"lantern.cli.{name}").COMMAND
+    cases = [
+        (stop(signal.SIGINT), 130, "interrupted"),
+        (stop(signal.SIGTERM), 143, "terminated"),
+        (fail(OSError(28, "No space left on device", "x")), 1, "x: No space left on device"),
+        (fail(ModuleNotFoundError("No module named 'x'")), 1, "No module named 'x'; in the clone"),
+        (fail(MemoryError("no memory")), 1, "no memory"),
+        (fail(ValueError("bad")), 2, "bad"),
+    ]
+    for run, code, text in cases:
+        assert run_command(dataclasses.replace(command, run=run), VALID.get(name, [])) == code
+        assert text in one_line(capsys)
+
+
+def test_a_signal_while_arguments_are_read_ends_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    command = import_module("lantern.cli.doctor").COMMAND
+    late = dataclasses.replace(command, add_late=lambda parser, argv: signal.raise_signal(signal.SIGTERM))
+    assert run_command(late, []) == 143
+    assert "terminated" in one_line(capsys)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_process_that_computes_ends_with_the_code_of_its_signal(number: int, code: int) -> None:
+    waits = "import time; print('begun', flush=True); [time.sleep(0.05) for _ in range(2000)]"
+    script = (
+        "import sys, dataclasses; from lantern.cli import main as program, results;"
+        f"results.COMMAND = dataclasses.replace(results.COMMAND, run=lambda args: exec({waits!r}));"
+        "sys.exit(program.main(['results']))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as running:
+        assert running.stdout is not None and running.stdout.readline() == "begun\n"
+        running.send_signal(number)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == code and errors.startswith("lantern: error: ") and len(errors.splitlines()) == 1
+
+
+def test_the_document_lists_the_codes() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    table = text.split("## Exit codes")[1].split("\n## ")[0]
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)] == [0, 1, 2, 130, 143]
+    assert set(re.findall(r"^\| `lantern (\w+)`", table, re.M)) <= set(SUMMARIES)
