@@ -1,0 +1,137 @@
+"""`python -m studies.auto_choice --shape B`: is method "auto" ever slower than plain decoding, without a profile?
+
+For each size of LlamaGen (random weights) and engine, prints what "auto" chooses by T(n), and its speedup over plain
+decoding of the same engine at given codes per step. The seconds of a step with a window do not depend on how many of
+its codes are accepted, so a step is timed once, and the speedup at tau codes per step is
+
+    tau, but at most the window,  x  seconds of a plain step / seconds of a step with the window.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lantern.cli.bench import SHAPES
+from lantern.cli.command import DONE, FAILED, Command, integer, one_of, real, run_command
+from lantern.core.types import Condition, Step
+from lantern.engines.engine import engine
+from lantern.eval.speed.contenders import DoneError, Job
+from lantern.eval.speed.race import Spread, interleave, now
+from lantern.eval.speed.shapes import ShapeOptions, random_model
+from lantern.generation.generator import choose_method
+from lantern.methods.registry import METHODS, Decoder, Method, build_decoder
+from lantern.models.folder import DTYPES, Model, pick_device
+
+
+@dataclass(frozen=True)
+class Row:
+    """A choice with the milliseconds of a step, plain and chosen, and the spread (p90 / p10) of the wider one."""
+
+    shape: str
+    engine: str
+    method: Method
+    plain_ms: float
+    chosen_ms: float
+    spread: float
+
+    def speedup(self, tau: float) -> float:
+        """Return the speedup over plain decoding at `tau` codes per step; 1 if plain decoding was chosen."""
+        if self.method.is_plain:
+            return 1.0
+        return min(tau, self.method.settings["window"]) * self.plain_ms / self.chosen_ms
+
+    def holds(self, tau: float) -> bool:
+        """Return whether the choice is not slower than plain decoding by more than the spread."""
+        return self.speedup(tau) * self.spread >= 1
+
+
+def measure(model: Model, shape: str, *, steps: int, rounds: int) -> Row:
+    """Return the row of a model with its engine."""
+    sampling = model.sampling(guidance=7.5, top_k=1000)
+    method = choose_method(model, "auto", sampling=sampling, report=lambda line: None)
+    decoders = [
+        build_decoder(one, model.target, sampling=sampling, engine=model.engine) for one in (METHODS["plain"], method)
+    ]
+    job = Job(_condition(model), [(0, 0)])
+    runs = [lambda _, one=one: step_seconds(one, job, steps) for one in decoders]
+    for run in runs:
+        run(0)
+    _, found = interleave(runs, rounds, device=model.device)
+    plain, chosen = (Spread.of([1e3 * value for value in of_one]) for of_one in found)
+    return Row(
+        shape, model.engine.name, method, min(found[0]) * 1e3, min(found[1]) * 1e3, max(plain.width, chosen.width)
+    )
+
+
+def step_seconds(decoder: Decoder, job: Job, steps: int) -> float:
+    """Return the mean seconds of the first `steps` steps after the prompt."""
+    device, begin = job.condition.device, 0.0
+
+    def watch(step: Step) -> None:
+        nonlocal begin
+        if step.index == 0:
+            begin = now(device)
+        if step.index == steps:
+            raise DoneError((now(device) - begin) / steps)
+
+    try:
+        decoder.generate(job.condition, keys=job.keys, callback=watch)
+    except DoneError as done:
+        return done.seconds
+    raise ValueError(f"the picture has fewer than {steps} steps: ask for fewer")
+
+
+def _condition(model: Model) -> Condition:
+    words = torch.randn(1, 4, model.target.config.caption_dim, generator=torch.Generator().manual_seed(0))
+    return Condition(embeddings=words, mask=torch.ones(1, 4, dtype=torch.bool)).to(model.device)
+
+
+def table(rows: Sequence[Row], taus: Sequence[float]) -> list[str]:
+    """Return the rows as aligned lines; "slower" marks a choice that is slower than plain by more than the spread."""
+    from lantern.eval.speed.bench_table import aligned
+
+    header = ("shape", "engine", "auto is", "plain ms", "step ms", "spread", *(f"at {tau:g}" for tau in taus))
+    lines = [header]
+    for row in rows:
+        speedups = [f"{row.speedup(tau):.2f}x" + ("" if row.holds(tau) else " slower") for tau in taus]
+        figures = (f"{row.plain_ms:.2f}", f"{row.chosen_ms:.2f}", f"{row.spread:.2f}")
+        lines.append((row.shape, row.engine, row.method.label, *figures, *speedups))
+    return aligned(lines, left=3)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("--shape", nargs="+", type=one_of(SHAPES), default=["B"], help="sizes of LlamaGen (default B)")
+    add("--engine", nargs="+", default=["auto"], help="engines (default auto)")
+    add("--tau", nargs="+", type=real(1, 64), default=[1.5, 2.5, 3.5], help="codes per step (default 1.5 2.5 3.5)")
+    add("--dtype", choices=tuple(DTYPES), default="bf16", help="default bf16")
+    add("--steps", type=integer(1, 1000), default=16, help="steps of a round (default 16)")
+    add("--rounds", type=integer(1, 1000), default=5, help="rounds (default 5)")
+    add("--threads", type=integer(1, 1024), help="CPU threads to compute on")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print; return 1 if a choice is slower than plain decoding by more than the spread."""
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    device, rows = pick_device(args.device), list[Row]()
+    for shape in args.shape:
+        options = ShapeOptions(shape=shape)
+        for name in args.engine:
+            model = random_model(options.config, "eagle1", device, DTYPES[args.dtype])
+            made: Any = Model(name=shape, target=model.target, engine=engine(name))
+            rows.append(measure(made, shape, steps=args.steps, rounds=args.rounds))
+    print("\n".join(table(rows, args.tau)))
+    return DONE if all(row.holds(tau) for row in rows for tau in args.tau) else FAILED
+
+
+COMMAND = Command("auto_choice", 'Compare method "auto" without a profile with plain decoding.', add_arguments, run)
+
+if __name__ == "__main__":
+    sys.exit(run_command(COMMAND, prog="python -m studies.auto_choice"))
