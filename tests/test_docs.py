@@ -207,8 +207,8 @@ EXERCISES: dict[str, Exercise | Installation] = {
     ),
     'lantern-generate --model my-model --prompt "a sandy beach" --out pictures': Exercise(),
     "lantern bench --methods gumbel-jacobi:window=4": BENCH,
-    "lantern bench --shape B --variants fused+int8": Exercise(
-        "--codes 2 --tau 2 --images 1 --nodes --baseline eager", replace={"fused+int8": "eager"}, is_slow=True
+    "lantern bench --shape B --variants cpu+int8": Exercise(
+        "--codes 2 --tau 2 --images 1 --nodes --baseline eager", replace={"cpu+int8": "eager"}, is_slow=True
     ),
     'lantern frontier --points gumbel-jacobi "bounded-window:delta=0.05/0.2" --images 4 --out frontier': Exercise(
         "--model {model} --baseline eager --run run", replace={"4": "2", SWEPT: f"{SWEPT},k=6"}, is_slow=True

@@ -1,6 +1,6 @@
 """The contenders of a measurement: methods as written on the command line, each in its engine variants.
 
-A variant is a kind of engine (eager, compiled, fused, CUDA graphs, 8-bit weights) in a dtype.
+A variant is a kind of engine (`lantern.engines.engine.VARIANTS`) in a dtype.
 """
 
 import copy
@@ -17,30 +17,25 @@ import torch
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Step
-from lantern.engines.engine import AutoEngine, EagerEngine, Engine, Weights, engine_from_flags
+from lantern.engines.engine import VARIANTS, AutoEngine, EagerEngine, Engine, Weights, engine_of_variant
 from lantern.generation.generator import Generator, choose_method
 from lantern.methods.registry import METHODS, Decoder, Method
 from lantern.models.folder import DTYPES, AddOns, Model, place_module
 
-PLAIN_KINDS = (
-    *("eager", "compile", "fused", "fused+compile", "fused+int8", "fused+int8+compile"),
-    *("graph", "graph+compile", "graph+int8", "int8", "int8+compile"),
-)
-WORDS = {"cpu": "fused"}  # engine -> word in the name of a variant
 AUTO = "auto"
 # eager int8 kernels compute one row at a time: their cost grows with the number of nodes
-METHOD_KINDS = tuple(kind for kind in PLAIN_KINDS if kind != "int8")
+METHOD_KINDS = tuple(kind for kind in VARIANTS if kind != "eager+int8")
 
 
 def kinds_of(device: torch.device) -> tuple[str, ...]:
     """Return all kinds that run on a device."""
-    absent = "fused" if device.type == "cuda" else "graph"
-    return tuple(k for k in dict.fromkeys((*PLAIN_KINDS, *METHOD_KINDS)) if absent not in k)
+    absent = "cpu" if device.type == "cuda" else "graph"
+    return tuple(kind for kind in VARIANTS if absent not in kind)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A kind of `PLAIN_KINDS` or `METHOD_KINDS` in a dtype of `lantern.models.folder.DTYPES`."""
+    """A kind of `lantern.engines.engine.VARIANTS` in a dtype of `lantern.models.folder.DTYPES`."""
 
     kind: str
     dtype: str
@@ -64,8 +59,7 @@ class Variant:
         if engine.weights == "int4" or engine.reproducible:
             raise ValueError("methods are not measured with 4-bit weights or reproducible engines: give another engine")
         steps = "+compile" if engine.compiles_steps and engine.name != "compile" else ""
-        kind = WORDS.get(engine.name, engine.name) + ("+int8" if engine.weights == "int8" else "") + steps
-        return cls({"eager+int8": "int8", "compile+int8": "int8+compile"}.get(kind, kind), dtype)
+        return cls(engine.name + steps + ("+int8" if engine.weights == "int8" else ""), dtype)
 
     def resolved(self, stable: "Stable") -> "Variant":
         """Return the variant with the engine that "auto" stands for on this machine."""
@@ -81,10 +75,8 @@ class Variant:
         return {"engine": self.engine().name, "weights": self.engine().weights, "dtype": self.dtype}
 
     def engine(self, *, reproducible: bool = False) -> Engine:
-        """The engine settings of this variant."""
-        is_fused, has_int8 = "fused" in self.kind, "int8" in self.kind
-        how = {"compile": self.is_compiled, "graphs": self.is_graphed, "fused": is_fused, "int8": has_int8}
-        return engine_from_flags(**how, reproducible=reproducible)
+        """The engine of this variant."""
+        return engine_of_variant(self.kind, reproducible=reproducible)
 
 
 class Stable:
@@ -244,7 +236,7 @@ def variants(kinds: Sequence[str], dtypes: Sequence[str], baselines: Sequence[st
     return {
         name: [Variant(kind, dtype) for dtype in dtypes for kind in known if kind in wanted]
         for name, known, wanted in (
-            (PLAIN, PLAIN_KINDS, (*kinds, *baselines)),
+            (PLAIN, VARIANTS, (*kinds, *baselines)),
             ("others", METHOD_KINDS, kinds),
         )
     }

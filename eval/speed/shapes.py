@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import median
 from typing import Any
 
@@ -11,9 +11,6 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step, Verifier
-from lantern.drafters.eagle.drafter import EagleDrafter
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.drafters.heads.parallelspec import ParallelDrafter, ParallelSpec, ParallelSpecConfig
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.eval.speed.contenders import (
     PLAIN,
@@ -32,17 +29,13 @@ from lantern.eval.speed.phases import copy_bandwidth, describe, layer_seconds, r
 from lantern.eval.speed.race import Spread, compare, interleave, now, rounded
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.surroundings import load_average, surroundings
-from lantern.methods.registry import METHODS, Decoder
+from lantern.methods.registry import METHODS, Decoder, find
+from lantern.methods.spec import AddOn, DrafterContext
 from lantern.models.folder import DTYPES, Model, pick_device, place_module
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.verifiers.gumbel import GumbelVerifier
 
 CAPTION_WORDS = 24
-# drafters for a size: one pass per depth of the tree, or one for all depths
-DRAFTERS: dict[str, tuple[Any, Any]] = {
-    "eagle1": (Eagle, EagleConfig),
-    "parallelspec": (ParallelSpec, ParallelSpecConfig),
-}
 
 
 @dataclass(frozen=True)
@@ -99,14 +92,23 @@ def measure(options: ShapeOptions) -> dict[str, Any]:
 
 def random_model(config: TransformerConfig, drafter: str, device: torch.device, dtype: torch.dtype) -> Model:
     """Return a target and a one-layer drafter of a size, with their initial random weights."""
-    module, made = DRAFTERS[drafter]
+    entry = network_of(drafter)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        target, draft = Transformer(config), module(made.for_target(config, layers=1))
+        target, draft = Transformer(config), entry.module(entry.config.for_target(config, layers=1))
     for network in (target, draft):
         place_module(network, device, dtype)
         network.eval().requires_grad_(False)
     return Model(name="random", target=target, drafter=draft)
+
+
+def network_of(drafter: str) -> AddOn:
+    """Return the network of a method that drafts static trees by one; ValueError for other methods."""
+    spec = find(drafter).spec
+    found = [entry for entry in spec.add_ons if isinstance(entry, AddOn) and entry.training == "drafter"]
+    if spec.tree is None or len(found) != 1 or "layers" not in {entry.name for entry in fields(found[0].config)}:
+        raise ValueError(f'drafter is "{drafter}", wanted a method with a tree and layers of its own, such as "eagle1"')
+    return found[0]
 
 
 class ShapeBench:
@@ -228,12 +230,12 @@ class ShapeBench:
             target = model.engine.prepare(model.target)
             return Decoder(METHODS[PLAIN], target, self.sampling, None, None, engine=model.engine)
         assert model.drafter is not None
-        kind: Any = ParallelDrafter if isinstance(model.drafter, ParallelSpec) else EagleDrafter
-        engine = model.engine
+        engine, method = model.engine, METHODS[self.options.drafter].with_options(tree=self.options.tree)
         module, target = engine.prepare_drafter(model.drafter), engine.prepare(model.target)
-        drafter = kind(module, target, tree=self.tree, mode="gumbel", sampling=self.sampling)
+        read = {network_of(method.name).name: module}
+        drafter = DrafterContext(target, self.sampling, module, read).drafter(method)
         verifier = self._scripted(GumbelVerifier(), self._counts(label), deepest(self.tree.shape()))
-        return Decoder(METHODS[self.options.drafter], target, self.sampling, drafter, verifier, engine=engine)
+        return Decoder(method, target, self.sampling, drafter, verifier, engine=engine)
 
     def _scripted(self, inner: Verifier, counts: Sequence[int], path: Sequence[int]) -> ScriptedVerifier:
         return ScriptedVerifier(inner, tuple(counts), tuple(path), self.options.config.block_size)

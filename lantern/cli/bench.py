@@ -12,7 +12,7 @@ from lantern.cli.command import (
     DONE,
     DTYPES,
     FAILED,
-    PLAIN_KINDS,
+    VARIANT,
     Command,
     add_distribution,
     check_file,
@@ -24,9 +24,10 @@ from lantern.cli.command import (
     real,
     run_command,
 )
+from lantern.engines.engine import VARIANTS
+from lantern.methods import METHODS
 
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
-DRAFTERS = ("eagle1", "parallelspec")
 # options of only one of the two benchmarks
 MODEL_ONLY = ("methods", "prompts_file", "reproducible", "no_memory", *DISTRIBUTION)
 SHAPE_ONLY = ("tau", "codes", "tree", "drafter")
@@ -70,8 +71,9 @@ def _shape(group: Any) -> None:
     group.add_argument("--tree", metavar="NAME", help="draft tree (default grown_15_4)")
     group.add_argument(
         "--drafter",
-        type=one_of(DRAFTERS),
-        help="one layer; eagle1 runs one pass per depth, parallelspec one for all (default eagle1)",
+        type=one_of(list(METHODS)),
+        help="method whose drafter has one layer: eagle1 runs one pass per depth, parallelspec one for all (default "
+        "eagle1)",
     )
 
 
@@ -84,13 +86,13 @@ def _both(group: Any) -> None:
     group.add_argument(
         "--variants",
         nargs="+",
-        type=one_of(PLAIN_KINDS),
-        help=f"how methods run: of {', '.join(PLAIN_KINDS)} (default all that the device has)",
+        type=VARIANT,
+        help=f"how methods run: of {', '.join(VARIANTS)} (default all that the device has)",
     )
     group.add_argument(
         "--baseline",
         nargs="+",
-        type=one_of(PLAIN_KINDS),
+        type=VARIANT,
         help="how plain decoding runs beside --variants; the fastest is the baseline (default all that the device has)",
     )
     group.add_argument(

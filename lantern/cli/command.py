@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lantern import __version__
 from lantern.core.config import is_debugging, one_line
 from lantern.core.signals import Stopping
-from lantern.engines.engine import ENGINES, WEIGHTS, Engine, engine, engine_from_flags
+from lantern.engines.engine import ENGINES, RENAMED_VARIANTS, VARIANTS, WEIGHTS, Engine, engine, engine_from_flags
 from lantern.methods import METHODS, Setting, find, specs
 
 if TYPE_CHECKING:
@@ -48,10 +48,6 @@ DEPRECATED = {
 }
 PREFIX = "setting_"  # of their names in the namespace
 DTYPES = ("fp32", "bf16", "fp16")
-PLAIN_KINDS = (
-    *("eager", "compile", "fused", "fused+compile", "fused+int8", "fused+int8+compile"),
-    *("graph", "graph+compile", "graph+int8", "int8", "int8+compile"),
-)
 NETWORKS = ("inception", "clip")
 LEAST = 8  # pictures that KID needs: bootstrap samples of fewer may hold no two different pictures
 
@@ -250,6 +246,9 @@ class Names:
             known = ", ".join(self.names)
             raise argparse.ArgumentTypeError(f"{text[:40]!r}, wanted one of {known}{nearest(text, self.names)}")
         return text
+
+
+VARIANT = Names(VARIANTS, aliases=RENAMED_VARIANTS)
 
 
 def one_of(names: Sequence[str]) -> Names:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import (
     DONE,
-    PLAIN_KINDS,
+    VARIANT,
     Command,
     add_dtype,
     add_engine,
@@ -20,7 +20,6 @@ from lantern.cli.command import (
     existing,
     integer,
     judges_of,
-    one_of,
     report,
     results_folder,
     run_command,
@@ -66,7 +65,7 @@ def _how(group: Any) -> None:
     group.add_argument(
         "--baseline",
         nargs="+",
-        type=one_of(PLAIN_KINDS),
+        type=VARIANT,
         help="how plain decoding runs, in fp32 and bf16; the fastest is the baseline (default all that the device has)",
     )
     group.add_argument(

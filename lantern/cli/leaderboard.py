@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lantern.cli.command import (
     DONE,
     FAILED,
-    PLAIN_KINDS,
+    VARIANT,
     Command,
     add_dtype,
     add_engine,
@@ -23,7 +23,6 @@ from lantern.cli.command import (
     existing,
     integer,
     judges_of,
-    one_of,
     real,
     report,
     results_folder,
@@ -85,7 +84,7 @@ def _how(group: Any) -> None:
     group.add_argument(
         "--baseline",
         nargs="+",
-        type=one_of(PLAIN_KINDS),
+        type=VARIANT,
         default=(),
         help="how plain decoding runs beside the methods' own engine, in fp32 and bf16; the fastest is the baseline "
         "(default all that the device has)",

@@ -29,6 +29,20 @@ ENGINES = {
     "graph": "lantern.engines.cuda.engine:GraphEngine",
     "cpu": "lantern.engines.cpu.engine:CpuEngine",
 }
+# How measurements name engines: an engine, whether drafting and verification are compiled too, and its weights.
+VARIANTS = (
+    *("eager", "compile", "cpu", "cpu+compile", "cpu+int8", "cpu+compile+int8"),
+    *("graph", "graph+compile", "graph+int8", "eager+int8", "compile+int8"),
+)
+# names of earlier versions
+RENAMED_VARIANTS = {
+    "fused": "cpu",
+    "fused+compile": "cpu+compile",
+    "fused+int8": "cpu+int8",
+    "fused+int8+compile": "cpu+compile+int8",
+    "int8": "eager+int8",
+    "int8+compile": "compile+int8",
+}
 # Most codes per pass of reproducible decoding: linears were measured to round alike up to this number.
 MAX_REPRODUCIBLE = 16
 OTHER_LAYERS = "quantized weights and reproducible passes are for LlamaGen's layers, this model has others: omit them"
@@ -177,6 +191,14 @@ def engine(choice: "str | Engine", **settings: Any) -> Engine:
         raise ValueError(f"engine is {str(choice)[:40]!r}, expected one of {', '.join(ENGINES)}")
     module, name = ENGINES[choice].split(":")
     return getattr(import_module(module), name)(**settings)
+
+
+def engine_of_variant(variant: str, *, reproducible: bool = False) -> Engine:
+    """Return the engine of a name in VARIANTS."""
+    name, *rest = variant.split("+")
+    compiles = name == "compile" or "compile" in rest
+    weights = "int8" if "int8" in rest else "full"
+    return engine(name, weights=weights, reproducible=reproducible, compiles_steps=compiles)
 
 
 def engine_from_flags(

@@ -12,6 +12,8 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
+from lantern.engines.engine import ENGINES as KNOWN_ENGINES
+
 if TYPE_CHECKING:
     from jaxtyping import Float, Int32
     from torch import Tensor, nn
@@ -31,7 +33,7 @@ PROMISES: dict[str, str] = {
     "distribution": "other codes than plain decoding, from the same distribution",
     "relaxed": "another distribution; the total variation per code is reported",
 }
-ENGINES = ("eager", "compile", "fused", "graphs")
+ENGINES = tuple(name for name in KNOWN_ENGINES if name != "auto")
 DRAFTER = "eagle1"  # the add-on that is a component of the model, in drafter/ instead of parts/<name>/
 
 
@@ -110,6 +112,7 @@ class AddOn:
 
     `module` and `config` are its classes. `training` names what makes it: "drafter" and "policy" are stages of
     `lantern train`, anything else is a command line. `training_config` is the configuration that they take by default.
+    `task` is the "module:class" of a policy's training task.
     `toy` are fields of the config at the size of tests.
     """
 
@@ -118,6 +121,7 @@ class AddOn:
     config: Any
     training: str = "drafter"
     training_config: str = ""
+    task: str = ""
     toy: Mapping[str, Any] = field(default_factory=dict)
 
     @property

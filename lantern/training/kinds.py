@@ -1,4 +1,4 @@
-"""Drafters that can be trained. A kind is the name of an add-on that a method declares."""
+"""Drafters and policies that can be trained. A kind is the name of an add-on that a method declares."""
 
 import difflib
 from dataclasses import replace
@@ -18,18 +18,18 @@ from lantern.models.llamagen.lantern_layout import is_foreign_config
 from lantern.models.llamagen.transformer import Transformer
 
 
-def kinds() -> dict[str, AddOn]:
-    """Return the add-ons that `lantern train drafter` trains, by name."""
-    return {name: entry for name, entry in add_ons().items() if entry.training == "drafter"}
+def kinds(stage: str = "drafter") -> dict[str, AddOn]:
+    """Return the add-ons that a stage of `lantern train` trains, "drafter" or "policy", by name."""
+    return {name: entry for name, entry in add_ons().items() if entry.training == stage}
 
 
-def find_kind(name: str) -> AddOn:
+def find_kind(name: str, stage: str = "drafter") -> AddOn:
     """Return the add-on of a kind; ValueError gives the nearest name."""
-    known = kinds()
+    known = kinds(stage)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-        raise ValueError(f"drafter kind is {name[:40]!r}; {hint}")
+        raise ValueError(f"{stage} kind is {name[:40]!r}; {hint}")
     return known[name]
 
 

@@ -5,7 +5,6 @@ A record holds, for every drafted node, its traits and whether the target accept
 of a model's folder.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,13 @@ from lantern.drafters.policies.policy import TRAITS, StepCosts
 from lantern.drafters.policies.radar import SIDE_INPUTS, Radar, RadarConfig, side_inputs
 from lantern.drafters.policies.records import Records, load_records
 from lantern.generation.tuning.costs import costs_of
+from lantern.methods.spec import resolved
 from lantern.training.config import load_training_config, with_overrides
+from lantern.training.kinds import find_kind
 from lantern.training.loop import LoopConfig, Task, step_seed
 from lantern.training.loop import train as run_loop
 from lantern.training.schedule import adjusted
 
-POLICIES = ("c2t", "radar")
 HELD_OUT = 5  # every fifth picture is held out
 SIDES = [TRAITS.index(name) for name in ("left", "up", "up_right")]
 
@@ -51,8 +51,7 @@ class PolicyConfig:
     curiosity: float = 0.01
 
     def __post_init__(self) -> None:
-        if self.kind not in POLICIES:
-            raise ValueError(f"policy kind is {self.kind[:40]!r}, wanted one of {', '.join(POLICIES)}")
+        find_kind(self.kind, "policy")
         if self.batch < 1 or self.lr <= 0 or self.nodes < 2:
             raise ValueError(f"batch {self.batch}, lr {self.lr}, nodes {self.nodes}: wanted at least 1, above 0, 2")
 
@@ -251,9 +250,6 @@ def sides(records: Records) -> Float[Tensor, "s d 3"]:
     return torch.stack(found, 1)
 
 
-TASKS: dict[str, Callable[[PolicyConfig, Records, StepCosts], Task]] = {"c2t": C2TTask, "radar": RadarTask}
-
-
 def train(
     config: PolicyConfig,
     *,
@@ -284,4 +280,5 @@ def train(
     if profile is not None:
         costs = costs_of(read_json_object(profile))
     torch.manual_seed(config.loop.seed)
-    run_loop(TASKS[config.kind](config, found, costs), config.loop, out=out)
+    task: type[Task] = resolved(find_kind(config.kind, "policy").task)
+    run_loop(task(config, found, costs), config.loop, out=out)

@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from lantern.cli.bench import DTYPES, SHAPES, main
-from lantern.cli.command import PLAIN_KINDS as KINDS
 from lantern.eval.speed import race
-from lantern.eval.speed.contenders import METHOD_KINDS, PLAIN_KINDS
 from lantern.methods.registry import METHODS
 from lantern.models.folder import DTYPES as KNOWN_DTYPES
 from lantern.models.llamagen.transformer import SIZES
@@ -37,7 +35,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_options_list_all_choices() -> None:
-    assert set(KINDS) == set(PLAIN_KINDS) | set(METHOD_KINDS)
     assert set(DTYPES) == set(KNOWN_DTYPES) and set(SHAPES) == set(SIZES)
 
 

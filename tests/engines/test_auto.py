@@ -1,13 +1,25 @@
 """The engine `auto`: what it chooses, and why."""
 
+import argparse
+
 import pytest
 import torch
 
+from lantern.cli.command import VARIANT
 from lantern.core.sampling import Sampling
 from lantern.engines.cpu import build as library
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.engine import ENGINES, AutoEngine, EagerEngine, Engine, engine, engine_from_dict, engine_from_flags
+from lantern.engines.engine import (
+    ENGINES,
+    AutoEngine,
+    EagerEngine,
+    Engine,
+    engine,
+    engine_from_dict,
+    engine_from_flags,
+    engine_of_variant,
+)
 from lantern.methods.registry import METHODS, build_decoder
 from lantern.models.folder import Model
 from lantern.models.llamagen.transformer import Transformer
@@ -91,3 +103,26 @@ def test_layer_by_layer_keeps_weights_and_reproducibility() -> None:
     made: Engine = CpuEngine(weights="int8", reproducible=True)
     assert made.layer_by_layer() == EagerEngine(weights="int8")
     assert EagerEngine(reproducible=True).layer_by_layer() == EagerEngine(reproducible=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("cpu+int8", "cpu+int8"),
+        ("fused+int8+compile", "cpu+compile+int8"),
+        ("int8", "eager+int8"),
+        ("int8+compile", "compile+int8"),
+        ("graph", "graph"),
+    ],
+)
+def test_variants_have_one_name_and_an_engine(text: str, name: str) -> None:
+    assert VARIANT(text) == name
+    made = engine_of_variant(name)
+    assert made.name == name.split("+")[0] and made.weights == ("int8" if "int8" in name else "full")
+    assert made.compiles_steps == ("compile" in name)
+
+
+@pytest.mark.parametrize("text", ["graph+int4", "cpu+int9", "", "cpu+graph"])
+def test_unknown_variants_are_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="wanted one of eager, compile, cpu"):
+        VARIANT(text)

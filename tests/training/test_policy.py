@@ -199,7 +199,7 @@ def test_interrupted_command_returns_the_code_of_the_signal_and_prints_no_result
                 os.kill(os.getpid(), number)
             return super().batch(step, rank, device)
 
-    monkeypatch.setattr(policy, "TASKS", {"c2t": Interrupted})
+    monkeypatch.setattr(policy, "C2TTask", Interrupted)
     records(60).save(tmp_path / "r.safetensors")
     given = ["train", "policy", "--kind", "c2t", "--records", str(tmp_path / "r.safetensors")]
     assert main([*given, "--out", str(tmp_path / "out")]) == code

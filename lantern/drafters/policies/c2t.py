@@ -104,7 +104,15 @@ class C2TPolicy(StatelessPolicy):
         return size_of(pool, pool.values >= math.log(self.threshold))
 
 
-PART = AddOn("c2t", C2T, C2TConfig, training="policy", training_config="policy-c2t", toy={"hidden": 8})
+PART = AddOn(
+    "c2t",
+    C2T,
+    C2TConfig,
+    training="policy",
+    training_config="policy-c2t",
+    task="lantern.training.policy:C2TTask",
+    toy={"hidden": 8},
+)
 METHODS = (
     MethodSpec(
         "c2t",

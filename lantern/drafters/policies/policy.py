@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.types import Step
-from lantern.methods.spec import Setting
+from lantern.methods.spec import ENGINES, Setting
 
 MAX_DEPTH = 12
 # Log probabilities: of the least likely node that is not stopped, of a stopped node, and of the most likely one.
@@ -29,7 +29,7 @@ GROWTH = (
     Setting("spread", 1.25, "standard deviation of the target's scores about the drafter's", low=0),
 )
 # of adaptive trees: their size changes from step to step, which a CUDA graph cannot
-WITHOUT_GRAPHS = ("eager", "compile", "fused")
+WITHOUT_GRAPHS = tuple(name for name in ENGINES if name != "graph")
 ADAPTIVE = Setting("adaptive", True, "whether the policy chooses the size of the next tree; CUDA graphs need false")
 State = tuple[Tensor, ...]
 TRAITS = (

@@ -125,7 +125,13 @@ class RadarPolicy:
 
 
 PART = AddOn(
-    "radar", Radar, RadarConfig, training="policy", training_config="policy-radar", toy={"beam": 4, "hidden": 8}
+    "radar",
+    Radar,
+    RadarConfig,
+    training="policy",
+    training_config="policy-radar",
+    task="lantern.training.policy:RadarTask",
+    toy={"beam": 4, "hidden": 8},
 )
 METHODS = (
     MethodSpec(

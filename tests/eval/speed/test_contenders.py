@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.engine import AutoEngine, EagerEngine, engine
+from lantern.engines.engine import VARIANTS, AutoEngine, EagerEngine, engine
 from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import (
     Contender,
@@ -45,7 +45,7 @@ def test_the_variant_of_an_engine_has_that_engine(kind: str) -> None:
 def test_auto_stands_for_the_engine_of_this_machine(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Variant.of(engine("auto"), "fp32").resolved(Stable(model)) == Variant("eager", "fp32")
     monkeypatch.setattr(AutoEngine, "resolve", lambda self, target: engine("cpu", weights=self.weights))
-    assert Variant.of(engine("auto", weights="int8"), "fp32").resolved(Stable(model)) == Variant("fused+int8", "fp32")
+    assert Variant.of(engine("auto", weights="int8"), "fp32").resolved(Stable(model)) == Variant("cpu+int8", "fp32")
     assert Variant("eager", "fp32").resolved(Stable(model)) == Variant("eager", "fp32")
 
 
@@ -60,7 +60,7 @@ def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pyte
         raise ImportError("no torchao here")
 
     monkeypatch.setattr("lantern.engines.quantized.quantized", fail)
-    names = contenders.variants(("eager", "int8"), ("fp32",))
+    names = contenders.variants(("eager", "eager+int8"), ("fp32",))
     lineup = line_up(Stable(model), ["eagle1"], names, model.sampling())
     assert [str(one.variant) for one in lineup.contenders] == ["eager fp32", "eager fp32"]
     assert lineup.failed == [{"method": "plain", "variant": "int8 fp32", "reason": "ImportError: no torchao here"}]
@@ -95,9 +95,9 @@ def test_a_bench_needs_plain_decoding() -> None:
 
 
 def test_methods_run_on_int8_weights_only_compiled_or_fused() -> None:
-    names = contenders.variants(contenders.PLAIN_KINDS, ("fp32", "bf16"))
-    assert {one.kind for one in names["plain"]} - {one.kind for one in names["others"]} == {"int8"}
-    assert len(names["plain"]) == len(names["others"]) + 2 == 2 * len(contenders.PLAIN_KINDS)
+    names = contenders.variants(VARIANTS, ("fp32", "bf16"))
+    assert {one.kind for one in names["plain"]} - {one.kind for one in names["others"]} == {"eager+int8"}
+    assert len(names["plain"]) == len(names["others"]) + 2 == 2 * len(VARIANTS)
 
 
 def test_a_dtype_is_a_copy_of_the_model(model: Model) -> None:
@@ -112,7 +112,7 @@ def test_a_dtype_is_a_copy_of_the_model(model: Model) -> None:
 
 def test_int8_weights_are_a_quarter_of_the_size_and_close() -> None:
     pytest.importorskip("torchao")
-    target, engine = tiny_target(), Variant("int8", "fp32").engine()
+    target, engine = tiny_target(), Variant("eager+int8", "fp32").engine()
     small: Any = engine.prepare(target)
     assert engine.prepare(small) is small
     name = "layers.0.attention.wo.weight"
@@ -128,7 +128,7 @@ def test_graphs_are_for_gpus_and_for_plain_decoding_too() -> None:
     named = contenders.variants(contenders.kinds_of(torch.device("cuda")), ("bf16",))
     assert all(Variant(kind, "bf16") in named[name] for name in named for kind in ("graph", "graph+compile"))
     assert Variant("graph+compile", "fp32").engine() == GraphEngine(compiles_steps=True)
-    assert Variant("int8", "bf16").engine() == EagerEngine(weights="int8")
+    assert Variant("eager+int8", "bf16").engine() == EagerEngine(weights="int8")
 
 
 def test_every_picture_includes_its_prefill(model: Model) -> None:
