@@ -63,7 +63,7 @@ def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pyte
     names = contenders.variants(("eager", "eager+int8"), ("fp32",))
     lineup = line_up(Stable(model), ["eagle1"], names, model.sampling())
     assert [str(one.variant) for one in lineup.contenders] == ["eager fp32", "eager fp32"]
-    assert lineup.failed == [{"method": "plain", "variant": "int8 fp32", "reason": "ImportError: no torchao here"}]
+    assert lineup.failed == [{"method": "plain", "variant": "eager+int8 fp32", "reason": "ImportError: no torchao here"}]
 
 
 def test_a_variant_that_fails_when_run_is_listed(model: Model) -> None:
