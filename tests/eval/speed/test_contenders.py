@@ -35,7 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 # variants
 
 
-@pytest.mark.parametrize("kind", [kind for kind in contenders.PLAIN_KINDS if kind != "graph+int8"])
+@pytest.mark.parametrize("kind", [kind for kind in VARIANTS if kind != "graph+int8"])
 def test_the_variant_of_an_engine_has_that_engine(kind: str) -> None:
     variant = Variant(kind, "bf16")
     assert Variant.of(variant.engine(), "bf16") == variant
@@ -63,7 +63,8 @@ def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pyte
     names = contenders.variants(("eager", "eager+int8"), ("fp32",))
     lineup = line_up(Stable(model), ["eagle1"], names, model.sampling())
     assert [str(one.variant) for one in lineup.contenders] == ["eager fp32", "eager fp32"]
-    assert lineup.failed == [{"method": "plain", "variant": "eager+int8 fp32", "reason": "ImportError: no torchao here"}]
+    reason = "ImportError: no torchao here"
+    assert lineup.failed == [{"method": "plain", "variant": "eager+int8 fp32", "reason": reason}]
 
 
 def test_a_variant_that_fails_when_run_is_listed(model: Model) -> None:
