@@ -79,6 +79,17 @@ def test_a_target_trains_from_packed_data_alone(place: Path, capsys: pytest.Capt
     assert again["output.weight"].dtype == torch.bfloat16
 
 
+def test_packed_data_is_packed_again_with_a_target_to_start_from(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = ["--text-encoder", "text", "--tokenizer", "words"]
+    assert main(command("pack", "--data", "data", "--vq", "vqvae", *parts, "--out", "packed")) == 0
+    shutil.rmtree("data")
+    assert main(command("pack", "--data", "packed", "--vq", "vqvae", *parts, "--out", "more", "--init", "vqvae")) == 0
+    assert "--init more/init" in capsys.readouterr().out
+    assert {path.name for path in Path("more").iterdir()} == {path.name for path in Path("packed").iterdir()} | {"init"}
+
+
 def test_packed_data_refuses_another_tokenizer_and_other_folders(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
