@@ -142,11 +142,27 @@ class Plan:
             words = (*words, "--batch", batch, *self._out(f"embedded-{batch}-figures"))
             found.append(Task(4, f"embedded-{batch}", command("bench", *words), 300, toy))
         words = ("--model", model, *sizes.board_words, *bf16, *on, *self.metrics, "--run", str(self.work / "board"))
-        words = (*words, "--out", str(self.out / "leaderboard"), "--docs", str(self.out / "leaderboard"), "--quiet")
+        words = (
+            *words,
+            "--out",
+            str(self.out / "leaderboard"),
+            "--docs",
+            str(self.out / "leaderboard"),
+            "--overwrite",
+            "--quiet",
+        )
         found.append(Task(5, "leaderboard", command("leaderboard", *words), 540, toy))
         words = ("--model", model, "--points", *sizes.points, "--images", str(sizes.frontier_images), *bf16, *on)
         words = (*words, *self.metrics, "--baseline", "eager") if self.is_toy else (*words, *self.metrics)
-        words = (*words, "--run", str(self.work / "frontier"), "--out", str(self.out / "frontier"), "--quiet")
+        words = (
+            *words,
+            "--run",
+            str(self.work / "frontier"),
+            "--out",
+            str(self.out / "frontier"),
+            "--overwrite",
+            "--quiet",
+        )
         found.append(Task(6, "frontier", command("frontier", *words), 1800, toy))
         return [*found, *self._training()]
 

@@ -213,7 +213,9 @@ EXERCISES: dict[str, Exercise | Installation] = {
     'lantern frontier --points gumbel-jacobi "bounded-window:delta=0.05/0.2" --images 4 --out frontier': Exercise(
         "--model {model} --baseline eager --run run", replace={"4": "2", SWEPT: f"{SWEPT},k=6"}, is_slow=True
     ),
-    "lantern frontier --from eval/results/frontier.json --out frontier": Exercise(prepare=saved_results, is_slow=True),
+    "lantern frontier --from eval/results/frontier.json --out frontier --overwrite": Exercise(
+        prepare=saved_results, is_slow=True
+    ),
     "lantern leaderboard --from eval/results/leaderboard.json --docs board --out board": Exercise(is_slow=True),
     "lantern results": Exercise(),
     "lantern results --refresh equality_int8 leaderboard-figures": Exercise(replace=REFRESHED, codes=(2,)),

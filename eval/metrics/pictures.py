@@ -122,7 +122,7 @@ class EnlargedError(ValueError):
     """A picture file was enlarged by a filter that cannot be undone."""
 
 
-def raw_size(pixels: np.ndarray, facts: Mapping[str, Any], path: Path) -> np.ndarray:
+def raw_size(pixels: np.ndarray, facts: Mapping[Any, Any], path: Path) -> np.ndarray:
     """Return the pixels of the model for a PNG that `lantern-generate --scale` enlarged, others as they are.
 
     EnlargedError if the filter was not "nearest", whose pixels are the only ones that can be read back.

@@ -190,6 +190,24 @@ def check_file(option: str, path: Path) -> None:
         raise ValueError(f"{option} {path}: the folder {path.parent} does not exist")
 
 
+def add_overwrite(group: Any) -> None:
+    """Add the option that lets results replace files."""
+    group.add_argument("--overwrite", action="store_true", help="replace results that exist in --out")
+
+
+def check_results(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Raise ValueError if --out has one of these files and --overwrite is not given, OSError if it is unusable.
+
+    Without --out the results go to their folder in the checkout, whose files are there to be replaced.
+    """
+    if args.out is None:
+        return
+    check_folder(args.out)
+    there = [args.out / name for name in names if (args.out / name).exists()]
+    if there and not args.overwrite:
+        raise ValueError(f"{there[0]} exists: give --overwrite to replace it, or another --out")
+
+
 def integer(low: int, high: int) -> Callable[[str], int]:
     """Return a type for whole numbers in [low, high]."""
 

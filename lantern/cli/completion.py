@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import IO, Any
+from typing import Any, TextIO
 
 from lantern.cli.command import DONE, Command, Names
 
@@ -24,9 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the script."""
-    import argcomplete
+    from argcomplete.shell_integration import shellcode
 
-    print(argcomplete.shellcode(PROGRAMS, shell=args.shell))
+    print(shellcode(PROGRAMS, shell=args.shell))
     return DONE
 
 
@@ -34,7 +34,7 @@ def complete(
     program: str,
     commands: Mapping[str, str] | None = None,
     *,
-    output: IO[str] | None = None,
+    output: TextIO | None = None,
     leave: Callable[[int], Any] = os._exit,
 ) -> None:
     """Write the completions of the line that the shell's script has set to `output`, and `leave`.

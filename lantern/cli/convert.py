@@ -45,7 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", type=dtype_of_names("keep"), default="keep", help="keep (default), bf16, fp16 or fp32"
     )
-    parser.add_argument("--force", action="store_true", help="replace an existing component in OUT")
+    parser.add_argument(
+        "--overwrite", "--force", dest="force", action="store_true", help="replace an existing component in OUT"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from lantern.models.llamagen.checkpoint import read_checkpoint
 
     if (args.out / WEIGHTS_NAME).exists() and not args.force:
-        raise ValueError(f"{args.out} already holds a component: replace it with --force")
+        raise ValueError(f"{args.out} already holds a component: replace it with --overwrite")
     grid = args.grid or (args.image_size // 16 if args.image_size else 0)
     found = read_checkpoint(
         args.checkpoint,

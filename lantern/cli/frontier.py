@@ -13,8 +13,10 @@ from lantern.cli.command import (
     add_engine,
     add_judges,
     add_machine,
+    add_overwrite,
     add_subject,
     baseline_dtypes,
+    check_results,
     distribution_of,
     engine_of,
     existing,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from lantern.eval.boards.frontier import FrontierOptions
 
 NAME = "frontier"
+FILES = (f"{NAME}.json", f"{NAME}.png", f"{NAME}.svg", f"{NAME}.html")
 MOST_SHOWN = 12
 
 
@@ -75,11 +78,13 @@ def _how(group: Any) -> None:
         help="folder of intermediate results; a stopped sweep resumes from it",
     )
     group.add_argument("--out", type=Path, help="folder of frontier.json, .png, .svg and .html (default eval/results)")
+    add_overwrite(group)
     add_machine(group)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure missing points, compute quality metrics, write and draw; or only draw."""
+    check_results(args, FILES)
     from lantern.core.config import read_json_object
 
     if args.results is not None:

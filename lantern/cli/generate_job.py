@@ -243,7 +243,7 @@ class Job:
 
         return to_image(enlarge(pixels, self.scale, self.results.resample))
 
-    def _write(self, image: "Image", path: Path, facts: Mapping[str, Any]) -> None:
+    def _write(self, image: "Image", path: Path, facts: dict[str, Any]) -> None:
         """Write a picture or sheet and remember its path."""
         from lantern.generation.images import QUALITY, save_image
 

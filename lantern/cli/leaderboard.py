@@ -15,8 +15,10 @@ from lantern.cli.command import (
     add_engine,
     add_judges,
     add_machine,
+    add_overwrite,
     add_subject,
     baseline_dtypes,
+    check_results,
     complain,
     distribution_of,
     engine_of,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from lantern.eval.boards.contest import LeaderboardOptions
 
 NAME = "leaderboard"
+FILES = (f"{NAME}.json", f"{NAME}.png", f"{NAME}.svg")
 DISTRIBUTION = ("guidance", "top_k", "top_p")
 TEMPERATURES, IMAGES = (1.0, 0.0), (8, 4)
 
@@ -96,12 +99,14 @@ def _how(group: Any) -> None:
         help="folder of intermediate results; a stopped run resumes from it",
     )
     group.add_argument("--out", type=Path, help="folder of leaderboard.json, .png and .svg (default eval/results)")
+    add_overwrite(group)
     group.add_argument("--docs", type=Path, help="folder of leaderboard.md and methods/ (default docs, or --out)")
     add_machine(group)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure what is missing, compute quality metrics, write; or only write. Return 1 if an exact method failed."""
+    check_results(args, FILES)
     if args.results is not None:
         from lantern.core.config import read_json_object
 

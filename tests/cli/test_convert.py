@@ -49,8 +49,8 @@ def test_a_component_is_replaced_only_with_force(checkpoint: Path, capsys: pytes
     assert _convert(checkpoint, "--grid", "4") == 0
     capsys.readouterr()
     assert _convert(checkpoint, "--grid", "8") == 2
-    assert "replace it with --force" in _refusal(capsys)
-    assert _convert(checkpoint, "--grid", "8", "--force") == 0
+    assert "replace it with --overwrite" in _refusal(capsys)
+    assert _convert(checkpoint, "--grid", "8", "--overwrite") == 0
     assert read_config(checkpoint.parent / "out")["block_size"] == 64
 
 

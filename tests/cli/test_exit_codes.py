@@ -80,6 +80,17 @@ def test_bad_input_is_refused_in_one_line(name: str, arguments: list[str], capsy
     assert sorted(map(str, Path().rglob("*"))) == ["here", "here/config.json"]
 
 
+@pytest.mark.parametrize("name", ["frontier", "leaderboard"])
+def test_results_in_a_named_folder_are_not_overwritten(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("here", f"{name}.png").write_bytes(b"own")
+    for arguments in ([], ["--from", "here/config.json"]):
+        assert main([name, "--out", "here", *arguments]) == 2
+        assert f"{name}.png exists: give --overwrite" in one_line(capsys)
+    assert main([name, "--out", "here", "--from", "here/config.json", "--overwrite"]) == 2
+    assert f"holds no {name}" in one_line(capsys)
+    assert Path("here", f"{name}.png").read_bytes() == b"own"
+
+
 def stop(number: int) -> Callable[[Any], int]:
     def run(args: Any) -> int:
         signal.raise_signal(number)
@@ -120,11 +131,10 @@ def test_a_signal_while_arguments_are_read_ends_in_one_line(capsys: pytest.Captu
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_process_that_computes_ends_with_the_code_of_its_signal(number: int, code: int) -> None:
-    waits = "import time; print('begun', flush=True); [time.sleep(0.05) for _ in range(2000)]"
     script = (
-        "import sys, dataclasses; from lantern.cli import main as program, results;"
-        f"results.COMMAND = dataclasses.replace(results.COMMAND, run=lambda args: exec({waits!r}));"
-        "sys.exit(program.main(['results']))"
+        "import dataclasses, sys, time; from lantern.cli import main as program, results;"
+        "run = lambda args: print('begun', flush=True) or time.sleep(100);"
+        "results.COMMAND = dataclasses.replace(results.COMMAND, run=run); sys.exit(program.main(['results']))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", script]

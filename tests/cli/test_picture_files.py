@@ -214,7 +214,7 @@ def test_a_sheet_of_several_prompts_has_labels(model: str, capsys: Capture) -> N
     assert path.name.endswith("-grid3.png")
     with Image.open(path) as image:
         assert image.size == (8 + 2 * 16, 8 + 2 * (16 + 24)) and "prompt" not in image.info
-        assert image.crop((0, 17, 40, 40)).convert("L").getextrema()[0] < 255
+        assert len(image.crop((0, 17, 40, 40)).convert("L").getcolors() or []) > 1
 
 
 def test_codes_can_go_to_standard_output(model: str, capsys: Capture) -> None:
