@@ -219,6 +219,7 @@ EXERCISES: dict[str, Exercise | Installation] = {
     "lantern leaderboard --from eval/results/leaderboard.json --docs board --out board": Exercise(is_slow=True),
     "lantern results": Exercise(),
     "lantern results --refresh equality_int8 leaderboard-figures": Exercise(replace=REFRESHED, codes=(2,)),
+    "python -m lantern.eval.gpu_campaign --minutes 30 --out gpu": Exercise("--device cpu --toy", is_slow=True),
     "python -m lantern.eval.speed.equality --methods gumbel-jacobi --seeds 2 --prompts 1 --out equality.json": EQUALITY,
 }  # fmt: skip
 
