@@ -2,7 +2,7 @@
 
 0: success. 1: a failure of the environment (disk full, hub unreachable, package missing, out of memory).
 2: invalid input (unknown option, bad value, damaged file).
-130: interrupted by Ctrl-C. 143: terminated by SIGTERM.
+129: the terminal was closed (SIGHUP). 130: interrupted by Ctrl-C. 143: terminated by SIGTERM.
 
 Of each group of options one function adds it, and one turns the given values into plain values.
 """

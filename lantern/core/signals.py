@@ -1,6 +1,7 @@
-"""SIGINT (Ctrl-C) and SIGTERM end a command or a training cleanly; a second signal ends the process at once."""
+"""SIGINT (Ctrl-C), SIGTERM and SIGHUP end a command or a training cleanly; a second one ends the process at once."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+if sys.platform != "win32":  # where a terminal that is closed sends no signal
+    WORDS[signal.SIGHUP] = "terminal closed"
 
 
 class Stopped(KeyboardInterrupt):
@@ -19,7 +22,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class Stopping:
-    """Context in which the first SIGINT or SIGTERM raises Stopped, and a second one ends the process at once.
+    """Context in which the first of these signals raises Stopped, and a second one ends the process at once.
 
     In a block under `shield` the first signal takes effect at the end of the block, so that the block is done whole or
     not begun. With `raises=False` a signal only sets `is_requested`. Outside of the main thread, where Python delivers

@@ -51,7 +51,12 @@ def arguments(folder: Path, tmp_path: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("number", "code", "word"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGHUP, 129, "terminal closed"),
+    ],
 )
 def test_a_signal_keeps_and_reports_finished_pictures(
     folder: Path,
