@@ -100,8 +100,9 @@ def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None"
         for folder in parents:
             with suppress(OSError):
                 folder.rmdir()
-        if isinstance(error, ValueError):
-            raise ValueError(str(error).replace(str(trial), str(out))) from error
+        if isinstance(error, ValueError | OSError):
+            kind = ValueError if isinstance(error, ValueError) else OSError
+            raise kind(str(error).replace(str(trial), str(out))) from error
         raise
     trial.rmdir()
 

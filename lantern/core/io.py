@@ -104,6 +104,7 @@ def save_component(
     halves a folder). Tensors named in `int8` are stored as int8 with one scale per row, under their
     own name and `<name>.scale`.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
@@ -120,7 +121,10 @@ def save_component(
         atomic_write(folder / WEIGHTS_NAME) as weights,
         atomic_write(folder / CONFIG_NAME) as config_file,
     ):
-        save_file(stored, weights, metadata={"format": "pt"})
+        try:
+            save_file(stored, weights, metadata={"format": "pt"})
+        except SafetensorError as error:  # of the system, such as a full disk
+            raise OSError(f"{folder / WEIGHTS_NAME} cannot be written: {one_line(error)}") from error
         text = json.dumps(config, indent=2, ensure_ascii=False, allow_nan=False)
         config_file.write_text(text + "\n", encoding="utf-8")
         listed = {name: digest for name, digest in read_checksums(folder).items() if (folder / name).is_file()}

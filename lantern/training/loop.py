@@ -400,8 +400,8 @@ class Run:
 def train(task: Task, config: LoopConfig, *, out: Path) -> None:
     """Train a task to `config.steps`, resuming from `out/checkpoint.pt` if it exists, then export it to `out`.
 
-    Writes log.jsonl, events/, samples/, checkpoint.pt and training.json (the schedule as it was run). SIGTERM, SIGINT or SIGHUP
-    ends the run after a step with a checkpoint and without an export, and raises Stopped.
+    Writes log.jsonl, events/, samples/, checkpoint.pt and training.json (the schedule as it was run). SIGTERM, SIGINT
+    or SIGHUP ends the run after a step with a checkpoint and without an export, and raises Stopped.
     """
     with Stopping() as stopping, stopping.shield():
         run = Run(task, config, out)

@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import stat
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,8 @@ from lantern.models.trial import try_component
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
 from tests.tiny_parts import tiny_part
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -183,6 +186,24 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path, capsys: pytest.Captu
     error = capsys.readouterr().err
     assert "output.weight" in error and error.count("\n") == 1 and "x.pt" in error
     assert not (tmp_path / "out").exists()
+
+
+def test_a_conversion_that_cannot_be_written_names_the_file(tmp_path: Path) -> None:
+    torch.save({"model": tiny_target().state_dict()}, tmp_path / "x.pt")
+    (tmp_path / "config.json").write_text(json.dumps({"n_head": tiny_target().config.n_head}))
+    arguments = [
+        str(tmp_path / "x.pt"),
+        str(tmp_path / "out"),
+        "--grid",
+        "4",
+        "--config",
+        str(tmp_path / "config.json"),
+    ]
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
+    limited += "from lantern.cli import convert; sys.exit(convert.main(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", limited, *arguments], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert f"{tmp_path / 'out' / WEIGHTS_NAME} cannot be written: " in done.stderr and "large" in done.stderr
 
 
 def test_a_conversion_is_tried_before_it_is_done(

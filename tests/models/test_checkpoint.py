@@ -174,6 +174,14 @@ def _without(name: str) -> dict[str, Tensor]:
         ({"model": [1, 2]}, "'model' is a list, wanted a tensor"),
         ([1, 2], "holds a list"),
         ({3: torch.ones(1)}, "'3' is a Tensor"),
+        (table("gpt_c2i") | {"norm.weight": torch.ones(64).to_sparse()}, "'norm.weight' is sparse or quantised"),
+        (table("gpt_c2i") | {"norm.weight": torch.ones(64, device="meta")}, "no values .meta device"),
+        (table("gpt_c2i") | {"norm.weight": torch.ones(64).to(torch.uint16)}, "'norm.weight' is uint16, wanted one of"),
+        (
+            table("gpt_c2i") | {"norm.weight": torch.ones(64).to(torch.complex128)},
+            "'norm.weight' is complex128, wanted",
+        ),
+        (table("gpt_c2i") | {"layers.0.attention.wqkv.weight": torch.ones(7)}, r"wqkv.weight' has shape \[7\], wanted"),
     ],
 )
 def test_error_names_what_does_not_fit(tmp_path: Path, state: object, message: str) -> None:
