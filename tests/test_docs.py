@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -173,6 +174,8 @@ EXERCISES: dict[str, Exercise | Installation] = {
     'lantern-generate --model llamagen-t2i --prompt "a red apple"': Exercise(),
     ".venv/bin/lantern doctor": Exercise(codes=(0, 1)),
     "lantern doctor": Exercise(codes=(0, 1)),
+    # it is refused before it listens; tests/generation/test_serving.py sends requests to a server
+    "lantern serve lantern-emoji --port 8000": Exercise(replace={"8000": "80000"}, codes=(2,)),
     'lantern-generate --prompt "a red apple"': Exercise(),
     'lantern-generate --prompt "a red apple" -n 4 --seed 7 --out apples --batch 4': TINY,
     "lantern-generate --prompts-file prompts.txt --out images": Exercise("--model {model}", prepare=prompts_file),
@@ -366,7 +369,22 @@ def test_python_examples_run(path: Path, block: str, model: Path, place: Path) -
         # the tiny codebook has fewer codes than the default number of neighbours
         block = block.replace('"delta": 0.1', '"delta": 0.1, "k": 6').replace("warmup()", "warmup(settings={'k': 6})")
         block = block.replace('"lantern-emoji"', repr(str(model)))
-    exec(compile(block, shown(path), "exec"), {"__name__": "example"})
+    with address(path, model) as url:
+        exec(compile(block.replace("http://127.0.0.1:8000", url), shown(path), "exec"), {"__name__": "example"})
+
+
+@contextmanager
+def address(path: Path, model: Path) -> Iterator[str]:
+    """The address of a server of the tiny model, for the page about serving."""
+    if path.name != "serving.md":
+        yield ""
+        return
+    from lantern.generation.serving.app import Limits
+    from lantern.models.folder import load_model
+    from tests.generation.served import Served
+
+    with Served(load_model(model, device="cpu", engine="eager"), Limits()) as server:
+        yield server.url
 
 
 # The life of one image

@@ -1,0 +1,80 @@
+"""`lantern serve`: an HTTP server with OpenAI's image API for one model."""
+
+import argparse
+import importlib.util
+import os
+from pathlib import Path
+
+from lantern.cli.command import DONE, Command, add_engine, dtype_of, dtype_of_names, engine_of, integer, real
+
+KEY = "LANTERN_API_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("model", nargs="?", default="lantern-emoji", metavar="MODEL", help="name, folder or hub id")
+    where = parser.add_argument_group("address")
+    where.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
+    )
+    where.add_argument("--port", type=integer(0, 65535), default=8000, help="port; 0 is a free one (default 8000)")
+    where.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help=f"file of the key that clients send (default: ${KEY}, else none)",
+    )
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--batch", type=integer(1, 4096), default=4, metavar="N", help="pictures at once (default 4)")
+    limits.add_argument(
+        "--queue", type=integer(1, 10**6), default=64, metavar="N", help="pictures that wait (default 64)"
+    )
+    limits.add_argument("--timeout", type=real(1, 10**6), default=600, metavar="S", help="seconds of a request (600)")
+    limits.add_argument(
+        "--max-prompt", type=integer(1, 2000), default=2000, metavar="N", help="characters (default 2000)"
+    )
+    limits.add_argument(
+        "--drain", type=real(0, 10**6), default=60, metavar="S", help="seconds to finish pictures after SIGTERM (60)"
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
+    model.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: fp32 on a CPU, else bf16")
+    add_engine(model)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the model and serve until SIGINT or SIGTERM."""
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"lantern serve needs {package}, which is not installed: pip install 'lantern[serve]'")
+    key = args.api_key_file.read_text(encoding="utf-8").strip() if args.api_key_file else os.environ.get(KEY)
+    import uvicorn
+
+    from lantern.generation.serving.app import Limits, Service, build_app
+    from lantern.generation.serving.metrics import Metrics
+    from lantern.generation.serving.worker import Worker
+    from lantern.models.folder import load_model
+
+    model = load_model(
+        args.model, device=args.device, dtype=dtype_of(args.dtype, args.target_weights), engine=engine_of(args)
+    )
+    if model.vq is None:
+        raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no pictures")
+    worker = Worker(model, batch=args.batch, waiting=args.queue)
+    metrics = Metrics(model.name, worker)
+    worker.observe = metrics.waited
+    service = Service(model, worker, metrics, Limits(args.max_prompt, args.timeout, api_key=key))
+    worker.start()
+    service.warm_up()
+    config = uvicorn.Config(
+        build_app(service), args.host, args.port, log_level="warning", timeout_graceful_shutdown=int(args.drain) or None
+    )
+    server = uvicorn.Server(config)
+    try:
+        server.run()
+    finally:
+        worker.stop(args.drain)
+    return DONE
+
+
+COMMAND = Command("serve", "Answer requests over HTTP in the form of OpenAI's image API.", add_arguments, run)

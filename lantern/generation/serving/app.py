@@ -1,0 +1,364 @@
+"""The HTTP application: OpenAI's image generations, models, health and metrics."""
+
+import asyncio
+import base64
+import hmac
+import io
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from jaxtyping import UInt8
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+from torch import Tensor
+
+from lantern import __version__
+from lantern.core.config import one_line
+from lantern.core.sampling import Sampling
+from lantern.generation.images import Picture, enlarge, to_image
+from lantern.generation.requests import MAX_SEED, check_requests, requests, with_warnings
+from lantern.generation.serving.metrics import Metrics
+from lantern.generation.serving.schema import ImageRequest, RefusedError
+from lantern.generation.serving.worker import Job, QueueFullError, Worker
+from lantern.models.folder import Model
+
+RETRY_SECONDS = 2
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a server: characters of a prompt, seconds of a request, bytes of a body; `api_key` None is open."""
+
+    prompt: int = 2000
+    seconds: float = 600.0
+    body: int = 64 << 10
+    api_key: str | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a job reports: "partial", "done" or "failed", the number of its picture, and what belongs to it."""
+
+    kind: str
+    number: int
+    value: Any
+    index: int | None
+
+
+class Call:
+    """A request under way: its jobs, and the events that the model thread sends, in the order of arrival."""
+
+    def __init__(self, service: "Service", body: ImageRequest) -> None:
+        self.service, self.body = service, body
+        self.loop, self.events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        self.created, self.begun = int(time.time()), time.monotonic()
+        self.size, self.scale = service.size_of(body.size)
+        self.jobs = self._jobs()
+
+    def _jobs(self) -> list[Job]:
+        body, service = self.body, self.service
+        seed = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed
+        asked = requests(prompts=[body.prompt], seed=seed, count=body.n or 1)
+        sampling = service.sampling_of(body)
+        try:
+            check_requests(service.model, asked)
+            service.worker.check(body.method, sampling)
+        except ValueError as error:
+            raise RefusedError(400, one_line(error), param="method" if body.method else "prompt") from None
+        asked = with_warnings(service.model, asked, warn=lambda line: None)
+        deadline = time.monotonic() + service.limits.seconds
+        partials = (body.partial_images or 0) if body.stream else 0
+        return [
+            Job(one, body.method, sampling, self._sender(number), partials=partials, deadline=deadline)
+            for number, one in enumerate(asked)
+        ]
+
+    def _sender(self, number: int) -> Any:
+        def send(kind: str, value: Any, index: int | None) -> None:
+            self.loop.call_soon_threadsafe(self.events.put_nowait, Event(kind, number, value, index))
+
+        return send
+
+    def submit(self) -> None:
+        """Queue the pictures; 429 if the queue is full."""
+        try:
+            self.service.worker.submit(self.jobs)
+        except QueueFullError:
+            raise RefusedError(429, "the queue is full", code="queue_full", wait=RETRY_SECONDS) from None
+
+    async def next(self) -> Event:
+        """Return the next event; an error of the model as RefusedError, after the time limit 504."""
+        left = self.begun + self.service.limits.seconds - time.monotonic()
+        try:
+            event = await asyncio.wait_for(self.events.get(), max(left, 0.01))
+        except TimeoutError:
+            raise RefusedError(
+                504, f"no picture within {self.service.limits.seconds:g} seconds", code="timeout"
+            ) from None
+        if event.kind == "failed":
+            status = 504 if isinstance(event.value, TimeoutError) else 500
+            raise RefusedError(status, one_line(event.value), code="timeout" if status == 504 else "model_error")
+        if event.kind == "done":
+            self.service.metrics.made(event.value.statistics)
+        return event
+
+    def end(self, reason: str) -> None:
+        """Drop what is still queued, and count the request."""
+        for job in self.jobs:
+            job.is_cancelled = True
+        self.service.metrics.answered(reason, time.monotonic() - self.begun, len(self.body.prompt.split()))
+
+    def image(self, pixels: UInt8[Tensor, "h w 3"]) -> str:
+        """The picture in the requested size and format, in base64."""
+        form = self.body.output_format or "png"
+        options: dict[str, Any] = {}
+        if form != "png":
+            options["quality"] = 90 if self.body.output_compression is None else max(self.body.output_compression, 1)
+        target = io.BytesIO()
+        to_image(enlarge(pixels, self.scale)).save(target, format=form.upper(), **options)
+        return base64.b64encode(target.getvalue()).decode()
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Fields that answers and events share."""
+        return {
+            "size": self.size,
+            "quality": "auto",
+            "background": "opaque",
+            "output_format": self.body.output_format or "png",
+        }
+
+    def usage(self, pictures: int) -> dict[str, Any]:
+        """Tokens: words of the prompt, codes of the pictures."""
+        words, codes = len(self.body.prompt.split()), pictures * self.service.model.target.config.block_size
+        details = {"text_tokens": words, "image_tokens": 0}
+        return {
+            "input_tokens": words,
+            "output_tokens": codes,
+            "total_tokens": words + codes,
+            "input_tokens_details": details,
+        }
+
+
+class Service:
+    """What the routes share: the model, its worker, metrics and limits."""
+
+    def __init__(self, model: Model, worker: Worker, metrics: Metrics, limits: Limits) -> None:
+        self.model, self.worker, self.metrics, self.limits = model, worker, metrics, limits
+        self.created, self.is_ready = int(time.time()), False
+
+    def warm_up(self) -> None:
+        """Make one picture; `is_ready` is set when it is done."""
+        has_text = self.model.text is not None
+        (one,) = requests(prompts=["a"] if has_text else [], labels=[] if has_text else [0])
+
+        def send(kind: str, value: Any, index: int | None) -> None:
+            self.is_ready = self.is_ready or kind == "done"
+
+        self.worker.submit([Job(one, None, self.model.sampling(), send)])
+
+    def sampling_of(self, body: ImageRequest) -> Sampling:
+        """Return the model's distribution with the request's changes; 400 names a value out of range."""
+        guidance = body.guidance if body.guidance is not None else body.guidance_scale
+        given = {"guidance": guidance, "temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p}
+        for name, value in given.items():
+            if value is None:
+                continue
+            try:
+                replace(self.model.sampling(), **{name: value})
+            except ValueError as error:
+                raise RefusedError(400, one_line(error), param=name) from None
+        return replace(self.model.sampling(), **{name: value for name, value in given.items() if value is not None})
+
+    def size_of(self, asked: str | None) -> tuple[str, int]:
+        """Return the size in pixels as text, and how much pictures are enlarged; 400 for another size."""
+        assert self.model.vq is not None
+        side = round(self.model.target.config.block_size**0.5) * self.model.vq.config.downsample
+        scales = [scale for scale in range(1, 17) if side * scale <= 2048]
+        sizes = {f"{side * scale}x{side * scale}": scale for scale in scales}
+        if asked is None or asked == "auto":
+            scale = next((scale for scale in scales if side * scale >= 256), 1)
+            return f"{side * scale}x{side * scale}", scale
+        if asked not in sizes:
+            raise RefusedError(400, f"size is {asked[:40]!r}, wanted auto or one of {', '.join(sizes)}", param="size")
+        return asked, sizes[asked]
+
+
+class Guard:
+    """Refuses requests without the API key (routes under /v1/) and bodies that are too long or of unknown length."""
+
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+        self._app, self._limits = app, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it."""
+        error = self._fault(Request(scope)) if scope["type"] == "http" else None
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
+            await JSONResponse(error.body, error.status)(scope, receive, send)
+
+    def _fault(self, request: Request) -> RefusedError | None:
+        limits, headers = self._limits, request.headers
+        if limits.api_key is not None and request.url.path.startswith("/v1/"):
+            given = headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), limits.api_key.encode()):
+                return RefusedError(401, "the API key is missing or wrong", code="invalid_api_key")
+        if request.method == "POST":
+            length = headers.get("content-length", "")
+            if not length.isdecimal():
+                return RefusedError(411, "the body has no Content-Length")
+            if int(length) > limits.body:
+                return RefusedError(413, f"the body has {length[:20]} bytes, at most {limits.body} are accepted")
+        return None
+
+
+def build_app(service: Service) -> FastAPI:
+    """Return the application; its model thread must have been started."""
+    app = FastAPI(title="lantern", version=__version__, openapi_url="/openapi.json")
+    app.state.service = service
+
+    @app.exception_handler(RefusedError)
+    async def refused(_: Request, error: RefusedError) -> Response:
+        return JSONResponse(error.body, error.status, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        param = ".".join(str(part) for part in first["loc"] if part != "body") or None
+        return JSONResponse(RefusedError(400, f"{param or 'body'}: {first['msg']}", param=param).body, 400)
+
+    @app.exception_handler(HTTPException)
+    async def missing(_: Request, error: HTTPException) -> Response:
+        return JSONResponse(RefusedError(error.status_code, str(error.detail)).body, error.status_code, error.headers)
+
+    app.add_middleware(Guard, limits=service.limits)
+
+    @app.get("/health")
+    async def health() -> Response:
+        """200 while the model thread runs."""
+        return Response(status_code=200 if service.worker.is_alive() else 503)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """200 once a first picture has been made."""
+        return Response(status_code=200 if service.is_ready and service.worker.is_alive() else 503)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """The version of lantern."""
+        return {"version": __version__}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Metrics in Prometheus' text format."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The one model of this server."""
+        one = {"id": service.model.name, "object": "model", "created": service.created, "owned_by": "lantern"}
+        return {"object": "list", "data": [one]}
+
+    @app.post("/v1/images/generations")
+    async def generations(body: ImageRequest, request: Request) -> Response:
+        """Make pictures of a prompt."""
+        if body.model not in (None, service.model.name):
+            raise RefusedError(
+                404, f"model {body.model[:80]!r} is not served here", param="model", code="model_not_found"
+            )
+        if len(body.prompt) > service.limits.prompt:
+            raise RefusedError(400, f"the prompt has more than {service.limits.prompt} characters", param="prompt")
+        if body.stream and (body.n or 1) > 1:
+            raise RefusedError(400, "n is more than 1, wanted 1 with stream", param="n")
+        call = Call(service, body)
+        call.submit()
+        if body.stream:
+            return StreamingResponse(streamed(call), media_type="text/event-stream")
+        return await whole(call, request)
+
+    return app
+
+
+async def whole(call: Call, request: Request) -> Response:
+    """Wait for all pictures, and answer; a client that goes away cancels its pictures."""
+    made: dict[int, Picture] = {}
+    reason = "error"
+    gone = asyncio.ensure_future(disconnected(request))
+    try:
+        while len(made) < len(call.jobs):
+            waiting = asyncio.ensure_future(call.next())
+            await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                waiting.cancel()
+                reason = "abort"
+                return Response(status_code=499)
+            event = waiting.result()
+            made[event.number] = event.value
+        reason = "stop"
+    finally:
+        gone.cancel()
+        call.end(reason)
+    return JSONResponse(await asyncio.to_thread(answer, call, [made[number] for number in range(len(made))]))
+
+
+async def disconnected(request: Request) -> None:
+    """Return when the client has gone away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def answer(call: Call, pictures: Sequence[Picture]) -> dict[str, Any]:
+    """Return the body of an answer."""
+    data = []
+    for picture in pictures:
+        assert picture.pixels is not None
+        data.append({"b64_json": call.image(picture.pixels)})
+    metrics = [picture.statistics.as_dict() | {"seed": picture.request.seed} for picture in pictures]
+    warnings = [picture.request.warning for picture in pictures[:1] if picture.request.warning]
+    return {
+        "created": call.created,
+        "data": data,
+        **call.about,
+        "usage": call.usage(len(pictures)),
+        "metrics": metrics,
+        **({"warnings": warnings} if warnings else {}),
+    }
+
+
+async def streamed(call: Call) -> AsyncIterator[bytes]:
+    """Yield the server-sent events of one picture: partial pictures, then the finished one, or an error."""
+    reason = "abort"
+    try:
+        while True:
+            event = await call.next()
+            pixels = event.value if event.kind == "partial" else event.value.pixels
+            fields = {"b64_json": await asyncio.to_thread(call.image, pixels), "created_at": call.created, **call.about}
+            if event.kind == "partial":
+                name, fields = "partial_image", fields | {"partial_image_index": event.index}
+            else:
+                name, fields = (
+                    "completed",
+                    fields | {"usage": call.usage(1), "metrics": event.value.statistics.as_dict()},
+                )
+            yield sse(f"image_generation.{name}", fields)
+            if event.kind == "done":
+                reason = "stop"
+                return
+    except RefusedError as error:
+        reason = "error"
+        yield sse("error", error.body)
+    finally:
+        call.end(reason)
+
+
+def sse(name: str, fields: dict[str, Any]) -> bytes:
+    """Return a server-sent event."""
+    return f"event: {name}\ndata: {json.dumps({'type': name, **fields})}\n\n".encode()

@@ -1,0 +1,189 @@
+"""The HTTP server: OpenAI's client against a real server of a toy model."""
+
+import base64
+import io
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+import httpx
+import numpy as np
+import openai
+from PIL import Image
+
+from lantern.core.sampling import Sampling
+from lantern.generation.generator import generate
+from lantern.generation.requests import Request
+from lantern.generation.serving.app import Limits
+from lantern.generation.serving.worker import Job, QueueFullError, Worker
+from lantern.models.folder import Model, load_model
+from tests.generation.served import KEY, Served
+from tests.tiny_folder import save_tiny_model
+
+PROMPT = "a red apple"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(save_tiny_model(tmp_path_factory.mktemp("served") / "toy"), device="cpu", engine="eager")
+
+
+@pytest.fixture(scope="module")
+def served(model: Model) -> Iterator[Served]:
+    with Served(model, Limits(prompt=50, body=4000, api_key=KEY), batch=3) as server:
+        yield server
+
+
+def image(text: str | None) -> np.ndarray:
+    assert text is not None
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
+
+
+def expected(model: Model, seed: int, number: int = 0) -> np.ndarray:
+    (picture,) = generate(model, [Request(prompt=PROMPT, seed=seed, number=number)])
+    assert picture.pixels is not None
+    return picture.pixels.numpy()
+
+
+def test_pictures_are_those_of_the_generator_whatever_shares_their_batch(served: Served, model: Model) -> None:
+    def made(seed: int) -> list[np.ndarray]:
+        size: Any = f"{side}x{side}"
+        answer = served.client.images.generate(prompt=PROMPT, n=2, size=size, extra_body={"seed": seed})
+        assert answer.data is not None and answer.usage is not None
+        assert answer.usage.output_tokens == 2 * model.target.config.block_size
+        return [image(one.b64_json) for one in answer.data]
+
+    side = len(expected(model, 0))
+    with ThreadPoolExecutor(4) as pool:
+        for seed, pair in enumerate(pool.map(made, range(4))):
+            for number, found in enumerate(pair):
+                assert np.array_equal(found, expected(model, seed, number))
+
+
+def test_streams_end_with_the_picture_after_partial_ones(served: Served, model: Model) -> None:
+    side = len(expected(model, 5))
+    events: list[Any] = list(
+        served.client.images.generate(
+            prompt=PROMPT,
+            stream=True,
+            partial_images=2,
+            size=f"{side}x{side}",  # type: ignore[arg-type]
+            extra_body={"seed": 5, "method": "plain"},
+        )
+    )
+    kinds = [event.type for event in events]
+    assert kinds == ["image_generation.partial_image"] * 2 + ["image_generation.completed"]
+    assert [event.partial_image_index for event in events[:2]] == [0, 1]
+    whole = image(events[2].b64_json)
+    assert np.array_equal(whole, expected(model, 5))
+    first = image(events[0].b64_json)
+    assert (first[-1] == 128).all() and not (first[0] == 128).all()
+
+
+def test_formats_and_sizes(served: Served) -> None:
+    answer = served.client.images.generate(prompt=PROMPT, output_format="webp", output_compression=50)
+    assert answer.data is not None and answer.size is not None
+    text = answer.data[0].b64_json
+    assert text is not None
+    with Image.open(io.BytesIO(base64.b64decode(text))) as found:
+        assert found.format == "WEBP" and f"{found.width}x{found.height}" == answer.size
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"n": 11}, "n", "less than or equal to 10"),
+        ({"n": True}, "n", "integer"),
+        ({"size": "7x7"}, "size", "wanted auto or one of"),
+        ({"prompt": ""}, "prompt", "at least 1 character"),
+        ({"prompt": "x" * 51}, "prompt", "more than 50 characters"),
+        ({"temprature": 1}, "temprature", "not permitted"),
+        ({"temperature": -1}, "temperature", "temperature is -1"),
+        ({"guidance": 1e9}, "guidance", "guidance is"),
+        ({"method": "eagel1"}, "method", 'did you mean "eagle1"'),
+        ({"response_format": "url"}, "response_format", "b64_json"),
+        ({"stream": True, "n": 2}, "n", "wanted 1 with stream"),
+        ({"seed": -1}, "seed", "greater than or equal to 0"),
+    ],
+    ids=str,
+)
+def test_bad_requests_name_their_field(served: Served, body: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(openai.BadRequestError) as found:
+        served.client.images.generate(**{"prompt": PROMPT}, extra_body=body)
+    assert found.value.param == param and message in str(found.value)
+
+
+def test_other_refusals(served: Served) -> None:
+    url, headers = f"{served.url}/v1/images/generations", {"Authorization": f"Bearer {KEY}"}
+    with pytest.raises(openai.NotFoundError, match="is not served here"):
+        served.client.images.generate(prompt=PROMPT, model="other")
+    assert httpx.post(url, json={"prompt": PROMPT}).status_code == 401
+    assert httpx.get(f"{served.url}/v1/models").status_code == 401
+    assert httpx.post(url, content=b"x" * 5000, headers=headers).status_code == 413
+    assert httpx.post(url, content=iter([b"{}"]), headers=headers).status_code == 411
+    for content in (b"", b"nonsense", b"[1]", b'{"prompt": "\xff"}'):
+        answer = httpx.post(url, content=content, headers=headers | {"Content-Type": "application/json"})
+        assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
+    answer = httpx.get(f"{served.url}/nowhere")
+    assert answer.status_code == 404 and "error" in answer.json()
+
+
+def test_service_routes(served: Served, model: Model) -> None:
+    served.service.warm_up()
+    served.client.images.generate(prompt=PROMPT)
+    assert [one.id for one in served.client.models.list()] == [model.name]
+    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert httpx.get(f"{served.url}/ready").status_code == 200
+    assert "version" in httpx.get(f"{served.url}/version").json()
+    text = httpx.get(f"{served.url}/metrics").text
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(lines[f'lantern:generation_tokens_total{{model_name="{model.name}"}}']) > 0
+    assert f'lantern:num_requests_waiting{{model_name="{model.name}"}}' in lines
+
+
+def job(seed: int, send: Any, **fields: Any) -> Job:
+    return Job(Request(prompt=PROMPT, seed=seed), "plain", Sampling(), send, **fields)
+
+
+def test_a_full_queue_answers_429(model: Model) -> None:
+    with Served(model, Limits(), batch=1, waiting=1) as server, ThreadPoolExecutor(6) as pool:
+
+        def status(_: int) -> int:
+            answer = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": PROMPT, "n": 1}, timeout=30)
+            if answer.status_code == 429:
+                assert answer.headers["Retry-After"] and answer.json()["error"]["code"] == "queue_full"
+            return answer.status_code
+
+        found = list(pool.map(status, range(6)))
+    assert set(found) == {200, 429}
+
+
+def test_cancelled_and_expired_pictures_are_not_made(model: Model) -> None:
+    worker, heard = Worker(model, batch=2), dict[int, list[str]]()
+
+    def send(seed: int) -> Any:
+        return lambda kind, value, index: heard.setdefault(seed, []).append(kind)
+
+    jobs = [job(0, send(0)), job(1, send(1), is_cancelled=True), job(2, send(2), deadline=0.0), job(3, send(3))]
+    worker.submit(jobs)
+    worker.start()
+    assert worker.stop(30)
+    assert heard == {0: ["done"], 2: ["failed"], 3: ["done"]}
+    with pytest.raises(QueueFullError):
+        worker.submit([job(4, send(4))])
+
+
+def test_a_batch_that_is_cancelled_while_it_decodes_is_given_up(model: Model) -> None:
+    worker, heard = Worker(model, batch=1), list[str]()
+    one = job(0, lambda kind, value, index: stop(kind), partials=3)
+
+    def stop(kind: str) -> None:
+        heard.append(kind)
+        one.is_cancelled = True
+
+    worker.submit([one])
+    worker.start()
+    assert worker.stop(30) and heard == ["partial"]
