@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -167,14 +167,26 @@ def report(step: Step, callback: Callback | None, steps: list[Step] | None) -> N
 
 
 class Stepper(ABC):
-    """Takes the steps of a generation, one after the other; `watch` times their phases."""
+    """Takes the steps of a generation, one after the other; `watch` times their phases.
 
+    The first `varying_steps` steps may have other sizes than the rest. `on_host` names attributes that the work on the
+    device does not read.
+    """
+
+    target: Target
     watch: Stopwatch
+    varying_steps: ClassVar[int] = 0
+    on_host: ClassVar[tuple[str, ...]] = ("watch", "programs", "_index")
 
     @property
     @abstractmethod
     def state_holders(self) -> tuple[object, ...]:
         """The objects whose tensors a step may replace by others."""
+
+    @property
+    def parts(self) -> tuple[object, ...]:
+        """The objects that it shares with other generations and that hold tensors of their own."""
+        return ()
 
     @abstractmethod
     def work(self) -> Step:
@@ -259,8 +271,10 @@ class Programs:
 class Run:
     """State of a generation: `known` codes of each image are decided, of which the last is not yet cached.
 
-    With `is_lazy` verifiers read only the nodes that they visit, if they can.
+    With `is_lazy` verifiers read only the nodes that they visit, if they can. `on_host` is as for `Stepper`.
     """
+
+    on_host: ClassVar[tuple[str, ...]] = ("counters", "_left", "_age", "_readback", "_index")
 
     def __init__(
         self,
@@ -360,7 +374,7 @@ class Run:
         """Return the finished grids with the statistics of the run."""
         totals = self.counters.totals(len(self.known), self.depth, self.known.device)
         return Generation(
-            codes=self.codes[:, : self.count],
+            codes=self.codes[:, : self.count].clone(),  # a graph keeps its memory for the next generation
             passes=totals.passes,
             accepted=totals.accepted,
             reached=totals.reached,
@@ -370,7 +384,7 @@ class Run:
             seconds=seconds,
             total_variation_max=totals.total_variation_max,
             latent_distance=totals.latent_distance,
-            is_finite=self.finite.flags,
+            is_finite=self.finite.flags.clone(),
         )
 
 
@@ -402,15 +416,22 @@ class Readback:
 class DraftedStepper(Stepper):
     """Steps of a run with a drafter and a verifier."""
 
+    varying_steps = 3  # none precedes the first, and the second observes less
+
     def __init__(self, run: "Run", drafter: Drafter, verifier: Verifier, programs: Programs, watch: Stopwatch) -> None:
         self.run, self.drafter, self.verifier = run, drafter, verifier
-        self.programs, self.watch = programs, watch
+        self.target, self.programs, self.watch = run.target, programs, watch
         self.step: Step | None = None
 
     @property
     def state_holders(self) -> tuple[object, ...]:
         """Itself, the run, and the drafter with its members."""
         return (self, self.run, self.drafter, *self.drafter.members)
+
+    @property
+    def parts(self) -> tuple[object, ...]:
+        """The drafter and the verifier."""
+        return (self.drafter, self.verifier)
 
     def record_step(self, step: Step) -> Step:
         """Record a step in the run."""

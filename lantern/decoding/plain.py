@@ -108,10 +108,10 @@ class PlainStepper(Stepper):
 
     def generation(self, steps: list[Step]) -> Generation:
         """Return the finished grids."""
-        images, count = self.codes.shape
+        images, count = self.codes.shape  # cloned: a graph keeps its memory for the next generation
         none, free = self.codes.new_zeros(images, 0), torch.zeros(images, device=self.codes.device)
         return Generation(
-            codes=self.codes,
+            codes=self.codes.clone(),
             passes=self.codes.new_full((images,), count),
             accepted=none,
             reached=none,
@@ -119,5 +119,5 @@ class PlainStepper(Stepper):
             total_variation=free.clone(),
             steps=steps,
             seconds=self.watch.seconds,
-            is_finite=self.finite.flags,
+            is_finite=self.finite.flags.clone(),
         )

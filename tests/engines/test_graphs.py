@@ -9,7 +9,8 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.decoding.loop import Programs
 from lantern.engines.cuda import graphs
-from lantern.engines.cuda.graphs import GraphedStepper
+from lantern.engines.cuda.graphs import Captured, GraphedStepper
+from lantern.engines.cuda.state import State
 from lantern.methods.registry import METHODS, Decoder, build_decoder
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
@@ -26,16 +27,19 @@ class Rehearsed(GraphedStepper):
 
     replays = 0
 
-    def capture(self) -> None:
-        self._captured = self.held_work()
-        type(self).replays = -1  # this capture runs the step, a graph's does not
+    def join(self) -> None:
+        """No graph is kept."""
 
-    def replay(self) -> None:
+    def capture(self) -> Captured:
+        type(self).replays = -1  # this capture runs the step, a graph's does not
+        return Captured(None, self.held_work(), State(()), ())
+
+    def replay(self, captured: Captured) -> None:
         type(self).replays += 1
         if self.replays == 0:
             return
         before = self.places()
-        self._captured = self.held_work()
+        captured.step = self.held_work()
         assert self.places() == before
 
     def places(self) -> dict[str, list[int]]:

@@ -3,14 +3,42 @@
 import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
 from lantern.core.types import DraftTree, Step, Traits
 from lantern.decoding.loop import Stepper
+from lantern.engines.cuda.state import State
+from lantern.engines.prepared import original
 
-WARM_STEPS = 3  # the first steps have other sizes: none precedes the first, and the second observes less
+WARM_STEPS = 3  # before a capture: kernels are loaded when they first run
+MOST_GRAPHS = 8  # of a target; each holds the memory of a generation
+
+
+@dataclasses.dataclass
+class Captured:
+    """A captured step with the memory that it reads and writes, ready for other generations of the same form.
+
+    `parts` are weak references to what the generations share; a graph without them is not used again.
+    """
+
+    graph: Any
+    step: Step
+    state: State
+    parts: tuple[Any, ...]
+
+    def fits(self, state: State, parts: tuple[object, ...]) -> bool:
+        """Return whether a generation in this state can replay the graph."""
+        is_same = len(parts) == len(self.parts) and all(
+            own() is part for own, part in zip(self.parts, parts, strict=True)
+        )
+        return is_same and state.form == self.state.form
+
+
+# of each target, the latest last
+_GRAPHS: WeakKeyDictionary[Any, list[Captured]] = WeakKeyDictionary()
 
 
 def graphed(stepper: Stepper) -> Stepper:
@@ -19,15 +47,17 @@ def graphed(stepper: Stepper) -> Stepper:
 
 
 class GraphedStepper(Stepper):
-    """The steps of another stepper, of which all but the first few are replays of one captured graph.
+    """The steps of another stepper as replays of one captured graph, except for the first few.
 
-    A graph reads and writes fixed memory, while a step leaves its results in fresh tensors. A captured step
-    therefore ends by copying its results over its inputs (`HeldState`), where the replay reads them.
+    A graph reads and writes fixed memory, while a step leaves its results in fresh tensors. A captured step therefore
+    ends by copying its results over its inputs (`HeldState`), where the replay reads them. Graphs are kept for the life
+    of the target: a generation of the same form moves its state to the memory of the graph. A target decodes one batch
+    at a time.
     """
 
     def __init__(self, stepper: Stepper) -> None:
         self.stepper, self.watch = stepper, stepper.watch
-        self._captured: Step | None = None
+        self._captured: Captured | None = None
         self._steps = 0
 
     @property
@@ -36,40 +66,63 @@ class GraphedStepper(Stepper):
         return self.stepper.state_holders
 
     def record_step(self, step: Step) -> Step:
-        """Record a step in the stepper."""
-        return self.stepper.record_step(step)
+        """Record a step in the stepper; its codes are in memory that no later step or generation writes to."""
+        recorded = self.stepper.record_step(step)
+        return dataclasses.replace(recorded, codes=recorded.codes.clone()) if step.verdict is None else recorded
 
     def work(self) -> Step:
-        """Run a step on the device: directly at first, then captured, then replayed."""
+        """Run a step on the device: directly at first, then as a replay of an earlier graph or of one captured now."""
+        if self._captured is None and self._steps == self.stepper.varying_steps:
+            self._captured = self.join()
         if self._captured is None and self._steps < WARM_STEPS:
             self._steps += 1
             return copy_of(self.stepper.work())
         if self._captured is None:
-            self.capture()
+            self._captured = self.capture()
             self.watch.lap("capture")
-        self.replay()
+        self.replay(self._captured)
         self.watch.lap("replay")
-        assert self._captured is not None
-        return copy_of(self._captured)
+        return copy_of(self._captured.step)
 
-    def capture(self) -> None:
-        """Capture a step, which does not run it."""
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._captured = self.held_work()
+    def join(self) -> Captured | None:
+        """Move the state to the memory of a graph that was captured before, and return the graph; None if none fits."""
+        state, parts = State(self.state_holders), self.stepper.parts
+        found = next((one for one in self._graphs if one.fits(state, parts)), None)
+        if found is not None:
+            state.move_to(found.state.tensors)
+        return found
 
-    def replay(self) -> None:
+    def capture(self) -> Captured:
+        """Capture a step, which does not run it, and keep the graph."""
+        graph, state = torch.cuda.CUDAGraph(), State(self.state_holders)
+        with torch.cuda.graph(graph):
+            step = self.held_work()
+        return self.keep(graph, step, state)
+
+    def keep(self, graph: Any, step: Step, state: State) -> Captured:
+        """Keep a graph, captured in this state, for generations to come."""
+        made = Captured(graph, step, state, tuple(map(ref, self.stepper.parts)))
+        graphs = self._graphs
+        graphs[:] = [one for one in graphs if all(part() is not None for part in one.parts)][1 - MOST_GRAPHS :]
+        graphs.append(made)
+        return made
+
+    def replay(self, captured: Captured) -> None:
         """Run the captured step."""
-        self._graph.replay()
+        captured.graph.replay()
 
     def held_work(self) -> Step:
         """Run a step that leaves its state in the memory from which it was read."""
-        self._state = state = HeldState(self.state_holders)  # kept: the graph reads this memory
+        state = HeldState(self.state_holders)
         with self.watch.paused():  # a graph that is being captured cannot be waited for
             made = self.stepper.work()
         start = made.start.clone()  # its memory is overwritten by `put_back`
         state.put_back()
         return dataclasses.replace(made, start=start)
+
+    @property
+    def _graphs(self) -> list[Captured]:
+        return _GRAPHS.setdefault(original(self.stepper.target), [])
 
 
 class HeldState:
