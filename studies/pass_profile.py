@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(args.model, device="cpu", dtype=args.dtype, parts=(), engine="eager")
     target: Any = model.target
     if args.int8:
-        from lantern.engines.quantized import quantized
+        from lantern.engines.prepared import quantized
 
         target = quantized(target, 8)
     target = CpuTarget(target)

@@ -108,7 +108,7 @@ def in_bits(bits: int) -> "Callable[[Transformer], Transformer]":
         import torch
         from torch import nn
 
-        from lantern.engines.quantized import quantized
+        from lantern.engines.prepared import quantized
 
         made = copy.deepcopy(quantized(target, bits))
         for module in made.modules():

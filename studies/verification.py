@@ -20,7 +20,7 @@ from lantern.core.io import write_json
 from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Verdict, Verifier
-from lantern.decoding.rows import LazyRows
+from lantern.decoding.loop import LazyRows
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.verifiers.greedy import GreedyVerifier

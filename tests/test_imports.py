@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *SPECS,
         *MODELS,
         "lantern.decoding",
-        "lantern.engines.quantized",
+        "lantern.engines.prepared",
         "lantern.verifiers.relaxations",
     ),
     "lantern.drafters.trees": (*CORE, *SPECS),

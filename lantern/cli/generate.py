@@ -1,10 +1,20 @@
-"""`lantern-generate`: pictures from prompts or class labels, by any method, with statistics on request."""
+"""`lantern-generate`: pictures from prompts or class labels, by any method, with statistics on request.
+
+`run` checks the arguments; a `Job` makes, saves and reports the pictures.
+"""
 
 import argparse
+import dataclasses
+import json
+import math
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import (
     DONE,
@@ -19,6 +29,7 @@ from lantern.cli.command import (
     dtype_of,
     dtype_of_names,
     engine_of,
+    explained,
     integer,
     one_of,
     real,
@@ -26,12 +37,54 @@ from lantern.cli.command import (
     settings_of,
     size_of,
 )
-from lantern.cli.generate_job import STDOUT, Job, Results, reporter
 from lantern.generation.file_names import FIELDS, FORMATS, MAX_SCALE, RESAMPLINGS, SUFFIXES, destination
 from lantern.methods.registry import METHODS, Method, neighbour_columns, reads_drafter
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from lantern.core.sampling import Sampling
+    from lantern.core.signals import Stopping
+    from lantern.core.types import Callback, Step
+    from lantern.drafters.policies.records import Recorder
+    from lantern.generation.comparison import Comparison
+    from lantern.generation.file_names import Destination
+    from lantern.generation.images import Picture
+    from lantern.generation.progress import Progress
+    from lantern.generation.requests import Request
+    from lantern.models.folder import Model
+
+
 SAMPLING = ("guidance", "guidance_interval", "temperature", "top_k", "top_p")
 OWN = "default: the model's"
+STDOUT = Path("-")
+LABEL_LINES = 2
+
+
+@dataclass(frozen=True)
+class Results:
+    """Where the results of a run go, and in which form. `place` is None for no pictures.
+
+    tokens: a file, or STDOUT. scale: None for the model's. columns: of a sheet of all pictures, 0 for about as many
+    columns as rows, None for a file each.
+    """
+
+    place: "Destination | None"
+    tokens: Path | None = None
+    record: Path | None = None
+    scale: int | None = None
+    resample: str = "lanczos"
+    quality: int | None = None
+    columns: int | None = None
+    has_prompt: bool = True
+    is_json: bool = False
+    is_quiet: bool = False
+
+    @property
+    def has_paths(self) -> bool:
+        """Whether the paths of files are printed: not where stdout is JSON."""
+        return not self.is_json and self.tokens != STDOUT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -309,6 +362,356 @@ def _parts(method: Method, *, has_prompts: bool, has_pixels: bool) -> frozenset[
         "neighbours": is_any or neighbour_columns(method) > 0,
     }
     return frozenset(part for part, is_needed in needs.items() if is_needed)
+
+
+class Job:
+    """One run of the command after all choices are made; ValueError if a file would be overwritten.
+
+    `usual` is the method without the settings of the call.
+    """
+
+    def __init__(
+        self,
+        model: "Model",
+        method: "Method",
+        settings: Mapping[str, Any],
+        sampling: "Sampling",
+        requested: Sequence["Request"],
+        results: Results,
+        stopping: "Stopping",
+        *,
+        usual: "Method",
+        is_comparison: bool = False,
+    ) -> None:
+        self.model, self.method, self.settings, self.sampling = model, method, dict(settings), sampling
+        self.requested, self.results, self.stopping, self.usual = requested, results, stopping, usual
+        self.scale = model.scale if results.scale is None else results.scale
+        self.planned: dict[Request, list[Path]] = {}
+        if results.place is not None:
+            values = [self._values(request, is_comparison) for request in requested]
+            if results.columns is not None:
+                self._check_sheet()
+                values = [self._sheet_values(values)]
+            paths = results.place.paths(values)
+            for request, path in zip(requested, paths * (len(requested) // len(paths)), strict=True):
+                self.planned.setdefault(request, []).append(path)
+        self.paths: list[Path] = []
+        self.halved: int | None = None
+
+    def make(self, *, batch: int, debug: bool) -> None:
+        """Make the pictures, save each when it is done, write the codes, print paths or statistics.
+
+        After a signal or an error, codes and statistics are those of the finished pictures.
+        """
+        from lantern.generation.generator import generate
+
+        recorder, done = self._recorder(), []
+        try:
+            with self._progress(1) as progress:
+                for picture in generate(
+                    self.model,
+                    self.requested,
+                    method=self.method,
+                    sampling=self.sampling,
+                    batch=batch,
+                    with_pixels=bool(self.planned),
+                    callback=self._callback(progress),
+                    on_halved=partial(self._report_halving, progress),
+                    debug=debug,
+                    record=recorder,
+                ):
+                    with self.stopping.shield():
+                        done.append(self._save(picture))
+        except (Exception, KeyboardInterrupt) as error:
+            if done:
+                self._finish(done, batch, recorder, error)
+            raise
+        self._finish(done, batch, recorder)
+
+    def compare(self, *, repeats: int) -> None:
+        """Make each picture by plain decoding and by the method, print the comparison, save both side by side."""
+        from lantern.generation.comparison import compare
+
+        reported: list[dict[str, Any]] = []
+        try:
+            with self._progress(2 * repeats) as progress:
+                for comparison in compare(
+                    self.model,
+                    self.requested,
+                    method=self.method,
+                    sampling=self.sampling,
+                    repeats=repeats,
+                    callback=self._callback(progress),
+                ):
+                    with self.stopping.shield():
+                        reported.append(self._report_pair(comparison))
+        except (Exception, KeyboardInterrupt) as error:
+            if reported and self.results.is_json:
+                _print_json(self._head() | self._ending(error) | {"comparisons": reported})
+            raise
+        if self.results.is_json:
+            _print_json(self._head() | self._ending() | {"comparisons": reported})
+
+    def _recorder(self) -> "Recorder | None":
+        if self.results.record is None:
+            return None
+        from lantern.core.io import weights_digest
+        from lantern.drafters.policies.records import Recorder
+
+        sampling = dataclasses.asdict(self.sampling)
+        target = weights_digest(self.model.target.state_dict())
+        return Recorder(method=self.method.name, settings=self.settings, sampling=sampling, target=target)
+
+    def _progress(self, runs: int) -> "AbstractContextManager[Progress | None]":
+        """Return the bar of a run; None, as a context, with --quiet."""
+        if self.results.is_quiet:
+            return nullcontext()
+        from lantern.generation.progress import Progress
+
+        pictures, codes = runs * len(self.requested), self.model.target.config.block_size
+        return Progress(pictures, codes, is_quiet=self.results.is_json)
+
+    def _callback(self, progress: "Progress | None") -> "Callback":
+        """Return the callback of a generation: it updates the bar, and stops if a signal's exception was swallowed."""
+
+        def call(step: "Step") -> None:
+            self.stopping.check()
+            if progress is not None:
+                progress(step)
+
+        return call
+
+    def _report_halving(self, progress: "Progress | None", tried: int, fits: int) -> None:
+        from lantern.generation.generator import halving_message
+
+        self.halved = fits
+        if progress is not None:
+            progress.say(f"lantern: {halving_message(tried, fits)}")
+
+    def _values(self, request: "Request", is_comparison: bool) -> dict[str, Any]:
+        """Return the values of the fields of file names."""
+        from lantern.generation.file_names import compact, slug
+        from lantern.models.folder import DTYPES
+
+        sampling, weights = dataclasses.asdict(self.sampling), self.model.engine.weights
+        return {
+            "prompt": slug(request.subject),
+            "method": f"plain-and-{self.method.name}" if is_comparison else self.method.name,
+            "settings": compact(self._changed()),
+            "model": slug(self.model.name),
+            "engine": self.model.engine.name,
+            "dtype": next((name for name, dtype in DTYPES.items() if dtype == self.model.dtype), str(self.model.dtype)),
+            "weights": "" if weights == "full" else weights,
+            **{name: f"{sampling[name]:g}" for name in ("guidance", "temperature", "top_p")},
+            "top_k": self.sampling.top_k,
+            "seed": request.seed,
+            "image": request.number,
+        }
+
+    def _changed(self) -> dict[str, Any]:
+        """Return what the call chose of the method's settings and the sampling, guidance apart, beside the defaults."""
+        chosen = {"tree": self.method.tree, **self.method.settings} | dataclasses.asdict(self.sampling)
+        default = {"tree": self.usual.tree, **self.usual.settings} | dataclasses.asdict(self.model.sampling())
+        return {name: chosen[name] for name in chosen if name != "guidance" and chosen[name] != default[name]}
+
+    def _sheet_values(self, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the values of the fields of a sheet's name."""
+        from lantern.generation.file_names import slug
+
+        subjects = dict.fromkeys(request.subject for request in self.requested)
+        return dict(values[0]) | {"prompt": slug(", ".join(subjects)), "image": f"grid{len(values)}"}
+
+    def _check_sheet(self) -> None:
+        """Raise ValueError if the sheet would be too large for a picture file."""
+        from lantern.generation.images import MAX_SIDE, sheet_size
+
+        assert self.model.vq is not None
+        raster, side = self.model.target.config.raster, self.model.vq.config.downsample * self.scale
+        cell = raster.columns * side, raster.rows * side
+        size = sheet_size(cell, len(self.requested), self._columns(len(self.requested)), lines=self._lines)
+        if max(size) > MAX_SIDE:
+            raise ValueError(
+                f"the sheet would have {size[0]} x {size[1]} pixels, wanted at most {MAX_SIDE} a side: make fewer"
+                " pictures, or give --grid COLUMNS or --scale 1"
+            )
+
+    def _columns(self, pictures: int) -> int:
+        return self.results.columns or math.ceil(math.sqrt(pictures))
+
+    @property
+    def _lines(self) -> int:
+        """Lines of the labels of a sheet: prompts, where there are several."""
+        return LABEL_LINES if self.results.has_prompt and len({one.subject for one in self.requested}) > 1 else 0
+
+    def _image(self, pixels: "Tensor") -> "Image":
+        from lantern.generation.images import enlarge, to_image
+
+        return to_image(enlarge(pixels, self.scale, self.results.resample))
+
+    def _write(self, image: "Image", path: Path, facts: dict[str, Any]) -> None:
+        """Write a picture or sheet and remember its path."""
+        from lantern.generation.images import QUALITY, save_image
+
+        enlarged = {"scale": str(self.scale), "resample": self.results.resample} if self.scale > 1 else {}
+        save_image(image, path, facts | enlarged, quality=self.results.quality or QUALITY)
+        self.paths.append(path)
+
+    def _save(self, picture: "Picture") -> "Picture":
+        """Save a picture, unless it goes to a sheet; return it, without pixels that are not needed any more."""
+        if picture.pixels is None or self.results.columns is not None:
+            return picture
+        path = self.planned[picture.request].pop(0)
+        self._write(self._image(picture.pixels), path, self._facts(picture))
+        if self.results.has_paths:
+            _print(str(path))
+        return dataclasses.replace(picture, pixels=None)
+
+    def _save_sheet(self, done: Sequence["Picture"]) -> None:
+        """Save the finished pictures on one sheet, with their prompts if there are several."""
+        from lantern.generation.images import sheet
+
+        path = self.planned[self.requested[0]][0]
+        labels = [picture.request.subject for picture in done] if self._lines else []
+        columns = self._columns(len(done))
+        images = [self._image(picture.pixels) for picture in done if picture.pixels is not None]
+        whole = sheet(images, columns=columns, labels=labels, lines=LABEL_LINES)
+        facts = self._facts(done[0]) | {"pictures": str(len(done)), "layout": f"sheet of {columns} columns"}
+        several = len({picture.request.subject for picture in done}) > 1
+        for name in ("image", "tokens_sha256", *(("prompt", "class") if several else ())):
+            del facts[name]
+        self._write(whole, path, facts)
+        if self.results.has_paths:
+            _print(str(path))
+
+    def _report_pair(self, comparison: "Comparison") -> dict[str, Any]:
+        """Save both pictures side by side and print the comparison; return it as JSON values."""
+        from lantern.generation.images import sheet
+
+        pair = [picture.pixels for picture in (comparison.plain, comparison.other)]
+        request = comparison.plain.request
+        path = self.planned[request].pop(0)
+        row = sheet([self._image(pixels) for pixels in pair if pixels is not None], columns=2, margin=0)
+        self._write(row, path, self._facts(comparison.other) | {"layout": f"left plain, right {self.method.name}"})
+        if not self.results.is_json:
+            _print(f"{request.subject}, seed {request.seed}, image {request.number}")
+            _print("\n".join([*comparison.lines(), f"  {path}"]))
+        return comparison.as_dict() | {"path": str(path)}
+
+    def _facts(self, picture: "Picture") -> dict[str, Any]:
+        """Return the metadata of a picture's file."""
+        request, head = picture.request, self._head()
+        return {
+            "prompt": request.prompt if self.results.has_prompt else None,
+            "class": request.label,
+            "model": self.model.name,
+            "method": self.method.name,
+            "settings": self.settings or None,
+            "seed": str(request.seed),
+            "image": str(request.number),
+            **{name: head[name] for name in ("sampling", "dtype", "engine", "versions")},
+            "tokens_sha256": picture.tokens_sha256,
+        }
+
+    def _head(self) -> dict[str, Any]:
+        """Return the JSON values that all pictures of the run share."""
+        import torch
+
+        from lantern import __version__
+
+        return {
+            "model": self.model.name,
+            "method": self.method.name,
+            "method_reason": self.method.reason or None,
+            "settings": self.settings,
+            "seed": self.requested[0].seed,
+            "sampling": dataclasses.asdict(self.sampling),
+            "device": str(self.model.device),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "engine": self.model.engine.as_dict(),
+            "warnings": list(dict.fromkeys(one.warning for one in self.requested if one.warning is not None)),
+            "versions": {"lantern": __version__, "torch": torch.__version__},
+        }
+
+    def _ending(self, error: BaseException | None = None) -> dict[str, Any]:
+        """Return how many pictures were requested, and why the run ended before they were done."""
+        stopped = explained(error) if isinstance(error, Exception) else str(error) if error is not None else None
+        return {"asked": len(self.requested), "stopped": stopped}
+
+    def _finish(
+        self, done: list["Picture"], batch: int, recorder: "Recorder | None", error: BaseException | None = None
+    ) -> None:
+        """Write the codes and print the statistics; after an error they are printed only as JSON."""
+        from lantern.generation.images import totals
+
+        if self.planned and self.results.columns is not None:
+            self._save_sheet(done)
+        if self.results.tokens is not None:
+            _write_tokens(self.results.tokens, done, is_list=len(self.requested) > 1)
+        if recorder is not None and self.results.record is not None:
+            recorder.records().save(self.results.record)
+        figures = totals([picture.statistics for picture in done])
+        seconds = max(sum(figures["seconds"].values()), 1e-9)
+        speed = {
+            "batch": batch,
+            "batch_halved": self.halved,
+            "latency": round(done[0].latency, 4),
+            "images_per_second": round(len(done) / seconds, 4),
+            "codes_per_second": round(figures["codes"] / seconds, 2),
+        }
+        if self.results.is_json:
+            paths = [str(path) for path in self.paths]
+            # a sheet is the file of all pictures
+            places = [None] * len(done) if not paths else paths * (len(done) // len(paths))
+            pictures = [one.as_dict() | {"path": place} for one, place in zip(done, places, strict=True)]
+            digests = [picture.tokens_sha256 for picture in done]
+            reported = {"tokens_sha256": digests, "paths": paths, "pictures": pictures}
+            _print_json(self._head() | self._ending(error) | figures | speed | reported)
+        elif error is None:
+            if self.results.tokens is not None and self.results.has_paths:
+                _print(str(self.results.tokens))
+            if not self.results.is_quiet:
+                print(self._summary(figures, speed), file=sys.stderr)
+
+    def _summary(self, figures: dict[str, Any], speed: dict[str, Any]) -> str:
+        cost = "" if figures["exact"] else f"total variation {figures['total_variation']:.3f} per code, "
+        kind = f"exact in {figures['promise']}" if figures["exact"] else "relaxed"
+        return (
+            f"{self.method.name} ({kind}): {figures['codes']} codes in "
+            f"{figures['passes']} passes, {figures['step_compression']:.2f} codes per pass, {cost}"
+            f"{sum(figures['seconds'].values()):.2f} s, {speed['images_per_second']:.2f} images and "
+            f"{speed['codes_per_second']:.0f} codes per second"
+        )
+
+
+def reporter(is_quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints a line on stderr, unless `is_quiet`."""
+    return lambda line: None if is_quiet else print(f"lantern: {line}", file=sys.stderr, flush=True)
+
+
+def _write_tokens(path: Path, done: Sequence["Picture"], *, is_list: bool) -> None:
+    """Write the code grid of one picture as rows of codes, or a list of such grids, to a file or standard output."""
+    from lantern.core.io import atomic_write
+
+    grids = [picture.grid for picture in done]
+    text = json.dumps(grids if is_list else grids[0])
+    if path == STDOUT:
+        _print(text)
+        return
+    try:
+        with atomic_write(path) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _print(text: str) -> None:
+    """Print text that may hold characters the terminal's encoding lacks, such as file names."""
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, allow_nan=False), flush=True)
 
 
 COMMAND = Command(

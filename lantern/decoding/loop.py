@@ -1,6 +1,7 @@
 """The decoding loop: draft a tree, score it with the target, verify it, keep the accepted path.
 
-Statistics, NaN flags and phase timers stay on the device. The host reads them once, at the end.
+Rows of a pass become log-probabilities, or samples, when a walk reads them. Statistics, NaN flags and phase timers stay
+on the device. The host reads them once, at the end.
 """
 
 import time
@@ -21,7 +22,10 @@ from lantern.core.types import (
     Drafter,
     DraftTree,
     Generation,
+    NoiseSource,
     Prefill,
+    Rows,
+    Sampler,
     Scores,
     Step,
     Target,
@@ -29,9 +33,36 @@ from lantern.core.types import (
     Verdict,
     Verifier,
 )
-from lantern.decoding.cache import StaticCache, TreeMask
-from lantern.decoding.prefill import FirstScores, PromptCache, Start, start
-from lantern.decoding.rows import LazyRows, logits_at
+from lantern.decoding.cache import FirstScores, PromptCache, Start, StaticCache, TreeMask, start
+
+
+@dataclass(frozen=True)
+class LazyRows(Rows):
+    """The rows of `logits` under a sampling; row i is for code number `places[i]`. `sampler`: the target's, if any."""
+
+    sampling: Sampling
+    logits: Float[Tensor, "b r n v"]
+    places: Int[Tensor, "b n"]
+    sampler: Sampler | None = None
+    is_lazy: bool = True
+
+    def at(self, nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b m v"]:
+        """Return the log-probabilities of what follows these nodes of each image."""
+        return self.sampling.log_probs(logits_at(self.logits, nodes), self.places.gather(1, nodes))
+
+    def sample(self, verifier: Verifier, nodes: Int[Tensor, "b m"], noise: NoiseSource) -> Int[Tensor, "b m"]:
+        """Return what a verifier's `draw` samples after these nodes, by the target's sampler if there is one."""
+        logits, places = logits_at(self.logits, nodes), self.places.gather(1, nodes)
+        if self.sampler is not None:
+            return self.sampler(logits, places)[..., 0]
+        return verifier.draw(self.sampling.scores(logits, places), places, noise)
+
+
+def logits_at(logits: Float[Tensor, "b r n v"], nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b r m v"]:
+    """Return the logits of these nodes of each image."""
+    if len(nodes) == 1:
+        return logits.index_select(2, nodes[0])
+    return logits[torch.arange(len(nodes), device=nodes.device)[:, None], :, nodes].transpose(1, 2)
 
 
 @dataclass(frozen=True)

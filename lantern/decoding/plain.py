@@ -8,9 +8,8 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Generation, Scores, Step, Target
-from lantern.decoding.cache import StaticCache, by_row
+from lantern.decoding.cache import FirstScores, PromptCache, Start, StaticCache, by_row, start
 from lantern.decoding.loop import FiniteSoFar, Programs, Stepper, Stopwatch, report
-from lantern.decoding.prefill import FirstScores, PromptCache, Start, start
 
 
 @torch.no_grad()

@@ -113,7 +113,7 @@ class Engine(ABC):
             return target
         if target.engines is not None:
             raise ValueError(OTHER_LAYERS)
-        from lantern.engines.quantized import quantized
+        from lantern.engines.prepared import quantized
 
         return quantized(target, BITS[self.weights])
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from lantern.core.sampling import Sampling
     from lantern.core.types import Condition, Drafter, Generation, Target, Verifier
-    from lantern.decoding.prefill import PromptCache
+    from lantern.decoding.cache import PromptCache
     from lantern.drafters.eagle.eagle1 import Eagle
     from lantern.drafters.policies.policy import StepCosts
 

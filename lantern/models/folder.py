@@ -44,7 +44,7 @@ from lantern.core.io import (
     write_json,
 )
 from lantern.core.sampling import Sampling
-from lantern.decoding.prefill import PromptCache
+from lantern.decoding.cache import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lantern.core.types import Claimant, DraftTree, NoiseSource, Rows, Verdict, VerifierDefaults
-from lantern.verifiers.path import deepest_path, rows_of_parents, visit
+from lantern.verifiers.gumbel import deepest_path, rows_of_parents, visit
 
 
 @dataclass(frozen=True)

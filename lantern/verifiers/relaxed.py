@@ -17,7 +17,7 @@ from lantern.core.types import (
     Verifier,
     VerifierDefaults,
 )
-from lantern.verifiers.path import rows_of_parents
+from lantern.verifiers.gumbel import rows_of_parents
 
 
 @dataclass(frozen=True)

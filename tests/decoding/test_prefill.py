@@ -8,8 +8,7 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
-from lantern.decoding.cache import StaticCache, TreeMask
-from lantern.decoding.prefill import PromptCache, make_cache, prefix_scores, read_prompts, start
+from lantern.decoding.cache import PromptCache, StaticCache, TreeMask, make_cache, prefix_scores, read_prompts, start
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from tests.tiny import select, tiny_condition, tiny_target
 

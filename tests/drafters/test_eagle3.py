@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.decoding.prefill import PromptCache
+from lantern.decoding.cache import PromptCache
 from lantern.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from lantern.drafters.examples import Examples, fused_layers
 from lantern.models.llamagen.transformer import Transformer

@@ -15,7 +15,7 @@ from lantern.drafters.combined.specmquant import CascadeDrafter, brush
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import chain
 from lantern.engines.engine import EagerEngine
-from lantern.engines.quantized import quantized
+from lantern.engines.prepared import quantized
 from lantern.methods.registry import METHODS, build_decoder
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
@@ -125,7 +125,7 @@ def test_widths_that_are_not_multiples_of_a_group_raise() -> None:
 
 
 def test_missing_torchao_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lantern.engines.quantized.find_spec", lambda name: None)
+    monkeypatch.setattr("lantern.engines.prepared.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="4-bit weights need torchao"):
         build_decoder("plain", tiny_target(), sampling=SAMPLING, engine=EagerEngine(weights="int4"))
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.decoding.prefill import FP32_ROWS
+from lantern.decoding.cache import FP32_ROWS
 from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import MAX_REPRODUCIBLE, EagerEngine

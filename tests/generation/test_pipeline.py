@@ -10,7 +10,7 @@ import torch
 
 from lantern import LanternPipeline
 from lantern.cli.generate import main
-from lantern.decoding import prefill
+from lantern.decoding import cache as prefill
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EagerEngine
 from lantern.generation.pipeline import LanternDrafter, LanternOutput, LanternTransformer, LanternVQ

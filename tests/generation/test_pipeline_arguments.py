@@ -10,7 +10,7 @@ import torch
 from lantern import LanternPipeline
 from lantern.core.io import read_config, weights_digest
 from lantern.core.types import Condition
-from lantern.decoding.prefill import PromptCache, read_prompts
+from lantern.decoding.cache import PromptCache, read_prompts
 from lantern.engines.engine import EagerEngine
 from lantern.models.folder import load_model
 from tests.tiny_folder import save_tiny_model

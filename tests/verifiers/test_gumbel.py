@@ -2,7 +2,7 @@
 
 import torch
 
-from lantern.verifiers.path import deepest_path
+from lantern.verifiers.gumbel import deepest_path
 from tests.verifiers.toys import TREE
 
 

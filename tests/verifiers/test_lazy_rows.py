@@ -10,8 +10,7 @@ from torch import Tensor
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Verdict, Verifier
-from lantern.decoding.loop import Programs
-from lantern.decoding.rows import LazyRows
+from lantern.decoding.loop import LazyRows, Programs
 from lantern.drafters.trees.static import named
 from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.greedy import GreedyVerifier

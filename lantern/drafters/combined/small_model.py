@@ -10,8 +10,7 @@ from torch import Tensor
 from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling
 from lantern.core.types import NoiseSource, Prefill, Target
-from lantern.decoding.cache import TreeMask
-from lantern.decoding.prefill import PromptCache, make_cache, prefix_scores
+from lantern.decoding.cache import PromptCache, TreeMask, make_cache, prefix_scores
 from lantern.methods.spec import AddOn
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 

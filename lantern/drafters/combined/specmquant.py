@@ -85,7 +85,7 @@ def build(method: Method, context: DrafterContext) -> CascadeDrafter:
     assert isinstance(model, Transformer)
     length = settings["length"]
     if settings["small_bits"] == 4:
-        from lantern.engines.quantized import quantized
+        from lantern.engines.prepared import quantized
 
         model = quantized(model)
         assert isinstance(model, Transformer)

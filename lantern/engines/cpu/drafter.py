@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from lantern.drafters.eagle.eagle1 import Eagle, EagleLayer
 from lantern.engines.cpu.kernels import LANES, PANEL, Arena, PackedLayer, check_weights, layer, linear
-from lantern.engines.prepared import WeightCache
-from lantern.engines.quantized import quantized
+from lantern.engines.prepared import WeightCache, quantized
 
 
 class PackedLinear(nn.Linear):

@@ -28,8 +28,8 @@ from lantern.core.types import (
     Verifier,
 )
 from lantern.core.types import Scores as ScoresLike
+from lantern.decoding.cache import FirstScores, Start, start
 from lantern.decoding.loop import Stopwatch, report
-from lantern.decoding.prefill import FirstScores, Start, start
 from lantern.drafters.windows.jacobi import chain_shape, random_codes
 from lantern.engines.cpu import build
 from lantern.engines.cpu.kernels import (

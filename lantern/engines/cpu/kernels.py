@@ -17,7 +17,7 @@ from lantern.core.noise import Purpose, purpose_key
 from lantern.core.sampling import Sampling
 from lantern.core.types import Sampler
 from lantern.engines.cpu.build import library
-from lantern.engines.quantized import has_eight_bits
+from lantern.engines.prepared import has_eight_bits
 from lantern.models.llamagen.transformer import RMSNorm
 
 PANEL, LANES = 32, 16

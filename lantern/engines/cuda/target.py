@@ -18,8 +18,7 @@ from lantern.core.types import Sampler
 from lantern.core.types import Scores as ScoresLike
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cuda import kernels
-from lantern.engines.prepared import PreparedTarget, WeightCache
-from lantern.engines.quantized import has_eight_bits
+from lantern.engines.prepared import PreparedTarget, WeightCache, has_eight_bits
 from lantern.models.llamagen.transformer import Scores, Transformer
 
 ROWS = 32  # rows of a pass per line of a small batch: the default trees of all methods have at most 30 nodes

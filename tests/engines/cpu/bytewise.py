@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lantern.engines.cpu.kernels import Arena
-from lantern.engines.quantized import quantized
+from lantern.engines.prepared import quantized
 
 
 def in_eight_bits(weight: Tensor) -> nn.Linear:

@@ -17,7 +17,7 @@ from lantern.engines.cpu.drafter import packed_drafter
 from lantern.engines.cpu.engine import CpuEngine, CpuTarget
 from lantern.engines.cpu.kernels import linear
 from lantern.engines.engine import engine_from_flags
-from lantern.engines.quantized import quantized
+from lantern.engines.prepared import quantized
 from lantern.methods.registry import METHODS, build_decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cpu.bytewise import rows, weights
