@@ -91,7 +91,9 @@ METHODS = (
         relaxation=Grouped,
         settings=(
             Setting("window", 16, "codes scored in one pass; longer windows are cut to the picture", low=2, high=10**6),
-            Setting("init", "random", "first codes of the window's new places", choices=("random", "repeat-left")),
+            Setting(
+                "init", "random", "first codes of the window's new places", choices=("random", "repeat-left", "drafter")
+            ),
             GROUP,
             *RADII,
         ),
