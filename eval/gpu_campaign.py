@@ -37,6 +37,8 @@ METHODS = (
     *("lantern", "lantern++", "bounded-window", "bounded-woven"),
 )
 POINTS = ("gumbel-jacobi", "woven", "bounded-window:delta=0.1/0.2", "lantern:k=100,delta=0.2", "lantern++:lambda_=2/5")
+BASELINES = ("--baseline", "eager", "graph", "graph+int8")
+SEVERAL = ("--variants", *BASELINES[1:], *BASELINES)  # those without minutes of compilation
 GRACE = 15.0  # seconds between SIGTERM and SIGKILL
 LEAST = 20.0  # a task is not started with fewer seconds left
 TAIL = 4000  # characters of a task's output that its record keeps
@@ -68,13 +70,14 @@ class Sizes:
     equality: tuple[str, ...] = ("gumbel-jacobi", "eagle1", "woven")
     equality_batches: tuple[str, ...] = ("1", "8")
     shapes: tuple[str, ...] = ("XL", "3B", "B")
-    shape_words: tuple[str, ...] = ("--tau", "1.5", "2.5", "3.5", "--images", "10")
+    shape_words: tuple[str, ...] = ("--tau", "1.5", "2.5", "3.5", "--images", "10", *SEVERAL)
     methods: tuple[str, ...] = METHODS
     batches: tuple[str, ...] = ("1", "8", "64")
-    bench_words: tuple[str, ...] = ("--images", "10")
-    board_words: tuple[str, ...] = ("--images", "64", "16")
+    bench_words: tuple[str, ...] = ("--images", "10", "--no-memory", "--variants", "graph", *BASELINES)
+    engine_words: tuple[str, ...] = ("--images", "4", "--no-memory")
+    board_words: tuple[str, ...] = ("--images", "64", "16", "--baseline", "eager", "graph")
     points: tuple[str, ...] = POINTS
-    frontier_images: int = 2000
+    frontier_words: tuple[str, ...] = ("--images", "2000", "--baseline", "graph")
     pictures: int = 4000
     training: Mapping[str, int] = field(
         default_factory=lambda: {"dim": 256, "n_layer": 12, "n_head": 4, "batch": 384, "steps": 300}
@@ -94,9 +97,10 @@ TOY = Sizes(
     methods=("gumbel-jacobi",),
     batches=("1",),
     bench_words=(*QUICK, *EAGER),
+    engine_words=(*QUICK, *EAGER),
     board_words=("--images", "1", "--temperatures", "1", "--methods", "gumbel-jacobi", "--baseline", "eager"),
     points=("gumbel-jacobi",),
-    frontier_images=1,
+    frontier_words=("--images", "1", "--baseline", "eager"),
     pictures=12,
     training={"dim": 64, "n_layer": 1, "n_head": 1, "batch": 2, "steps": 4},
 )
@@ -141,30 +145,20 @@ class Plan:
             words = ("--model", model, "--methods", *sizes.methods, *sizes.bench_words, *bf16, *on)
             words = (*words, "--batch", batch, *self._out(f"embedded-{batch}-figures"))
             found.append(Task(4, f"embedded-{batch}", command("bench", *words), 300, toy))
-        words = ("--model", model, *sizes.board_words, *bf16, *on, *self.metrics, "--run", str(self.work / "board"))
-        words = (
-            *words,
-            "--out",
-            str(self.out / "leaderboard"),
-            "--docs",
-            str(self.out / "leaderboard"),
-            "--overwrite",
-            "--quiet",
-        )
+        words = ("--model", model, "--methods", sizes.methods[0], *sizes.engine_words, *bf16, *on)
+        words = (*words, *self._out("embedded-engines-figures"))
+        found.append(Task(4, "embedded-engines", command("bench", *words), 480, toy))
+        words = ("--model", model, *sizes.board_words, *bf16, *on, *self._board("leaderboard"))
+        words = (*words, "--docs", str(self.out / "leaderboard"))
         found.append(Task(5, "leaderboard", command("leaderboard", *words), 540, toy))
-        words = ("--model", model, "--points", *sizes.points, "--images", str(sizes.frontier_images), *bf16, *on)
-        words = (*words, *self.metrics, "--baseline", "eager") if self.is_toy else (*words, *self.metrics)
-        words = (
-            *words,
-            "--run",
-            str(self.work / "frontier"),
-            "--out",
-            str(self.out / "frontier"),
-            "--overwrite",
-            "--quiet",
-        )
-        found.append(Task(6, "frontier", command("frontier", *words), 1800, toy))
+        words = ("--model", model, "--points", *sizes.points, *sizes.frontier_words, *bf16, *on)
+        found.append(Task(6, "frontier", command("frontier", *words, *self._board("frontier")), 1800, toy))
         return [*found, *self._training()]
+
+    def _board(self, name: str) -> tuple[str, ...]:
+        """Return the options of a board: rounds go to `work`, where a stopped board continues."""
+        folders = ("--run", str(self.work / name), "--out", str(self.out / name))
+        return (*self.metrics, *folders, "--overwrite", "--quiet")
 
     def _out(self, name: str) -> tuple[str, ...]:
         return ("--out", str(self.out / f"{name}.json"), "--quiet")

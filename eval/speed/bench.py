@@ -185,7 +185,7 @@ def memory_figures(
     """Return peak memory of plain decoding and each method, eager, in its fastest dtype, and the ratio to plain."""
     dtype = {result["method"]: result["variant"].split()[-1] for result in race["results"]}
     found = []
-    for spec in (PLAIN, *specs):
+    for spec in (PLAIN, *(spec for spec in specs if spec in dtype)):
         for kind in dict.fromkeys([dtype[spec]] if spec != PLAIN else dtype.values()):
             requested = {
                 "model": options.model,

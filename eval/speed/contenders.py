@@ -213,7 +213,7 @@ def line_up(
 ) -> Lineup:
     """Build every method in each of its variants; `variants` has the keys "plain" and "others".
 
-    A variant that this machine cannot run is recorded in `failed`. ValueError for an invalid spec.
+    A variant that this machine or its engine cannot run is recorded in `failed`. ValueError for an invalid spec.
     """
     lineup = Lineup()
     for spec in (PLAIN, *specs):
@@ -224,7 +224,14 @@ def line_up(
                 lineup.note(spec, variant, error)
                 continue
             method = METHODS[PLAIN] if spec == PLAIN else method_of(model, spec, sampling=sampling, batch=batch)
-            lineup.contenders.append(Contender(spec, method, variant, assemble(model, method, sampling)))
+            try:
+                parts = assemble(model, method, sampling)
+            except ValueError as error:
+                if variant.kind == "eager":  # no engine is to blame
+                    raise
+                lineup.note(spec, variant, error)
+            else:
+                lineup.contenders.append(Contender(spec, method, variant, parts))
     return lineup
 
 

@@ -67,6 +67,15 @@ def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pyte
     assert lineup.failed == [{"method": "plain", "variant": "eager+int8 fp32", "reason": reason}]
 
 
+def test_a_method_that_an_engine_refuses_is_listed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GraphEngine, "available", lambda *_, **__: None)
+    names = {"plain": [Variant("eager", "fp32")], "others": [Variant("graph", "fp32"), Variant("eager", "fp32")]}
+    lineup = line_up(Stable(model), ["ddd"], names, model.sampling())
+    assert [str(one.variant) for one in lineup.contenders] == ["eager fp32", "eager fp32"]
+    [failure] = lineup.failed
+    assert failure["variant"] == "graph fp32" and "change size from step to step" in failure["reason"]
+
+
 def test_a_variant_that_fails_when_run_is_listed(model: Model) -> None:
     lineup = line_up(Stable(model), ["eagle1"], EAGER, model.sampling())
     plain, method = lineup.contenders
