@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from lantern.core.sampling import Sampling
-from lantern.engines.pass_times import pass_times
+from lantern.engines.pass_times import is_steady, pass_times
 from lantern.methods.registry import METHODS, Method
 from lantern.models.folder import Model
 
@@ -26,8 +26,12 @@ def choose(times: Mapping[int, float]) -> Method:
     """Return the method for T(n) by number of codes n, with its reason.
 
     A window of n codes commits at least one code per pass, so it is at most T(n) / T(1) times as slow as plain
-    decoding, whatever the model. The longest window whose factor is at most FLAT is chosen.
+    decoding, whatever the model. The longest window whose factor is at most FLAT is chosen; plain decoding if the times
+    are not steady.
     """
+    if not is_steady(times):
+        reason = "other programs took part of the time in which passes were measured"
+        return dataclasses.replace(METHODS["plain"], reason=reason)
     windows = [n for n in times if n > 1]
     flat = [n for n in windows if times[n] <= FLAT * times[1]]
     shown = max(flat, default=min(windows, default=1))

@@ -77,6 +77,11 @@ def test_the_choice_is_never_slower_than_plain_by_more_than_its_bound(slope: flo
     assert window == {0.0: 16, 0.006: 16, 0.01: 8, 0.05: 2, 0.3: 1, 1.0: 1}[slope]
 
 
+def test_times_of_a_busy_machine_are_not_trusted() -> None:
+    method = choose({1: 17.4, 2: 2.0, 4: 1.4})
+    assert method.is_plain and "other programs" in method.reason
+
+
 def test_batches_and_guidance_count_as_rows(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = script(monkeypatch, flat)
     for batch, guidance in ((1, 3.0), (4, 3.0), (4, 1.0)):
