@@ -171,4 +171,4 @@ def test_captured_steps_give_the_same_codes(name: str) -> None:
     expected = parts.generate(CONDITION, keys=KEYS).codes
     assert torch.equal(parts.generate(CONDITION, keys=KEYS, programs=GRAPHED).codes, expected)
     seconds = parts.generate(CONDITION, keys=KEYS, programs=GRAPHED, is_timed=True).seconds
-    assert {"capture", "replay"} <= set(seconds)
+    assert "replay" in seconds and "capture" not in seconds  # the graph of the generation before

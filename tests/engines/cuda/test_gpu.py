@@ -1,0 +1,79 @@
+"""The engine `graph` on a GPU: codes in bf16, graphs that are kept, and no wait of the host within a step."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import Step
+from lantern.decoding.loop import Programs
+from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.engine import Weights
+from lantern.methods.registry import METHODS, Decoder, build_decoder
+from lantern.models.llamagen.transformer import Transformer
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+
+pytestmark = pytest.mark.gpu
+CODES = 144  # more than two blocks of positions
+CONDITION = tiny_condition((4, 1, 6))
+
+
+def target_in(dtype: torch.dtype) -> Transformer:
+    return tiny_target(block_size=CODES, dim=128, n_head=2, n_layer=4, vocab_size=512).to("cuda", dtype)
+
+
+def decoder_of(name: str, target: Transformer, guidance: float = 3.0, weights: Weights = "full") -> Decoder:
+    drafter = tiny_eagle(target).to("cuda", target.output.weight.dtype)
+    engine, sampling = GraphEngine(weights=weights), Sampling(guidance=guidance, top_k=200)
+    return build_decoder(METHODS[name], target, sampling=sampling, drafter_module=drafter, engine=engine)
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("guidance", [1.0, 3.0, 7.5])
+@pytest.mark.parametrize("name", ["gumbel-jacobi", "eagle1", "woven"])
+def test_bf16_codes_are_those_of_plain_decoding(name: str, guidance: float, images: int) -> None:
+    target, condition = target_in(torch.bfloat16), CONDITION.select(list(range(images)))
+    plain, decoder = decoder_of("plain", target, guidance), decoder_of(name, target, guidance)
+    assert decoder.promise(images) == "codes"
+    for seed in range(8):
+        keys = [(seed, image) for image in range(images)]
+        expected, made = plain.generate(condition, keys=keys), decoder.generate(condition, keys=keys)
+        assert torch.equal(made.codes, expected.codes)
+
+
+@pytest.mark.parametrize("weights", ["full", "int8"])
+@pytest.mark.parametrize("name", ["plain", "eagle1"])
+def test_a_graph_is_captured_once_and_gives_the_codes_of_its_steps(name: str, weights: Weights) -> None:
+    decoder = decoder_of(name, target_in(torch.bfloat16), weights=weights)
+    for seed in range(3):
+        keys = [(seed, image) for image in range(3)]
+        expected = decoder.generate(CONDITION, keys=keys, programs=Programs(may_look=False))
+        made = decoder.generate(CONDITION, keys=keys, is_timed=True)
+        assert torch.equal(made.codes, expected.codes)
+        assert ("capture" in made.seconds) == (seed == 0) and "replay" in made.seconds
+
+
+@pytest.fixture
+def sync_allowed() -> Iterator[None]:
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_plain_steps_do_not_wait_for_the_device(sync_allowed: None) -> None:
+    decoder, keys = decoder_of("plain", target_in(torch.bfloat16)), [(1, image) for image in range(3)]
+    expected = decoder.generate(CONDITION, keys=keys).codes
+
+    def watch(step: Step) -> None:
+        torch.cuda.set_sync_debug_mode("error" if 0 < step.index < CODES - 1 else "default")
+
+    assert torch.equal(decoder.generate(CONDITION, keys=keys, callback=watch).codes, expected)
+
+
+def test_codes_are_those_of_torch_in_fp32() -> None:
+    target, condition = target_in(torch.float32), CONDITION
+    eager = build_decoder("plain", target, sampling=Sampling(guidance=3.0, top_k=200))
+    keys = [(2, image) for image in range(3)]
+    assert torch.equal(
+        decoder_of("plain", target).generate(condition, keys=keys).codes, eager.generate(condition, keys=keys).codes
+    )
