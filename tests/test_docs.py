@@ -107,6 +107,14 @@ def trained_on_classes(folder: Path) -> None:
     save_tiny_model(folder / "my-classes" / "model", model_type="c2i", cls_token_num=1)
 
 
+def models_of_transformers(folder: Path) -> None:
+    """Folders as released for transformers, at toy size."""
+    from tests import tiny_transformers as tiny
+
+    tiny.save("janus", tiny.tiny_janus(), tiny.janus_processor(), folder / "Janus-Pro-1B")
+    tiny.save("emu3", tiny.tiny_emu3(), tiny.emu3_processor(), folder / "Emu3-Gen-hf")
+
+
 def saved_results(folder: Path) -> None:
     """The results of this repository, where a clone has them."""
     (folder / "eval").symlink_to(ROOT / "eval")
@@ -172,6 +180,13 @@ EXERCISES: dict[str, Exercise | Installation] = {
         Exercise()
     ),
     'lantern-generate --model llamagen-t2i --prompt "a red apple"': Exercise(),
+    'lantern-generate --model Janus-Pro-1B --prompt "a red apple" --method gumbel-jacobi': Exercise(
+        prepare=models_of_transformers
+    ),
+    'lantern-generate --model Emu3-Gen-hf --prompt "a red apple" --size 512x512': Exercise(
+        replace={"512x512": "32x24"}
+    ),
+    "lantern doctor --model Janus-Pro-1B --dtype bf16": Exercise(),
     ".venv/bin/lantern doctor": Exercise(codes=(0, 1)),
     "lantern doctor": Exercise(codes=(0, 1)),
     # it is refused before it listens; tests/generation/test_serving.py sends requests to a server
@@ -369,6 +384,8 @@ def test_python_examples_run(path: Path, block: str, model: Path, place: Path) -
         # the tiny codebook has fewer codes than the default number of neighbours
         block = block.replace('"delta": 0.1', '"delta": 0.1, "k": 6').replace("warmup()", "warmup(settings={'k': 6})")
         block = block.replace('"lantern-emoji"', repr(str(model)))
+    if path.name == "models.md":
+        models_of_transformers(place)
     with address(path, model) as url:
         exec(compile(block.replace("http://127.0.0.1:8000", url), shown(path), "exec"), {"__name__": "example"})
 

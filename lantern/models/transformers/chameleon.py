@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -37,6 +38,11 @@ class ChameleonPixels(Pixels):
     def read(self, folder: Path) -> None:
         """Read the decoder's weights; ValueError where the folder holds none."""
         self.decoder = read_decoder(folder, self.vq.config).to(self.device)
+
+    def outline(self) -> None:
+        """Make the decoder on the meta device."""
+        with torch.device("meta"):
+            self.decoder = VQDecoder(self.vq.config)
 
     def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
         """Decode grids; ValueError if no decoder was read."""

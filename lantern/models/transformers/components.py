@@ -52,6 +52,9 @@ class Pixels(nn.Module, ABC):
     def read(self, folder: Path) -> None:
         """Read weights that the model's class does not hold; by default there are none."""
 
+    def outline(self) -> None:
+        """Make what `read` would, without values; by default there is nothing."""
+
     @abstractmethod
     def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
         """Decode grids of legal codes to pixels as the processor normalised them."""

@@ -83,7 +83,9 @@ def shape_of(folder: Path, size: tuple[int, int] | None = None) -> Components:
             model = kind._from_config(config, attn_implementation="sdpa")
     except Exception as error:  # as above
         raise ValueError(f"{folder / CONFIG_NAME} is no config of {family.CLASS}: {one_line(error)}") from error
-    return family.assemble(model, None, size)
+    made = family.assemble(model, None, size)
+    made.vq.outline()
+    return made
 
 
 @contextmanager

@@ -19,6 +19,14 @@ def test_the_lowest_index_wins_among_equals() -> None:
     assert neighbours.proximity_table(codebook, 4)[3].tolist() == [1, 4, 0, 2]
 
 
+@pytest.mark.parametrize(("codes", "k", "values"), [(300, 7, 1000), (300, 40, 9), (60, 59, 3), (500, 100, 2)])
+def test_selection_is_that_of_a_stable_sort(codes: int, k: int, values: int) -> None:
+    """With few values many codes are as near as the k-th, more than the selection sorts."""
+    distances = torch.randint(values, (20, codes), generator=torch.Generator().manual_seed(0)).double()
+    distances[:, 3] = torch.inf
+    assert torch.equal(neighbours.nearest(distances, k), distances.sort(dim=1, stable=True).indices[:, :k])
+
+
 def test_block_size_does_not_change_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     codebook = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
     whole = neighbours.proximity_table(codebook, 49)
