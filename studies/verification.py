@@ -31,7 +31,6 @@ from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.lantern_pp import LanternPP
 from lantern.verifiers.relaxed import RelaxedVerifier
 
-RESULTS = Path(__file__).resolve().parents[1] / "eval" / "results" / "verification.json"
 STEPS = 16  # different walks
 NEIGHBOURS = 100
 
@@ -47,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--codes", type=integer(64, 1 << 20), default=16384, help="codes of the codebook")
     parser.add_argument("--threads", type=integer(1, 1024), nargs="+", default=[1, 2], help="numbers of CPU threads")
     parser.add_argument("--rounds", type=integer(1, 10**4), default=10, help="repetitions of each walk (default 10)")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="file of the results")
+    parser.add_argument("--out", type=Path, help="JSON file of the results")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
     for row in rows:
         print(f"{row['verifier']:16} {row['threads']:7} {row['codes']:13.2f} {row['all']:12.2f} {row['lazy']:13.2f}")
     found = {"tree": args.tree, "codes": args.codes, "surroundings": surroundings(torch.device("cpu"))}
-    write_json(args.out, found | {"load_average": {"begin": before, "end": load_average()}, "rows": rows})
+    if args.out is not None:
+        write_json(args.out, found | {"load_average": {"begin": before, "end": load_average()}, "rows": rows})
     return DONE
 
 
@@ -108,7 +108,7 @@ class Drafts:
         self.tree, self.shape, self.mode, self.sampling, self.noise = tree, tree.shape(), mode, sampling, noise
         self.logits = torch.randn(1, 2, tree.max_nodes, codes, generator=random)
         near = sampling.untruncated().log_probs(self.logits, self.shape.depths[None])
-        self.log_q = sampling.filtered(near + 0.5 * torch.randn(near.shape, generator=random))
+        self.log_q = sampling.filtered(near + 8.0 * torch.randn(near.shape, generator=random))
 
     def at(self, place: int) -> tuple[DraftTree, torch.Tensor]:
         """Return the draft below a code number, and the code numbers that follow its nodes."""

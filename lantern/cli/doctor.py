@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("--build", action="store_true", help="first build the C++ engine (about a minute, needs g++)")
+    parser.add_argument("--build", action="store_true", help="first build the C++ engine (about 20 seconds, needs g++)")
     group = parser.add_argument_group("prediction")
     group.add_argument("--model", help="predict memory and time of this model instead, from its configs")
     group.add_argument("--size", type=size_of, metavar="WxH", help="pixels, of models that make several sizes")

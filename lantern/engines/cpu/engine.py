@@ -328,7 +328,7 @@ class FusedStepper:
 
 @dataclass(frozen=True)
 class CpuEngine(Engine):
-    """Runs a pass as one C++ program, built at first use, and whole steps of plain decoding and sample-match windows.
+    """Runs a pass as one C++ program, and whole steps of plain decoding and sample-match windows.
 
     The bits of a code's logits depend on nothing that is scored with it, so `reproducible` holds without cost.
     """
