@@ -95,7 +95,7 @@ def table(rows: Sequence[Row], taus: Sequence[float]) -> list[str]:
     from lantern.eval.speed.bench_table import aligned
 
     header = ("shape", "engine", "auto is", "plain ms", "step ms", "spread", *(f"at {tau:g}" for tau in taus))
-    lines = [header]
+    lines: list[tuple[str, ...]] = [header]
     for row in rows:
         speedups = [f"{row.speedup(tau):.2f}x" + ("" if row.holds(tau) else " slower") for tau in taus]
         figures = (f"{row.plain_ms:.2f}", f"{row.chosen_ms:.2f}", f"{row.spread:.2f}")

@@ -43,19 +43,19 @@ def pass_times(engine: Engine, target: Target, *, rows: int = 2, budget: float =
     took part of the time, are measured up to TRIALS times, and not kept.
     """
     path = _path(engine, target, rows)
-    found = _read(path)
-    if found is None:
-        prepared = engine.prepare(target)
-        for _ in range(TRIALS):
-            found = measure(prepared, rows=rows, budget=budget)
-            if is_steady(found):
-                break
-        else:
-            return found
-        try:
-            write_json(path, {"seconds": {str(n): seconds for n, seconds in found.items()}})
-        except OSError as error:
-            LOG.info("times of passes are not kept: %s", error)
+    kept = _read(path)
+    if kept is not None:
+        return kept
+    prepared = engine.prepare(target)
+    found, trials = measure(prepared, rows=rows, budget=budget), 1
+    while not is_steady(found) and trials < TRIALS:
+        found, trials = measure(prepared, rows=rows, budget=budget), trials + 1
+    if not is_steady(found):
+        return found
+    try:
+        write_json(path, {"seconds": {str(n): seconds for n, seconds in found.items()}})
+    except OSError as error:
+        LOG.info("times of passes are not kept: %s", error)
     return found
 
 
