@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -149,3 +150,14 @@ def test_components_of_another_model_are_refused(tmp_path: Path) -> None:
 def test_a_missing_device_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="device"):
         pick_device(name)
+
+
+def test_parts_may_depend_on_the_default_method(tmp_path: Path) -> None:
+    folder, seen = save_tiny_model(tmp_path / "toy"), list[str]()
+
+    def parts(default: str) -> set[Any]:
+        seen.append(default)
+        return {"vq"}
+
+    model = load_model(folder, parts=parts)
+    assert seen == ["auto"] and model.vq is not None and model.drafter is None and model.text is None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.methods.registry import METHODS, build_decoder, find
+from lantern.methods.registry import METHODS, build_decoder, find, neighbour_columns
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
@@ -61,3 +61,9 @@ def test_a_table_is_only_read_up_to_k() -> None:
         for table in (TABLE, TABLE[:, :5])
     ]
     assert torch.equal(both[0], both[1])
+
+
+def test_the_columns_of_the_proximity_table_follow_from_the_settings() -> None:
+    assert neighbour_columns(METHODS["fr-spec"]) == 0
+    assert neighbour_columns(METHODS["fr-spec"].with_options(near=3)) == 3
+    assert neighbour_columns(METHODS["lantern"].with_options(k=5)) >= 5

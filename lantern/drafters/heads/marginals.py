@@ -1,7 +1,7 @@
 """Trees from independent marginals: all nodes of one depth share a distribution (arXiv:2401.10774)."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -9,9 +9,11 @@ from torch import Tensor
 
 from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, Target
+from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
 from lantern.drafters.base import Chooser, target_logits
-from lantern.drafters.trees.static import StaticTree
+from lantern.drafters.heads.pairs import Pairs
+from lantern.drafters.trees.static import StaticTree, named
+from lantern.methods.spec import DrafterContext, Method
 
 PURPOSE_OF_MODE = {"gumbel": Purpose.TARGET, "sampled": Purpose.DRAFT}
 
@@ -123,3 +125,54 @@ def check_fit(config: HeadsConfig, target: Target, tree: StaticTree) -> None:
         raise ValueError(
             f"the tree is {tree.depth} deep and the drafter guesses {config.depths} codes: use a shallower one"
         )
+
+
+class MarginalDrafter(DrafterDefaults):
+    """Drafts trees from independent guesses for the codes ahead, with one pass for all depths.
+
+    `module` has a HeadsConfig. Subclasses define `propose`, and `begin` and `observe` if they keep more than the pairs.
+    """
+
+    needs_whole_prefix = False
+    draft_passes = 1  # one pass covers all depths
+
+    def __init__(
+        self,
+        module: Any,
+        target: Target,
+        *,
+        tree: StaticTree,
+        mode: DraftMode,
+        sampling: Sampling,
+        records_log_q: bool = False,
+    ) -> None:
+        check_fit(module.config, target, tree)
+        self.module, self.sampling = module, sampling
+        self.mode: DraftMode = mode
+        self.marginals = Marginals(tree, mode=mode, sampling=sampling, target=target, records_log_q=records_log_q)
+        self.records_log_q = self.marginals.records_log_q
+        self.max_nodes, self.depth = tree.max_nodes, tree.depth
+
+    def weave(self, chooser: Chooser, most_committed: int) -> None:
+        """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
+        self.marginals.chooser = chooser
+
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Start from the prompt's last feature and code 0."""
+        self.marginals.begin(noise, prefill.first.device)
+        self._pairs = Pairs.of_prompt(prefill, self.sampling)
+
+    def observe(self, step: Step) -> None:
+        """Keep the committed codes with their features."""
+        self._pairs = Pairs.of_step(step, self.sampling, self.module.config.block_size)
+
+
+def common_arguments(method: Method, context: DrafterContext) -> dict[str, Any]:
+    """Return the keyword arguments that all marginal drafters of a method have."""
+    assert method.tree is not None
+    return {
+        "tree": named(method.tree),
+        "mode": context.mode(method),
+        "sampling": context.sampling,
+        "records_log_q": context.records_log_q(method),
+    }

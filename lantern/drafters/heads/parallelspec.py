@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling, pick
-from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, Leftovers, NoiseSource, Prefill, Step, Target
+from lantern.core.types import DraftTree, Leftovers, NoiseSource, Prefill, Target
 from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.drafters.base import Chooser, target_logits
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
-from lantern.drafters.heads.marginals import Marginals, check_fit
+from lantern.drafters.heads.marginals import MarginalDrafter, check_fit, common_arguments
 from lantern.drafters.heads.pairs import Pairs
-from lantern.drafters.trees.static import StaticTree, chain, named
+from lantern.drafters.trees.static import chain
 from lantern.drafters.windows import jacobi
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
 from lantern.models.llamagen.transformer import TransformerConfig, rope_factors
@@ -219,44 +219,22 @@ class ParallelContext:
         return out.gather(1, index[..., None].expand(-1, -1, out.shape[-1]))
 
 
-class ParallelDrafter(DrafterDefaults):
+class ParallelDrafter(MarginalDrafter):
     """Drafts trees from a `ParallelSpec` module's independent guesses, with one pass per step."""
 
-    needs_whole_prefix = False
-    draft_passes = 1  # one pass covers all depths
-
-    def __init__(
-        self,
-        module: ParallelSpec,
-        target: Target,
-        *,
-        tree: StaticTree,
-        mode: DraftMode,
-        sampling: Sampling,
-        records_log_q: bool = False,
-    ) -> None:
-        check_fit(module.config, target, tree)
-        self.module, self.sampling = module, sampling
-        self.mode: DraftMode = mode
-        self.context = ParallelContext(module, sampling, pairs=tree.depth + 1, depths=tree.depth)
-        self.marginals = Marginals(tree, mode=mode, sampling=sampling, target=target, records_log_q=records_log_q)
-        self.records_log_q = self.marginals.records_log_q
-        self.max_nodes, self.depth = tree.max_nodes, tree.depth
+    def __init__(self, module: ParallelSpec, target: Target, **common: Any) -> None:
+        super().__init__(module, target, **common)
+        self.context = ParallelContext(module, self.sampling, pairs=self.depth + 1, depths=self.depth)
 
     def weave(self, chooser: Chooser, most_committed: int) -> None:
         """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
-        self.marginals.chooser = chooser
+        super().weave(chooser, most_committed)
         self.context = ParallelContext(self.module, self.sampling, pairs=most_committed, depths=self.depth)
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Start from the prompt's last feature and code 0."""
-        self.marginals.begin(noise, prefill.first.device)
+        super().begin(prefill, noise)
         self.context.begin(prefill)
-        self._pairs = Pairs.of_prompt(prefill, self.sampling)
-
-    def observe(self, step: Step) -> None:
-        """Keep the committed codes with their features."""
-        self._pairs = Pairs.of_step(step, self.sampling, self.module.config.block_size)
 
     def propose(self) -> DraftTree:
         """Run one pass and the target's head over `depth` features, and return the tree."""
@@ -314,16 +292,7 @@ class ParallelChain:
 
 def build(method: Method, context: DrafterContext) -> ParallelDrafter:
     """Build static trees drafted by the model's parallel drafter."""
-    module = context.add_on(method)
-    assert isinstance(module, ParallelSpec) and method.tree is not None
-    return ParallelDrafter(
-        module,
-        context.target,
-        tree=named(method.tree),
-        mode=context.mode(method),
-        sampling=context.sampling,
-        records_log_q=context.records_log_q(method),
-    )
+    return ParallelDrafter(context.add_on(method), context.target, **common_arguments(method, context))
 
 
 def build_window(method: Method, context: DrafterContext) -> jacobi.JacobiDrafter:

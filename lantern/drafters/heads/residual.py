@@ -1,8 +1,15 @@
 """Residual heads on one feature, each for a code further ahead: f + silu(W_d f) (arXiv:2401.10774)."""
 
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from lantern.models.llamagen.transformer import TransformerConfig, check_limits
+
+MAX_DEPTHS = 64
 
 
 class FeatureHeads(nn.Module):
@@ -34,3 +41,58 @@ class FeatureHeads(nn.Module):
         read = base if self.embed_tokens is None else torch.cat([self.embed_tokens(tokens), base], -1)
         change = self.fc(read) + (scales.log()[..., None] * self.guidance).to(base.dtype)
         return base[:, :, None] + nn.functional.silu(change).unflatten(-1, (self.count, -1))
+
+
+@dataclass(frozen=True)
+class ResidualConfig:
+    """Sizes of `depths` heads for the codes ahead. With `reads_code` they read the last code and the feature before it.
+
+    `target` is the digest of the weights for which they were trained, None if unknown.
+    """
+
+    dim: int
+    vocab_size: int
+    block_size: int
+    depths: int = 4
+    reads_code: bool = True
+    kind: str = ""
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.depths <= MAX_DEPTHS:
+            raise ValueError(f"depths is {self.depths}, wanted from 1 to {MAX_DEPTHS}")
+        check_limits(self, "dim", "vocab_size", "block_size")
+
+    @classmethod
+    def for_target(cls, config: TransformerConfig, **changes: Any) -> Self:
+        """Return a config with its target's width."""
+        fields: dict[str, Any] = {"dim": config.dim, "vocab_size": config.vocab_size, "block_size": config.block_size}
+        return cls(**(fields | changes))
+
+
+class ResidualHeads(nn.Module):
+    """A module of feature heads: one for each of the `depths` codes ahead, then `extra_heads` others."""
+
+    extra_heads: ClassVar[int] = 0
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.heads = FeatureHeads(
+            config.dim, config.depths + self.extra_heads, vocab_size=config.vocab_size if config.reads_code else None
+        )
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Return no extras: F* is enough."""
+        return frozenset()
+
+    def init_for(self, target: Any, generator: torch.Generator) -> None:
+        """Start every head at "the predicted feature equals this one"."""
+        self.heads.init_weights(target.tok_embeddings.weight.data)
+
+    def forward(
+        self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], scales: Float[Tensor, "b n"]
+    ) -> Float[Tensor, "b n h c"]:
+        """Estimate the features that predict codes j + 1 .. j + depths from the one that predicted code j."""
+        return self.heads(features, tokens, scales)

@@ -10,42 +10,24 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
 
-from lantern.core.sampling import Sampling
-from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
-from lantern.drafters.base import Chooser
+from lantern.core.types import DraftTree, NoiseSource, Prefill, Step, Target
 from lantern.drafters.examples import Examples, Prediction
-from lantern.drafters.heads.marginals import Marginals, check_fit
+from lantern.drafters.heads.marginals import MarginalDrafter, common_arguments
 from lantern.drafters.heads.pairs import Pairs
-from lantern.drafters.heads.residual import FeatureHeads
-from lantern.drafters.trees.static import StaticTree, named
+from lantern.drafters.heads.residual import ResidualConfig, ResidualHeads
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, Setting
-from lantern.models.llamagen.transformer import TransformerConfig, check_grid, check_limits
-
-MAX_DEPTHS = 64
+from lantern.models.llamagen.transformer import check_grid
 
 
 @dataclass(frozen=True)
-class VerticalConfig:
-    """Sizes: `depths` horizontal heads and one for the code below. With `reads_code` they also read the last code.
+class VerticalConfig(ResidualConfig):
+    """Sizes: `depths` horizontal heads, and one for the code below."""
 
-    `target` is the digest of the weights for which they were trained, None if unknown.
-    """
-
-    dim: int
-    vocab_size: int
-    block_size: int
-    depths: int = 4
-    reads_code: bool = True
     kind: Literal["vertical"] = "vertical"
-    target: str | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.depths <= MAX_DEPTHS:
-            raise ValueError(f"depths is {self.depths}, wanted from 1 to {MAX_DEPTHS}")
-        check_limits(self, "dim", "vocab_size", "block_size")
+        super().__post_init__()
         check_grid(self.block_size)
 
     @property
@@ -53,37 +35,12 @@ class VerticalConfig:
         """Codes per row."""
         return math.isqrt(self.block_size)
 
-    @classmethod
-    def for_target(cls, config: TransformerConfig, **changes: Any) -> "VerticalConfig":
-        """Return a config with its target's width."""
-        fields: dict[str, Any] = {"dim": config.dim, "vocab_size": config.vocab_size, "block_size": config.block_size}
-        return cls(**(fields | changes))
 
-
-class Vertical(nn.Module):
+class Vertical(ResidualHeads):
     """The heads; the last is the vertical one."""
 
-    def __init__(self, config: VerticalConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.heads = FeatureHeads(
-            config.dim, config.depths + 1, vocab_size=config.vocab_size if config.reads_code else None
-        )
-
-    @property
-    def reads(self) -> frozenset[str]:
-        """Return no extras: F* is enough."""
-        return frozenset()
-
-    def init_for(self, target: Any, generator: torch.Generator) -> None:
-        """Start every head at "the predicted feature equals this one"."""
-        self.heads.init_weights(target.tok_embeddings.weight.data)
-
-    def forward(
-        self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], scales: Float[Tensor, "b n"]
-    ) -> Float[Tensor, "b n h c"]:
-        """Estimate the features that predict the next codes of the row, then the one that predicts the code below."""
-        return self.heads(features, tokens, scales)
+    config: VerticalConfig
+    extra_heads = 1
 
     def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
         """Return the horizontal heads' predictions at every code, and as one more depth the vertical head's."""
@@ -97,39 +54,18 @@ class Vertical(nn.Module):
         ]
 
 
-class VerticalDrafter(DrafterDefaults):
+class VerticalDrafter(MarginalDrafter):
     """Drafts trees from (1 - share) q_horizontal + share q_vertical, the latter where the pool has a guess.
 
     The pool holds a feature for each place of the picture, guessed when the code above it was committed. ValueError
     unless `share` is from 0 to 1.
     """
 
-    needs_whole_prefix = False
-    draft_passes = 1  # one pass covers all depths
-
-    def __init__(
-        self,
-        module: Vertical,
-        target: Target,
-        *,
-        tree: StaticTree,
-        mode: DraftMode,
-        sampling: Sampling,
-        share: float = 0.25,
-        records_log_q: bool = False,
-    ) -> None:
-        check_fit(module.config, target, tree)
+    def __init__(self, module: Vertical, target: Target, *, share: float = 0.25, **common: Any) -> None:
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise ValueError(f"share is {share}, wanted a weight of the pool's guesses from 0 to 1")
-        self.module, self.sampling, self.share = module, sampling, float(share)
-        self.mode: DraftMode = mode
-        self.marginals = Marginals(tree, mode=mode, sampling=sampling, target=target, records_log_q=records_log_q)
-        self.records_log_q = self.marginals.records_log_q
-        self.max_nodes, self.depth = tree.max_nodes, tree.depth
-
-    def weave(self, chooser: Chooser, most_committed: int) -> None:
-        """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
-        self.marginals.chooser = chooser
+        super().__init__(module, target, **common)
+        self.share = float(share)
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Empty the pool and start from the prompt's last feature and code 0."""
@@ -171,17 +107,8 @@ class VerticalDrafter(DrafterDefaults):
 
 def build(method: Method, context: DrafterContext) -> VerticalDrafter:
     """Build static trees drafted by the model's horizontal and vertical heads."""
-    module = context.add_on(method)
-    assert isinstance(module, Vertical) and method.tree is not None
-    return VerticalDrafter(
-        module,
-        context.target,
-        tree=named(method.tree),
-        mode=context.mode(method),
-        sampling=context.sampling,
-        share=method.settings["share"],
-        records_log_q=context.records_log_q(method),
-    )
+    share = float(method.settings["share"])
+    return VerticalDrafter(context.add_on(method), context.target, share=share, **common_arguments(method, context))
 
 
 METHODS = (
