@@ -1,4 +1,4 @@
-"""Exit codes of every command: 0 done, 1 failed, 2 invalid input, 130 interrupted, 143 terminated."""
+"""Exit codes of every command: 0 done, 1 failed, 2 invalid input, 129, 130 and 143 for signals."""
 
 import dataclasses
 import os
@@ -15,6 +15,7 @@ import pytest
 
 from lantern.cli.command import run_command
 from lantern.cli.main import SUMMARIES, main
+from lantern.core import signals
 
 ROOT = Path(__file__).resolve().parents[2]
 # arguments that a command parses, and arguments with a bad value, a missing file or a missing folder
@@ -41,6 +42,7 @@ BAD: dict[str, list[list[str]]] = {
     "leaderboard": [["--from", "nowhere.json"], ["--from", "here/config.json"]],
     "completion": [["tcsh"], []],
     "results": [["nowhere"]],
+    "serve": [["nowhere"], ["--port", "99999"], ["--dtype", "int3"]],
 }
 
 
@@ -112,6 +114,7 @@ def test_failures_and_signals_have_their_codes(name: str, capsys: pytest.Capture
     cases = [
         (stop(signal.SIGINT), 130, "interrupted"),
         (stop(signal.SIGTERM), 143, "terminated"),
+        (stop(signal.SIGHUP), 129, signals.WORDS[signal.SIGHUP]),
         (fail(OSError(28, "No space left on device", "x")), 1, "x: No space left on device"),
         (fail(ModuleNotFoundError("No module named 'x'")), 1, "No module named 'x'; in the clone"),
         (fail(MemoryError("no memory")), 1, "no memory"),
@@ -150,5 +153,5 @@ def test_a_process_that_computes_ends_with_the_code_of_its_signal(number: int, c
 def test_the_document_lists_the_codes() -> None:
     text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     table = text.split("## Exit codes")[1].split("\n## ")[0]
-    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)] == [0, 1, 2, 130, 143]
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)] == [0, 1, 2, 129, 130, 143]
     assert set(re.findall(r"^\| `lantern (\w+)`", table, re.M)) <= set(SUMMARIES)
