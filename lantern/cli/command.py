@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from lantern import __version__
 from lantern.core.config import is_debugging, one_line
-from lantern.core.signals import Stopping
+from lantern.core.signals import Stopped, Stopping
 from lantern.engines.engine import ENGINES, RENAMED_VARIANTS, VARIANTS, WEIGHTS, Engine, engine, engine_from_flags
 from lantern.methods import METHODS, Setting, find, specs
 
@@ -99,7 +99,7 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
             return command.run(args)
     except KeyboardInterrupt as stopped:
         complain(str(stopped) or "interrupted")
-        return int(getattr(stopped, "code", INTERRUPTED))
+        return stopped.code if isinstance(stopped, Stopped) else INTERRUPTED
     except BrokenPipeError:
         _abandon_stdout()
         return FAILED

@@ -81,6 +81,11 @@ class Trainee(Protocol):
         """Return names out of EXTRAS."""
         ...
 
+    @property
+    def least_depths(self) -> int:
+        """Return the least number of depths in training that trains all of the module."""
+        ...
+
     def init_for(self, target: Any, generator: torch.Generator) -> None:
         """Set the weights from which training starts, for this target."""
         ...

@@ -103,7 +103,7 @@ class DrafterTask(Task):
         self.config, self.sampling = config, config.sampling
         self.drafter = module or new_module(config.kind, target, config.model, seed=config.loop.seed)
         # later specialist layers would not be trained otherwise
-        if config.unroll < (least := getattr(self.drafter, "least_depths", 1)):
+        if config.unroll < (least := self.trainee.least_depths):
             raise ValueError(f"unroll is {config.unroll}, wanted at least {least}: the first depth of the last layer")
         self.frozen = (target.requires_grad_(False).eval(), *([vq.eval()] if vq is not None else []))
         self._source = source

@@ -132,6 +132,8 @@ def test_the_summary_reports_throughput(model: str, capsys: Capture) -> None:
 def test_every_method_makes_a_picture(model: str, method: str, capsys: Capture) -> None:
     settings_of = {
         "lantern": ["--k", "4", "--delta", "0.2"],
+        "lantern-paper": ["--k", "4"],
+        "lantern++-paper": ["--k", "4"],
         "lantern++": ["--k", "4", "--lambda", "3"],
         "bounded": ["--k", "4", "--cap", "3", "--rounds", "1", "--width", "9"],
         "bounded-window": ["--k", "4", "--window", "3"],

@@ -1,7 +1,7 @@
 """The drafter, and the prompt that it starts from."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -30,7 +30,11 @@ class Prefill:
 
 
 class DrafterDefaults:
-    """Defaults of the optional attributes of `Drafter`."""
+    """Defaults of the optional attributes of `Drafter`, and of three that are for measurements.
+
+    `module` is its network, `kv_length` the keys and values that a row of its pass reads. A recorder sets
+    `records_traits`, with which drafters that have traits add them to their trees.
+    """
 
     taps: tuple[int, ...] = ()
     members: tuple[object, ...] = ()
@@ -38,6 +42,9 @@ class DrafterDefaults:
     records_log_q: bool = True
     reads_leftovers: bool = False
     sample_window: WindowFill | None = None
+    module: Any = None
+    kv_length: int | None = None
+    records_traits: bool = False
 
 
 @runtime_checkable

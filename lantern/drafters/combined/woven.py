@@ -35,6 +35,9 @@ from lantern.verifiers.relaxations.bounded import Bounded
 class Strand(Drafter, Protocol):
     """A drafter whose children another object can choose."""
 
+    module: Any
+    kv_length: int | None
+
     def weave(self, chooser: Chooser, most_committed: int) -> None:
         """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
         ...
@@ -111,12 +114,12 @@ class WovenDrafter(DrafterDefaults):
     @property
     def module(self) -> Any:
         """The network of its drafter, None if there is none."""
-        return getattr(self.inner, "module", None)
+        return self.inner.module
 
     @property
     def kv_length(self) -> int | None:
         """Keys and values that a row of its drafter's pass reads, None if it has no cache."""
-        return getattr(self.inner, "kv_length", None)
+        return self.inner.kv_length
 
     @property
     def max_nodes(self) -> int:

@@ -92,7 +92,7 @@ class GrowingDrafter(EagleDrafter):
                 f"{type(policy).__name__} chooses the tested codes after they are sampled, which rejection does not "
                 'allow: use verifier "gumbel"'
             )
-        self.policy, self.records_traits = policy, False
+        self.policy = policy
         self.sizes = None
         if mode == "sampled":
             self.sizes = [min(size, width if d == 0 else width * width) for d, size in enumerate(growth.level_sizes)]

@@ -267,6 +267,11 @@ class Eagle(nn.Module):
         depth, mask = unroll.passes, unroll.next_mask(len(tokens), features.shape[1], features.device)
         return self(features, tokens, positions, mask, scales=scales, cache=unroll, slots=positions, depth=depth)
 
+    @property
+    def least_depths(self) -> int:
+        """Least number of depths in training that trains every layer."""
+        return 1
+
     def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
         """Return drafts of every code but the first; pass i reads the outputs of pass i - 1 as features."""
         inputs, count = self.inputs(examples), examples.codes.shape[1]

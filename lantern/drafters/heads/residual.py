@@ -83,6 +83,11 @@ class ResidualHeads(nn.Module):
         )
 
     @property
+    def least_depths(self) -> int:
+        """Least number of depths in training that trains every head."""
+        return 1
+
+    @property
     def reads(self) -> frozenset[str]:
         """Return no extras: F* is enough."""
         return frozenset()

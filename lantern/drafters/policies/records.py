@@ -97,10 +97,10 @@ class Recorder:
         self._pictures = 0
         self._batch = 0
 
-    def watch(self, drafter: object) -> None:
-        """Make a drafter add its traits of the nodes, if it has any."""
-        if hasattr(drafter, "records_traits"):
-            drafter.records_traits = True  # type: ignore[attr-defined]
+    def watch(self, drafter: Any) -> None:
+        """Make a drafter add its traits of the nodes, if it has any; None is plain decoding."""
+        if drafter is not None:
+            drafter.records_traits = True
 
     def __call__(self, step: Step) -> None:
         """Record a step; nothing is computed before `records`."""
