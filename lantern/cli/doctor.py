@@ -206,6 +206,8 @@ def predicted(
     yield Finding(
         f"batch {batch}: {_gib(total)} and what passes allocate for a moment; {where} has {_gib(there)}: {fits}"
     )
+    if found.engines is not None:
+        yield Finding(f"engines: {', '.join(sorted(found.engines))}; the others run LlamaGen's layers")
     bandwidth, rate = measure_device(where, kind)
     yield Finding(f"{where} copies {bandwidth / 1e9:.3g} GB/s and computes {rate / 1e9:.3g} GFLOP/s in {words}")
     for count in nodes:

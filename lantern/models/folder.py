@@ -53,9 +53,10 @@ from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.transformers.components import Components, Pixels, Prompts
-from lantern.models.transformers.target import TransformersTarget
+from lantern.models.transformers.target import TargetConfig, TransformersTarget
 
 INDEX_NAME = "model_index.json"
+PROFILE_NAME = "profile.json"  # what `lantern tune` measured
 NEIGHBOURS_NAME = "neighbours.safetensors"
 WORDS_NAME = "words.txt"
 Part = Literal["vq", "text", "drafter", "neighbours"]
@@ -180,7 +181,8 @@ def fingerprint_of(folder: Path) -> str:
     """Return the SHA-256 over the names and bytes of all component files of a model folder."""
     digest = hashlib.sha256()
     folders = [folder] if is_transformers_folder(folder) else [folder / name for name in COMPONENTS]
-    for path in sorted(path for one in folders for path in one.glob("*") if path.is_file() and path.name != SUMS_NAME):
+    others = (SUMS_NAME, PROFILE_NAME)
+    for path in sorted(path for one in folders for path in one.glob("*") if path.is_file() and path.name not in others):
         digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
         with path.open("rb") as file:
             while block := file.read(1 << 20):
@@ -452,7 +454,9 @@ class AddOns(Mapping[str, nn.Module]):
         return module
 
 
-def check_sizes(drafter: EagleConfig, target: TransformerConfig, *, drafter_name: str, model_name: str) -> None:
+def check_sizes(
+    drafter: EagleConfig, target: TransformerConfig | TargetConfig, *, drafter_name: str, model_name: str
+) -> None:
     """Raise ValueError if the drafter has another codebook, width or grid than the target."""
     got, expected = (
         f"{sizes.vocab_size} codes of width {sizes.dim}, {sizes.block_size} per picture" for sizes in (drafter, target)

@@ -25,7 +25,8 @@ class Prediction:
     """Sizes of a model in a dtype, in bytes, and the work of its passes.
 
     `weights` are those of the target, of which a pass reads `read`; `pixels` those of the VQ tokenizer in fp32. `cache`
-    and `noise` are of one image at guidance. `products` are multiplications and additions of one code.
+    and `noise` are of one image at guidance. `products` are multiplications and additions of one code. `engines` are
+    those that run its passes, None for all.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Prediction:
     products: int
     codes: int
     grid: tuple[int, int]
+    engines: frozenset[str] | None
 
     def memory(self, images: int = 1) -> int:
         """Return the bytes that stay allocated while images are decoded together."""
@@ -74,6 +76,7 @@ def predict(folder: Path, dtype: torch.dtype, *, size: tuple[int, int] | None = 
         products=2 * 2 * read,
         codes=raster.codes,
         grid=(raster.rows, raster.columns),
+        engines=target.engines,
     )
 
 

@@ -18,6 +18,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, TreeShape
 from lantern.decoding import cache as prefill
 from lantern.decoding import loop
+from lantern.decoding.cache import PromptCache
 from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import generate
@@ -108,6 +109,53 @@ def test_greedy_codes_are_those_of_the_library(name: str) -> None:
 def test_a_picture_does_not_depend_on_prompts_beside_it(name: str) -> None:
     together = codes_of(name, "plain", Sampling(guidance=CASES[name].guidance))
     assert torch.equal(codes_of(name, "plain", Sampling(guidance=CASES[name].guidance), PROMPTS[:1]), together[:1])
+
+
+def test_states_of_prompts_of_other_lengths_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, prompts, read = parts("emu3").target, PromptCache(), list[int]()
+    real = target.read_tokens
+    monkeypatch.setattr(target, "read_tokens", lambda tokens, mask: read.append(len(tokens)) or real(tokens, mask))
+    sampling, keys = Sampling(guidance=3.0), [(3, 0), (3, 1)]
+    decoder = build_decoder("plain", target, sampling=sampling, prompts=prompts)
+    decoder.generate(condition_of("emu3", PROMPTS[1:]), keys=keys[:1])
+    found = decoder.generate(condition_of("emu3"), keys=keys).codes
+    assert read == [2, 2]  # both rows of one prompt a call
+    assert torch.equal(found, plain_codes("emu3", sampling))
+
+
+def test_large_states_of_prompts_are_dropped() -> None:
+    target, prompts = parts("emu3").target, PromptCache(limit_bytes=1)
+    for prompt in ("a red apple", "the sky", "a blue ring"):
+        prompts.read(target, condition_of("emu3", [prompt]), rows=2, needs_whole_prefix=False)
+        assert len(prompts) == 1
+
+
+def test_drafters_that_read_the_prompt_are_refused() -> None:
+    target, condition = parts("emu3").target, condition_of("emu3")
+    for how in ({"needs_whole_prefix": True}, {"needs_whole_prefix": False, "taps": (0,)}):
+        with pytest.raises(ValueError, match="reads the prompt's slots or layers of a LlamaGen target"):
+            PromptCache().read(target, condition, rows=2, **how)
+    with pytest.raises(ValueError, match="takes token prompts"):
+        PromptCache().read(target, Condition(labels=torch.tensor([1])), rows=2, needs_whole_prefix=False)
+
+
+def test_conditions_are_of_one_kind_with_a_mask_of_its_shape() -> None:
+    tokens = torch.ones(2, 2, 3, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"the token mask is \[2, 3\], wanted \[2, 2, 3\]"):
+        Condition(tokens=tokens, mask=torch.ones(2, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="give one of them"):
+        Condition(tokens=tokens, mask=tokens.bool(), labels=torch.zeros(2, dtype=torch.long))
+    chosen = Condition(tokens=tokens.cumsum(0), mask=tokens.bool()).select([1])
+    assert chosen.batch == 1 and chosen.tokens is not None and chosen.tokens.unique().tolist() == [2]
+
+
+def test_a_profile_does_not_change_the_fingerprint(root: Path) -> None:
+    before = load_model(folder("janus", root), parts=()).fingerprint
+    (folder("janus", root) / "profile.json").write_text("{}")
+    assert load_model(folder("janus", root), parts=()).fingerprint == before
+    (folder("janus", root) / "profile.json").unlink()
+    (folder("janus", root) / "other.txt").write_text("another file")
+    assert load_model(folder("janus", root), parts=()).fingerprint != before
 
 
 def sequential(name: str, condition: Condition, image: int, row: int, codes: list[int]) -> torch.Tensor:
@@ -243,6 +291,10 @@ def test_engines_and_methods_for_other_targets_are_refused() -> None:
             build_decoder("plain", target, sampling=Sampling(), engine=make_engine(engine))
     with pytest.raises(ValueError, match="quantized weights"):
         build_decoder("plain", target, sampling=Sampling(), engine=make_engine("eager", weights="int8"))
+    with pytest.raises(TypeError, match="reads tokens, not embedded captions"):
+        target.read_prompt(torch.zeros(1, 1, 32), torch.ones(1, 1, dtype=torch.bool))
+    with pytest.raises(ValueError, match="need a cache with its mask and slots"):
+        target(torch.zeros(1, 1, 32), torch.zeros(1, 1, dtype=torch.long))
     with pytest.raises(ValueError, match="24x24"):
         tiny.assemble("janus", model("janus"), None, (24, 24))
 

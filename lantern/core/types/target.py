@@ -145,6 +145,16 @@ class TargetDefaults:
     engines: frozenset[str] | None = None
     has_token_prompts: bool = False
 
+    def read_prompt(
+        self,
+        inputs: Float[Tensor, "rows t c"],
+        mask: Bool[Tensor, "rows t"],
+        *,
+        entered: dict[int, Tensor] | None = None,
+    ) -> tuple[Float[Tensor, "rows t c"], Float[Tensor, "l rows h d"]]:
+        """Raise TypeError: targets with `has_token_prompts` read no embedded prompts."""
+        raise TypeError(f"{type(self).__name__} reads tokens, not embedded captions or classes")
+
     def read_tokens(
         self, tokens: Int[Tensor, "rows t"], mask: Bool[Tensor, "rows t"]
     ) -> tuple[Float[Tensor, "rows 1 c"], Float[Tensor, "l 2 rows h t d"]]:

@@ -21,10 +21,10 @@ from lantern.core.io import user_cache, write_json
 from lantern.core.sampling import Sampling
 from lantern.generation.tuning.costs import Costs, costs_of
 from lantern.methods.registry import Method, find
-from lantern.models.folder import DTYPES, Model
+from lantern.models.folder import DTYPES, PROFILE_NAME, Model
 
 VERSION = 1
-NAME = "profile.json"
+NAME = PROFILE_NAME
 PACKAGE = Path(__file__).resolve().parents[2]  # nothing is written into it
 KEYS = ("machine", "model", "sampling", "choice")
 

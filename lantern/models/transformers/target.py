@@ -175,15 +175,18 @@ class TransformersTarget(nn.Module, TargetDefaults):
         self,
         inputs: Float[Tensor, "rows n c"],
         positions: Int[Tensor, "rows n"],
-        mask: Float[Tensor, "rows n s"],
+        mask: Float[Tensor, "rows n s"] | None = None,
         *,
-        cache: Any,
-        slots: Int[Tensor, "rows n"],
+        cache: Any = None,
+        slots: Int[Tensor, "rows n"] | None = None,
     ) -> Float[Tensor, "rows n c"]:
         """Run the decoder over embedded codes, whose numbers are `positions`; nodes that end a row with a newline.
 
         The number of newlines of a pass depends on where rows end, so that the host reads it back from the device.
+        ValueError without a cache, its mask and slots.
         """
+        if cache is None or mask is None or slots is None:
+            raise ValueError("passes of this target need a cache with its mask and slots: it holds the prompt")
         raster = self.config.raster
         if raster.newlines == 0:
             return self._run(inputs, positions + cache.first, mask, Writes(cache, slots))
@@ -212,10 +215,10 @@ class TransformersTarget(nn.Module, TargetDefaults):
         self,
         inputs: Float[Tensor, "rows n c"],
         positions: Int[Tensor, "rows n"],
-        mask: Float[Tensor, "rows n s"],
+        mask: Float[Tensor, "rows n s"] | None = None,
         *,
-        cache: Any,
-        slots: Int[Tensor, "rows n"],
+        cache: Any = None,
+        slots: Int[Tensor, "rows n"] | None = None,
         taps: tuple[int, ...] = (),
     ) -> Scores:
         """Score embedded codes, whose numbers are `positions`; ValueError for `taps`, which it does not report."""
