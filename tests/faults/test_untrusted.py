@@ -29,6 +29,7 @@ from lantern.core.io import (
     verify_files,
 )
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.generation.generator import generate
 from lantern.methods.registry import add_ons
 from lantern.models.folder import AddOns, load_model
 from lantern.models.llamagen.checkpoint import read_checkpoint
@@ -387,3 +388,10 @@ def test_a_huge_file_is_refused_before_it_is_hashed(copy: Path) -> None:
     os.truncate(path := copy / "text_encoder" / WEIGHTS_NAME, 1 << 36)
     with pytest.raises(ValueError, match=rf"{path} is not a complete safetensors file"):
         load_model(copy)
+
+
+@pytest.mark.parametrize("name", ["vqvae", "text_encoder"])
+def test_a_missing_component_is_named_by_its_folder(copy: Path, name: str) -> None:
+    shutil.rmtree(copy / name)
+    with pytest.raises(ValueError, match=rf"{copy / name} is missing"):
+        list(generate(load_model(copy), ["a red apple"], method="plain"))
