@@ -186,7 +186,7 @@ def record(config: TransformerConfig, nodes: int) -> Recorder:
 def int8_launches(config: TransformerConfig) -> list[Launch]:
     """Record the products of a pass with int8 weights."""
     from lantern.engines.cuda import kernels
-    from lantern.engines.cuda.target import rows_of
+    from lantern.engines.cuda.rows import rows_of
 
     made, count = Recorder(), LINES * rows_of(LINES, 1)
     dim, hidden = config.dim, config.ffn_dim
@@ -240,7 +240,7 @@ def figures(shape: str, nodes: int, made: Recorder) -> dict[str, Any]:
     L2 cache.
     """
     from lantern.engines.cuda.kernels import BLOCK, TILE
-    from lantern.engines.cuda.target import rows_of
+    from lantern.engines.cuda.rows import rows_of
 
     config, half = config_of(shape), config_of(shape).block_size // 2
     dim, hidden, layers, codes = config.dim, config.ffn_dim, config.n_layer, config.vocab_size

@@ -142,6 +142,13 @@ class Engine(ABC):
         """
         return self.rounds_wide and target.tok_embeddings.weight.device.type == "cpu" and nodes <= MAX_REPRODUCIBLE
 
+    def most_nodes(self, lines: int) -> int | None:
+        """Return how many nodes per line a pass scores at no cost; None: not known, measure it.
+
+        `lines` are the guidance rows of all images of a batch.
+        """
+        return None
+
     def programs(self) -> "Programs":
         """Return how the parts of a step are run."""
         from lantern.decoding.loop import Programs

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from lantern.engines.cuda.rows import ROWS, constant_rows
 from lantern.engines.engine import Engine
 
 if TYPE_CHECKING:
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
 class GraphEngine(Engine):
     """Replays each step, plain or drafted, as one CUDA graph. Passes are Triton kernels if the target fits them.
 
-    A pass has `rows` rows per line (guidance row of an image), fewer in large batches (`target.constant_rows`). Trees
+    A pass has `rows` rows per line (guidance row of an image), fewer in large batches (`rows.constant_rows`). Trees
     of at most so many nodes give plain decoding's codes. Targets that do not fit the kernels run through torch, with
     layers compiled if `compiles_steps`. Without a GPU, Triton's interpreter (TRITON_INTERPRET=1) runs the same kernels
     for tests, step by step and without graphs.
     """
 
-    rows: int = 32
+    rows: int = ROWS
     name: ClassVar[str] = "graph"
 
     def __post_init__(self) -> None:
@@ -69,9 +70,11 @@ class GraphEngine(Engine):
         """Return whether passes run as kernels and have as many rows as those of plain decoding."""
         if self.without_kernels(target) is not None:
             return False
-        from lantern.engines.cuda.target import constant_rows
-
         return nodes <= constant_rows(lines, self.rows)
+
+    def most_nodes(self, lines: int) -> int:
+        """Return the rows of plain decoding, which shrink as the batch grows."""
+        return constant_rows(lines, self.rows)
 
     def programs(self) -> "Programs":
         """Return the parts of a step, replayed from a graph."""

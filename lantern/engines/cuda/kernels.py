@@ -133,6 +133,7 @@ def plan_kernel(
     BLOCK: tl.constexpr,
     SPAN: tl.constexpr,
     SIZE: tl.constexpr,
+    NODES: tl.constexpr,
 ):
     """Compute one row of `Plan.update`."""
     image, row = tl.program_id(0), tl.program_id(1)
@@ -145,11 +146,13 @@ def plan_kernel(
     columns = tl.arange(0, SPAN)
     places = full * BLOCK + columns
     slot = tl.where(places < committed, places + prefix, -1)
-    for node in range(0, live):
-        staged = tl.load(SLOTS + node)
-        score = tl.load(MASK + line * mask_line + row * mask_row + staged)
-        place = tl.load(POSITIONS + line * live + node) - conditioning
-        slot = tl.where(places == tl.where(score == 0.0, place, -1), staged, slot)
+    node = tl.arange(0, NODES)
+    staged = tl.load(SLOTS + node, mask=node < live, other=0)
+    score = tl.load(MASK + line * mask_line + row * mask_row + staged, mask=node < live, other=float("-inf"))
+    place = tl.load(POSITIONS + line * live + node, mask=node < live, other=0) - conditioning
+    seen = places[:, None] == tl.where(score == 0.0, place, -1)[None]
+    found = tl.max(tl.where(seen, staged[None], -1), 1)
+    slot = tl.where(found >= 0, found, slot)
     tl.store(TABLE + (image * rows + row) * SIZE + columns, slot.to(tl.int32), mask=columns < SIZE)
 
 
@@ -473,7 +476,8 @@ class Plan:
             BLOCK=self.block,
             SPAN=triton.next_power_of_2(size),
             SIZE=size,
-            num_warps=1,
+            NODES=triton.next_power_of_2(self.rows),
+            num_warps=WARPS,
         )
 
 

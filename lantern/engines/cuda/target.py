@@ -18,33 +18,12 @@ from lantern.core.types import Sampler
 from lantern.core.types import Scores as ScoresLike
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cuda import kernels
+from lantern.engines.cuda.rows import ROWS, rows_of
 from lantern.engines.prepared import PreparedTarget, WeightCache, has_eight_bits
 from lantern.models.llamagen.transformer import Scores, Transformer
 
-ROWS = 32  # rows of a pass per line of a small batch: the default trees of all methods have at most 30 nodes
-RIDGE = 320  # rows of a pass of an H100 up to which it takes as long as to read the weights
 PROMPT_ROWS = 512  # rows of a pass over prompts
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def rows_of(lines: int, live: int, least: int = ROWS) -> int:
-    """Return the rows per line of a pass over `live` nodes.
-
-    `least` is halved until a pass of all lines has at most RIDGE rows, and doubled until it holds the nodes. A line is
-    a guidance row of an image.
-    """
-    rows = constant_rows(lines, least)
-    while rows < live:
-        rows *= 2
-    return rows
-
-
-def constant_rows(lines: int, least: int = ROWS) -> int:
-    """Return the rows per line of plain decoding, and of trees that fit into them."""
-    rows = least
-    while rows > 1 and lines * rows > RIDGE:
-        rows //= 2
-    return rows
 
 
 def refusal(target: Any) -> str | None:

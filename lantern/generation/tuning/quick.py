@@ -19,7 +19,9 @@ def quick_choice(model: Model, sampling: Sampling, *, batch: int = 1) -> Method:
     """
     if model.engine.compiles_steps:
         return dataclasses.replace(METHODS["plain"], reason="a window would be compiled first")
-    return choose(pass_times(model.engine, model.target, rows=sampling.rows * batch))
+    lines = sampling.rows * batch
+    times, most = pass_times(model.engine, model.target, rows=lines), model.engine.most_nodes(lines)
+    return choose({n: seconds for n, seconds in times.items() if most is None or n <= max(most, 2)})
 
 
 def choose(times: Mapping[int, float]) -> Method:

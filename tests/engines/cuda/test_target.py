@@ -18,7 +18,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda import kernels
 from lantern.engines.cuda import target as module
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.cuda.target import KernelTarget, constant_rows, rows_of
+from lantern.engines.cuda.rows import constant_rows, rows_of
+from lantern.engines.cuda.target import KernelTarget
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KEYS, CONDITION = [(9, 0)], tiny_condition((4,))
@@ -125,4 +126,5 @@ def test_rows_that_vary_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_are_constant_until_a_batch_is_large() -> None:
     assert [rows_of(2, live) for live in (1, 16, 29, 33, 100)] == [32, 32, 32, 64, 128]
     assert [constant_rows(2 * images) for images in (1, 5, 6, 8, 16, 64)] == [32, 32, 16, 16, 8, 2]
+    assert GraphEngine().most_nodes(lines=16) == 16 and GraphEngine(rows=16).most_nodes(lines=2) == 16
     assert rows_of(128, 1) == 2 and rows_of(128, 9) == 16 and rows_of(2, 9, least=16) == 16

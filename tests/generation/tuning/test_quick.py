@@ -11,6 +11,7 @@ import torch
 from lantern.cli.main import main
 from lantern.core.sampling import Sampling
 from lantern.engines.compiled import CompiledEngine
+from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import Engine
 from lantern.generation.generator import choose_method, generate
 from lantern.generation.tuning import quick
@@ -51,6 +52,15 @@ def script(monkeypatch: pytest.MonkeyPatch, seconds: Curve) -> list[int]:
 
     monkeypatch.setattr(quick, "pass_times", times)
     return rows_read
+
+
+@pytest.mark.parametrize(("batch", "window"), [(1, 16), (8, 16), (16, 8), (64, 2)])
+def test_windows_shrink_with_the_batch_where_the_engine_limits_them(
+    model: Model, monkeypatch: pytest.MonkeyPatch, batch: int, window: int
+) -> None:
+    script(monkeypatch, flat)
+    found = quick.quick_choice(replace(model, engine=GraphEngine()), Sampling(), batch=batch)
+    assert found.name == "gumbel-jacobi" and found.settings["window"] == window
 
 
 @pytest.mark.parametrize(
