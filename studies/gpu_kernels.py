@@ -211,6 +211,7 @@ def distinct(launches: Sequence[Launch]) -> list[Launch]:
 def compile_ahead(launch: Launch, architecture: int) -> dict[str, Any]:
     """Compile a kernel for an architecture, and return what ptxas reports. CalledProcessError if ptxas refuses it."""
     import triton
+    from triton import knobs
     from triton.backends.compiler import GPUTarget
 
     made = triton.compile(launch.source(), target=GPUTarget("cuda", architecture, 32), options=launch.options)
@@ -220,7 +221,7 @@ def compile_ahead(launch: Launch, architecture: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(text)
-        command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={found[1]}", str(path), "-o", f"{path}.cubin"]
+        command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={found[1]}", str(path), "-o", f"{path}.cubin"]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     numbers = {
         "registers": r"Used (\d+) registers",

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+from triton import knobs
 
 BLOCK = 64  # positions of a block of keys
 TILE = 16  # rows of a tile: the smallest that matrix units multiply
@@ -35,13 +36,13 @@ NUMBERS = (
 
 def is_interpreted() -> bool:
     """Return whether kernels run in Triton's interpreter, which takes tensors on a CPU."""
-    return bool(triton.knobs.runtime.interpret)
+    return bool(knobs.runtime.interpret)
 
 
 def kernel(function: Callable[..., None]) -> Any:
     """Return the kernel of a function; its code does not depend on the values of NUMBERS."""
     names = [name for name in inspect.signature(function).parameters if name in NUMBERS]
-    return triton.jit(function, do_not_specialize=names)
+    return triton.jit(do_not_specialize=names)(function)
 
 
 @triton.jit
@@ -263,8 +264,8 @@ def combine_kernel(
     # the prompt: slots 0 .. PREFIX - 1 with keys of zeros, one value, and the mask's numbers as scores
     score = tl.load(MASK + line * mask_line).to(tl.float32)
     shared = tl.full((), 1.0, tl.float32)
-    for slot in tl.static_range(1, PREFIX):
-        shared += tl.exp(tl.load(MASK + line * mask_line + slot).to(tl.float32) - score)
+    if PREFIX == 2:
+        shared += tl.exp(tl.load(MASK + line * mask_line + 1).to(tl.float32) - score)
     source = CACHE + (lines + line).to(tl.int64) * HEADS * slots * WIDTH + head * slots * WIDTH + dims
     prompt = tl.load(source, mask=held, other=0.0).to(tl.float32)
     largest = tl.maximum(tl.max(maxima, 0), score)
@@ -423,7 +424,7 @@ def rotate_and_store(
 
 def head_size(width: int) -> int:
     """Return the padded width of a head: a power of two of at least 16."""
-    return max(triton.next_power_of_2(width), 16)
+    return max(1 << (width - 1).bit_length(), 16)
 
 
 class Plan:
@@ -500,6 +501,7 @@ class Attention:
         prefix: int,
     ) -> None:
         """Write the attention of the live rows to `out`; queries are the first third of `qkv`, rotated."""
+        assert prefix in (1, 2), f"the prompt has {prefix} slots, expected 1 or 2"
         plan, lines, slots = self.plan, cache.shape[1], cache.shape[3]
         partial = (self.maxima, self.sums, self.values)
         jobs = plan.blocks * -(-plan.live // TILE) + plan.live * plan.tail

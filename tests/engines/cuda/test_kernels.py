@@ -1,5 +1,7 @@
 """Each kernel against plain PyTorch: on a GPU if there is one, else in Triton's interpreter."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -47,7 +49,7 @@ def test_rotation_stores_keys_and_values(dtype: torch.dtype) -> None:
     split = qkv.view(lines, rows, 3, heads, width)[:, :live]
     expected = rotate(split, rope_factors(rope, positions)).to(dtype)
     kernels.rotate_and_store(qkv, rope, positions, places, cache, rows=rows)
-    close = {"atol": CLOSE[dtype], "rtol": CLOSE[dtype]}
+    close: dict[str, Any] = {"atol": CLOSE[dtype], "rtol": CLOSE[dtype]}
     assert torch.allclose(qkv.view(lines, rows, 3, heads, width)[:, :live, 0], expected[:, :, 0], **close)
     for j, slot in enumerate(places.tolist()):
         assert torch.allclose(cache[:, :, :, slot], expected[:, j, 1:].transpose(0, 1), **close)
