@@ -146,11 +146,6 @@ class Contender:
         """Whether it promises exactly the codes of plain decoding."""
         return self.method.spec.promise == "codes"
 
-    @property
-    def is_reproducible(self) -> bool:
-        """Whether it promises them in every dtype."""
-        return self.parts.engine.reproducible or self.parts.engine.name == "cpu"
-
     def decode(self, job: "Job", **watching: Any) -> Generation:
         """Decode the pictures of a job, prefill included; `watching` is passed to `Decoder.generate`."""
         return self.parts.generate(job.condition, keys=job.keys, prompts=None, **watching)
