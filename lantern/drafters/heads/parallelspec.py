@@ -292,7 +292,9 @@ class ParallelChain:
 
 def build(method: Method, context: DrafterContext) -> ParallelDrafter:
     """Build static trees drafted by the model's parallel drafter."""
-    return ParallelDrafter(context.add_on(method), context.target, **common_arguments(method, context))
+    module = context.add_on(method)
+    assert isinstance(module, ParallelSpec)
+    return ParallelDrafter(module, context.target, **common_arguments(method, context))
 
 
 def build_window(method: Method, context: DrafterContext) -> jacobi.JacobiDrafter:

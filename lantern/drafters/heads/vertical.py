@@ -107,8 +107,9 @@ class VerticalDrafter(MarginalDrafter):
 
 def build(method: Method, context: DrafterContext) -> VerticalDrafter:
     """Build static trees drafted by the model's horizontal and vertical heads."""
-    share = float(method.settings["share"])
-    return VerticalDrafter(context.add_on(method), context.target, share=share, **common_arguments(method, context))
+    module, share = context.add_on(method), float(method.settings["share"])
+    assert isinstance(module, Vertical)
+    return VerticalDrafter(module, context.target, share=share, **common_arguments(method, context))
 
 
 METHODS = (
