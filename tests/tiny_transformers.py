@@ -55,7 +55,7 @@ def tiny_janus(seed: int = 0) -> Any:
         LlamaConfig,
     )
 
-    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    heads: Any = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     text = LlamaConfig(vocab_size=32, hidden_size=32, intermediate_size=48, max_position_embeddings=128, **heads)
     vision = JanusVisionConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=2, num_image_tokens=16
@@ -99,7 +99,7 @@ def tiny_emu3(seed: int = 0) -> Any:
     """Emu3 with 24 codes, whose tokens are not in order, and grids of any size."""
     from transformers import Emu3Config, Emu3ForConditionalGeneration, Emu3TextConfig, Emu3VQVAEConfig
 
-    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    heads: Any = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     text = Emu3TextConfig(
         vocab_size=64, hidden_size=32, intermediate_size=48, pad_token_id=2, bos_token_id=1, eos_token_id=3, **heads
     )

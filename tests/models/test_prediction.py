@@ -23,6 +23,15 @@ def folder_of(path: Path, family: str) -> Path:
     return path
 
 
+def test_a_body_that_holds_the_tokenizer_is_counted_once(tmp_path: Path) -> None:
+    tiny.tiny_chameleon().config.save_pretrained(tmp_path)
+    found, parts = predict(tmp_path, torch.float32), tiny.assemble("chameleon", tiny.tiny_chameleon(), None)
+    body = sum(weight.numel() for name, weight in parts.target.body.named_parameters() if "vqmodel" not in name)
+    assert found.parameters == body + parts.target.output.weight.numel()
+    decoder = sum(weight.nbytes for weight in tiny.vq_decoder(tiny.tiny_chameleon()).parameters())
+    assert found.pixels == sum(weight.nbytes for weight in parts.vq.vq.parameters()) + decoder
+
+
 @pytest.mark.parametrize(("family", "size"), [("janus", None), ("emu3", (24, 32))])
 def test_sizes_are_those_of_the_model(tmp_path: Path, family: str, size: tuple[int, int] | None) -> None:
     found = predict(folder_of(tmp_path, family), torch.float32, size=size)

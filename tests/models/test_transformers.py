@@ -132,7 +132,8 @@ def test_large_states_of_prompts_are_dropped() -> None:
 
 def test_drafters_that_read_the_prompt_are_refused() -> None:
     target, condition = parts("emu3").target, condition_of("emu3")
-    for how in ({"needs_whole_prefix": True}, {"needs_whole_prefix": False, "taps": (0,)}):
+    hows: list[Any] = [{"needs_whole_prefix": True}, {"needs_whole_prefix": False, "taps": (0,)}]
+    for how in hows:
         with pytest.raises(ValueError, match="reads the prompt's slots or layers of a LlamaGen target"):
             PromptCache().read(target, condition, rows=2, **how)
     with pytest.raises(ValueError, match="takes token prompts"):
@@ -261,7 +262,7 @@ def test_a_folder_in_the_released_layout_makes_pictures(
 def test_the_pipeline_gives_the_same_picture(name: str, root: Path) -> None:
     size = CASES[name].size
     pipe = LanternPipeline.from_pretrained(folder(name, root), size=size)
-    found = pipe(PROMPTS[0], generator=0, method="row-pool", output_type="np")
+    found: Any = pipe(PROMPTS[0], generator=0, method="row-pool", output_type="np")
     (expected,) = generate(load_model(folder(name, root), size=size), PROMPTS[:1], method="plain")
     assert found.tokens[0].tolist() == expected.grid
     assert found.stats[0]["passes"] <= len(expected.codes)
