@@ -99,9 +99,9 @@ def rotary_kernel(
     even = tl.load(source + place, mask=inside, other=0.0)
     odd = tl.load(source + place + 1, mask=inside, other=0.0)
     if kind < 2:
-        turn = ROPE + tl.load(POSITIONS + line * live + node) * WIDTH + 2 * pair
-        cos = tl.load(turn, mask=pair < WIDTH // 2, other=0.0)[None]
-        sin = tl.load(turn + 1, mask=pair < WIDTH // 2, other=0.0)[None]
+        factors = ROPE + tl.load(POSITIONS + line * live + node) * WIDTH + 2 * pair
+        cos = tl.load(factors, mask=pair < WIDTH // 2, other=0.0)[None]
+        sin = tl.load(factors + 1, mask=pair < WIDTH // 2, other=0.0)[None]
         first, second = even.to(tl.float32), odd.to(tl.float32)
         even = (first * cos - second * sin).to(QKV.dtype.element_ty)
         odd = (second * cos + first * sin).to(QKV.dtype.element_ty)
