@@ -143,3 +143,25 @@ def test_prompt_cache_keeps_only_the_latest() -> None:
     for seed in range(5):
         prompts.read(TARGET, tiny_condition((4,), seed=seed), rows=1, needs_whole_prefix=False)
     assert len(prompts) == 3
+
+
+@torch.no_grad()
+def test_passes_over_prompts_have_constant_size_if_the_target_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target()
+    sizes: list[tuple[int, ...]] = []
+    read = target.read_prompt
+
+    def watched(inputs: torch.Tensor, *args: torch.Tensor, **named: object) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes.append(tuple(inputs.shape[:2]))
+        return read(inputs, *args, **named)  # type: ignore[arg-type]
+
+    how = {"rows": 2, "needs_whole_prefix": False}
+    expected = PromptCache().read(target, CONDITION, **how)  # type: ignore[arg-type]
+    monkeypatch.setattr(target, "read_prompt", watched)
+    monkeypatch.setattr(target, "prompt_rows", 36, raising=False)
+    together = PromptCache().read(target, CONDITION, **how)  # type: ignore[arg-type]
+    alone = [PromptCache().read(target, select(CONDITION, [image]), **how) for image in range(4)]  # type: ignore[arg-type]
+    assert sizes == [(6, 6)] * 6  # three prompts of two rows and six slots: two passes for four prompts, one for each
+    assert (together.means - expected.means).abs().max() <= TOLERANCE
+    assert torch.equal(together.means, torch.cat([state.means for state in alone]))
+    assert torch.equal(together.features, torch.cat([state.features for state in alone]))

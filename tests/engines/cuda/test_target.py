@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
+from lantern.decoding.cache import StaticCache
 from lantern.engines.engine import EagerEngine, Weights
 from lantern.methods.registry import METHODS, Decoder, Method, build_decoder
 from lantern.models.llamagen.transformer import Transformer
@@ -93,6 +94,36 @@ def test_codes_are_those_of_the_eager_engine_in_fp32(weights: Weights) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_in_a_window_are_bit_for_bit_those_of_plain_decoding(dtype: torch.dtype) -> None:
     assert compare("gumbel-jacobi", dtype) == (True, 0)
+
+
+def test_a_pass_gives_logits_features_and_tapped_layers() -> None:
+    target = target_in(torch.float32, n_layer=2)
+    sizes = {"layers": 2, "images": 1, "rows": 1, "heads": 1, "head_dim": 16, "prefix": 1, "codes": CODES, "stage": 3}
+    mask = torch.full((1, 3, 1 + CODES + 3), -torch.inf, device=DEVICE)
+    mask[..., :4] = mask[..., 10] = 0.0  # the prompt, three committed codes, and node 0, which the others follow
+    mask[0, 1, 11] = mask[0, 2, 12] = 0.0
+    inputs = target.tok_embeddings(torch.tensor([[5, 7, 9]], device=DEVICE))
+    positions = torch.tensor([[3, 4, 4]], device=DEVICE) + target.config.cls_token_num
+    made = []
+    for each in (target, KernelTarget(target, 16)):
+        cache = StaticCache(**sizes, dtype=torch.float32, device=DEVICE)
+        cache.buffer.normal_(generator=torch.Generator(DEVICE).manual_seed(1))
+        cache.buffer[0::2, :, :, 0] = 0.0
+        slots = torch.arange(10, 13, device=DEVICE)[None]
+        with torch.no_grad():
+            made.append(each(inputs, positions, mask, cache=cache, slots=slots, taps=(0, 1)))
+    for name in ("logits", "features", "fused"):
+        assert torch.allclose(getattr(made[0], name), getattr(made[1], name), atol=1e-4, rtol=1e-4), name
+
+
+@pytest.mark.slow
+def test_images_of_a_batch_advance_by_their_own_numbers_of_codes() -> None:
+    target, condition, keys = target_in(torch.bfloat16), tiny_condition((4, 2)), [(9, 0), (9, 1)]
+    grids = [
+        decoder_of(name, target, Sampling(guidance=3.0)).generate(condition, keys=keys).codes
+        for name in ("plain", "gumbel-jacobi")
+    ]
+    assert torch.equal(*grids) and not torch.equal(grids[0][0], grids[0][1])
 
 
 @pytest.mark.slow
