@@ -96,7 +96,9 @@ class Stable:
         if variant.kind != "eager":
             base = self.model(dataclasses.replace(variant, kind="eager"))
             engine = variant.engine(reproducible=self._model.engine.reproducible)
-            engine.prepare(base.target)  # cached per target; raises here if this machine cannot run the variant
+            with warnings.catch_warnings():  # compilers and quantisers use deprecated parts of torch
+                warnings.simplefilter("ignore")
+                engine.prepare(base.target)  # cached per target; raises here if this machine cannot run the variant
             return dataclasses.replace(base, engine=engine)
         dtype = DTYPES[variant.dtype]
         if dtype == self._model.dtype:
