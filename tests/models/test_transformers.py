@@ -1,6 +1,7 @@
 """Targets of transformers' classes against the classes themselves, at toy size and with random weights."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -347,3 +348,25 @@ def test_decoders_of_chameleon_are_found_and_checked(tmp_path: Path) -> None:
     (tmp_path / "vqgan.ckpt").write_bytes(b"no checkpoint")
     with pytest.raises(ValueError, match=r"vqgan\.ckpt is not a checkpoint of plain tensors"):
         read_decoder(tmp_path, config)
+
+
+def test_sizes_that_a_model_cannot_make_are_refused() -> None:
+    with pytest.raises(ValueError, match="the size is 30x24, wanted multiples of 8"):
+        tiny.assemble("emu3", model("emu3"), None, (24, 30))
+    with pytest.raises(ValueError, match="128 rows of 128 codes are a sequence of 16511, the model has 9216 positions"):
+        tiny.assemble("emu3", model("emu3"), None, (1024, 1024))
+    with pytest.raises(ValueError, match="the tokenizer has no tokens for pictures of 40x40"):
+        tiny.assemble("lumina", model("lumina"), processor("lumina"), (40, 40))
+
+
+def test_folders_without_templates_and_vocabularies_are_refused(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder("janus", root), tmp_path / "janus")
+    (tmp_path / "janus" / "chat_template.jinja").unlink()
+    with pytest.raises(ValueError, match="the processor has no chat template"):
+        load_model(tmp_path / "janus")
+    config = json.loads((folder("emu3", root) / "config.json").read_text())
+    del config["vocabulary_map"]["<|extra_200|>"]
+    shutil.copytree(folder("emu3", root), tmp_path / "emu3")
+    (tmp_path / "emu3" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"emu3 lacks a part of Emu3ForConditionalGeneration .*extra_200"):
+        load_model(tmp_path / "emu3", size=(24, 32))

@@ -61,7 +61,7 @@ def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = N
     """Return the parts of an `Emu3ForConditionalGeneration` for pictures of `size`, by default 720 x 720 pixels."""
     inner, mapping = model.model, model.vocabulary_mapping
     rows, columns = grid_of(size or SIZE, inner.vqmodel.spatial_scale_factor)
-    raster = Raster(rows, columns, newline=mapping.eol_token_id)
+    raster = Raster(rows, columns, newline=model.config.vocabulary_map[NEWLINE])
     vq = Emu3Pixels(inner.vqmodel.float(), raster, processor)
     words = model.get_input_embeddings()
     tokens = mapping.img2bpe_mapping_tensor.long().to(words.weight.device)

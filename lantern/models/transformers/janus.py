@@ -55,10 +55,12 @@ class JanusPixels(Pixels):
 
 
 class JanusPrompts(Prompts):
-    """The processor's chat template around a prompt, and the token that begins a picture."""
+    """The processor's chat template around a prompt, and the token that begins a picture; ValueError without one."""
 
     def __init__(self, processor: Any, generation: Any) -> None:
         self.processor = processor
+        if processor.chat_template is None:
+            raise ValueError("the processor has no chat template, with which prompts are made (chat_template.jinja)")
         begin = processor.tokenizer.convert_tokens_to_ids(processor.image_start_token)
         self.kept = (generation.bos_token_id, begin)
         self.padding = generation.pad_token_id

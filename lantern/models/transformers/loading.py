@@ -64,7 +64,7 @@ def load(
         raise ValueError(f"{folder} holds no {family.CLASS} that loads: {one_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"{folder}: tensor {missing[0]!r} is missing, and {len(missing) - 1} more")
-    made = family.assemble(model.requires_grad_(False).to(device), processor, size)
+    made = _assembled(folder, family, model.requires_grad_(False).to(device), processor, size)
     if "vq" in parts:
         made.vq.read(folder)
     made.vq.to(device)
@@ -83,9 +83,20 @@ def shape_of(folder: Path, size: tuple[int, int] | None = None) -> Components:
             model = kind._from_config(config, attn_implementation="sdpa")
     except Exception as error:  # as above
         raise ValueError(f"{folder / CONFIG_NAME} is no config of {family.CLASS}: {one_line(error)}") from error
-    made = family.assemble(model, None, size)
+    made = _assembled(folder, family, model, None, size)
     made.vq.outline()
     return made
+
+
+def _assembled(
+    folder: Path, family: Any, model: Any, processor: Any | None, size: tuple[int, int] | None
+) -> Components:
+    """Return the parts of a model; ValueError where configs or vocabulary lack what pictures need."""
+    try:
+        return family.assemble(model, processor, size)
+    except (KeyError, AttributeError, TypeError, IndexError) as error:
+        lacking = f"{type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"{folder} lacks a part of {family.CLASS} that pictures need ({lacking})") from error
 
 
 @contextmanager

@@ -20,13 +20,15 @@ FIRST_SIZE = 8800  # <reserved08800 + n> stands for n patches of two codes
 
 
 class LuminaPrompts(Prompts):
-    """The instruction of the release around a prompt, and the size of the picture."""
+    """The instruction of the release around a prompt, and the size of the picture; ValueError for an unknown size."""
 
     def __init__(self, tokenizer: Any, raster: Raster, side: int) -> None:
         self.tokenizer = tokenizer
         self.size = f"{raster.columns * side}x{raster.rows * side}"
         patches = (f"<reserved{FIRST_SIZE + codes // 2:05d}>" for codes in (raster.rows, raster.columns))
         self.begin = tokenizer.convert_tokens_to_ids([BEGIN, *patches])
+        if any(token in (None, tokenizer.unk_token_id) for token in self.begin):
+            raise ValueError(f"the tokenizer has no tokens for pictures of {self.size}: choose another size")
 
     def rows(self, prompt: str) -> tuple[Sequence[int], Sequence[int]]:
         """Return the tokens of a prompt, and those of the picture's beginning."""

@@ -124,7 +124,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
 
     `body` maps embedded inputs to features after the final norm, and `words` is its token embedding. `embedding` maps
     codes to inputs, `head` features to logits over `codes` of them. ValueError for a kind of attention that does not
-    take every mask.
+    take every mask, and for a raster longer than the positions of the model.
     """
 
     engines = frozenset({"eager"})
@@ -138,6 +138,11 @@ class TransformersTarget(nn.Module, TargetDefaults):
         self.cls_embedding = None
         sizes = body.config
         heads = sizes.num_attention_heads
+        if (length := raster.codes + raster.newlines) > sizes.max_position_embeddings:
+            raise ValueError(
+                f"{raster.rows} rows of {raster.columns} codes are a sequence of {length}, the model has"
+                f" {sizes.max_position_embeddings} positions: choose a smaller size"
+            )
         if sizes._attn_implementation not in ATTENTIONS:
             raise ValueError(f"attention is {sizes._attn_implementation}, wanted one of {', '.join(ATTENTIONS)}")
         self.config = TargetConfig(
