@@ -75,6 +75,20 @@ class PreparedTarget(TargetDefaults):
         return self.module(*args, **kwargs)
 
     @property
+    def engines(self) -> frozenset[str] | None:  # type: ignore[override]
+        """Names of the engines that can run the original's passes, None for all."""
+        return self.module.engines
+
+    @property
+    def has_token_prompts(self) -> bool:  # type: ignore[override]
+        """Whether prompts are token sequences."""
+        return self.module.has_token_prompts
+
+    def read_tokens(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Read token prompts, as `Target.read_tokens`."""
+        return self.module.read_tokens(*args, **kwargs)
+
+    @property
     def training(self) -> bool:
         """Whether dropout is on."""
         return self.module.training

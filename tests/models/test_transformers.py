@@ -288,9 +288,9 @@ def test_unknown_kinds_and_damaged_folders_are_refused(root: Path, tmp_path: Pat
 
 def test_engines_and_methods_for_other_targets_are_refused() -> None:
     target = parts("janus").target
-    for engine in ("compile", "cpu"):
-        with pytest.raises(ValueError, match="runs LlamaGen's layers, not this model's"):
-            build_decoder("plain", target, sampling=Sampling(), engine=make_engine(engine))
+    for engine, other in (("cpu", target), ("graph", target), ("compile", parts("emu3").target)):
+        with pytest.raises(ValueError, match="runs LlamaGen's layers, not this model's|need a CUDA device"):
+            build_decoder("plain", other, sampling=Sampling(), engine=make_engine(engine))
     with pytest.raises(ValueError, match="quantized weights"):
         build_decoder("plain", target, sampling=Sampling(), engine=make_engine("eager", weights="int8"))
     with pytest.raises(TypeError, match="reads tokens, not embedded captions"):
@@ -348,6 +348,17 @@ def test_decoders_of_chameleon_are_found_and_checked(tmp_path: Path) -> None:
     (tmp_path / "vqgan.ckpt").write_bytes(b"no checkpoint")
     with pytest.raises(ValueError, match=r"vqgan\.ckpt is not a checkpoint of plain tensors"):
         read_decoder(tmp_path, config)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of what the compiler itself imports
+@pytest.mark.parametrize("name", ["janus", "chameleon"])
+def test_compiled_passes_give_the_same_codes(name: str) -> None:
+    sampling = Sampling(guidance=CASES[name].guidance)
+    compiled = make_engine("compile", compiles_steps=False)
+    built = build_decoder("plain", parts(name).target, sampling=sampling, engine=compiled)
+    found = built.generate(condition_of(name), keys=[(3, 0), (3, 1)]).codes
+    assert torch.equal(found, plain_codes(name, sampling))
 
 
 def test_sizes_that_a_model_cannot_make_are_refused() -> None:

@@ -127,7 +127,6 @@ class TransformersTarget(nn.Module, TargetDefaults):
     take every mask, and for a raster longer than the positions of the model.
     """
 
-    engines = frozenset({"eager"})
     has_token_prompts = True
 
     def __init__(
@@ -155,6 +154,12 @@ class TransformersTarget(nn.Module, TargetDefaults):
             raster=raster,
         )
         self.eval()
+
+    @property
+    def engines(self) -> frozenset[str]:  # type: ignore[override]
+        """Engines that run its passes: `compile` on a CPU only, and not with newlines, whose number the host reads."""
+        is_one_program = self.config.raster.newlines == 0 and self.tok_embeddings.weight.device.type == "cpu"
+        return frozenset({"eager", "compile"} if is_one_program else {"eager"})
 
     def head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
         """Map features to fp32 logits over codes."""
