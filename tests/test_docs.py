@@ -189,6 +189,7 @@ EXERCISES: dict[str, Exercise | Installation] = {
     "lantern doctor --model Janus-Pro-1B --dtype bf16": Exercise(),
     ".venv/bin/lantern doctor": Exercise(codes=(0, 1)),
     "lantern doctor": Exercise(codes=(0, 1)),
+    "python -m studies.verification": Exercise("--rounds 1 --codes 256 --threads 1"),
     # it is refused before it listens; tests/generation/test_serving.py sends requests to a server
     "lantern serve lantern-emoji --port 8000": Exercise(replace={"8000": "80000"}, codes=(2,)),
     'lantern-generate --prompt "a red apple"': Exercise(),

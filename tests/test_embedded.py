@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_words_of_the_training_captions_are_listed() -> None:
 
 
 def test_shape_is_llamagens_at_256_codes(model: Model) -> None:
-    config = model.target.config
+    config: Any = model.target.config
     assert (config.grid, config.model_type) == (16, "t2i")
     assert config.vocab_size >= 2048
     assert 7.5e6 <= sum(p.numel() for p in model.target.parameters()) <= 12.5e6

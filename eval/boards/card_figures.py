@@ -75,8 +75,8 @@ def mean_nats(study: Study, captions: Sequence[str], codes: Tensor, *, has_capti
     for first in study.bar(range(0, len(codes), study.batch), "loss"):
         part = slice(first, first + study.batch)
         condition = study.condition(captions[part])
-        target, given = study.model.target, codes[part].to(study.model.device)
-        total += float(nats(target, condition, given, has_caption=has_caption).double().sum())
+        given = codes[part].to(study.model.device)
+        total += float(nats(study.target, condition, given, has_caption=has_caption).double().sum())
     return total / codes.numel()
 
 

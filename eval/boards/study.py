@@ -20,6 +20,7 @@ from lantern.eval.metrics.reconstruction import PIXEL_BATCH, decode
 from lantern.eval.metrics.retrieval import Gallery
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
+from lantern.models.llamagen.transformer import Transformer
 from lantern.models.llamagen.vqvae import VQVAE, to_pixels
 from lantern.training.data import Prepared, Record
 from lantern.training.features import background_code, background_patches
@@ -70,14 +71,21 @@ class Study:
     @property
     def vq(self) -> VQVAE:
         """The model's tokenizer; ValueError if it has none."""
-        if self.model.vq is None:
+        if not isinstance(self.model.vq, VQVAE):
             raise ValueError(f"model {self.model.name} has no vqvae/ folder, which pictures need")
         return self.model.vq
 
     @property
+    def target(self) -> Transformer:
+        """The model's target; ValueError if it is not LlamaGen's."""
+        if not isinstance(self.model.target, Transformer):
+            raise ValueError(f"model {self.model.name} is not of LlamaGen's kind, whose losses are measured")
+        return self.model.target
+
+    @property
     def text(self) -> TextEncoder:
         """The model's text encoder; ValueError if it has none."""
-        if self.model.text is None:
+        if not isinstance(self.model.text, TextEncoder):
             raise ValueError(f"model {self.model.name} has no text_encoder/ folder, which prompts need")
         return self.model.text
 

@@ -4,6 +4,7 @@ The heads of LPIPS come with torchmetrics; the network below them is torchvision
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from lantern.eval.metrics.inception import read_tensors
 from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import Found
 from lantern.models.llamagen.vqvae import VQVAE, to_uint8
+
+if TYPE_CHECKING:
+    from lantern.models.transformers.components import Pixels
 
 PIXEL_BATCH = 8  # pictures at a time; larger batches are slower on a CPU because of memory traffic
 
@@ -45,9 +49,9 @@ def codebook_use(codes: Int[Tensor, "n codes"], size: int) -> CodebookUse:
 
 
 @torch.inference_mode()
-def decode(vq: VQVAE, codes: Int[Tensor, "n codes"]) -> UInt8[Tensor, "n 3 h w"]:
+def decode(vq: "VQVAE | Pixels", codes: Int[Tensor, "n codes"]) -> UInt8[Tensor, "n 3 h w"]:
     """Decode codes to pictures, on the CPU."""
-    device = vq.quantize.embedding.weight.device
+    device = vq.codebook.device
     parts = [to_uint8(vq.decode(part.to(device))).permute(0, 3, 1, 2).cpu() for part in codes.split(PIXEL_BATCH)]
     return torch.cat(parts)
 

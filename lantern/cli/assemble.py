@@ -9,7 +9,7 @@ from lantern.cli.command import DONE, Command, existing, integer, real, run_comm
 from lantern.generation.file_names import MAX_SCALE
 
 if TYPE_CHECKING:
-    from lantern.models.llamagen.transformer import Transformer
+    from torch import nn
 
 PARTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
 
@@ -114,7 +114,7 @@ def _check_pair(transformer: Path, drafter: Path, name: str) -> None:
         check_drafter(drafter, target, model_name=name)
 
 
-def _sign(folder: Path, target: "Transformer") -> None:
+def _sign(folder: Path, target: "nn.Module") -> None:
     """Write the digest of the target's weights into a drafter's config, if it has none."""
     from lantern.core.io import CONFIG_NAME, read_config, weights_digest, write_json
 

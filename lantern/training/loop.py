@@ -157,7 +157,7 @@ def load_checkpoint(
     rates = [[g["lr"] for g in o.param_groups] for o in optimizers]
     try:
         task.load_state_dict(state["task"])
-        if average is not None:
+        if average is not None and means is not None:
             average.load_state_dict(means)
         for optimizer, saved, rate in zip(optimizers, state["optimizers"], rates, strict=True):
             optimizer.load_state_dict(saved)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def options(components: dict[str, Path]) -> list[str]:
 def test_assembled_folder_loads_with_table_and_defaults(tmp_path: Path, components: dict[str, Path]) -> None:
     out = tmp_path / "model"
     assert main([str(out), *options(components), "--guidance", "2.5", "--method", "lantern++"]) == 0
-    model = load_model(out, device="cpu")
+    model: Any = load_model(out, device="cpu")
     assert dict(model.generation) == {"guidance": 2.5, "method": "lantern++"}
     assert model.vq is not None and model.drafter is not None and model.neighbours is not None
     assert torch.equal(model.neighbours, proximity_table(model.vq.quantize.codes(), 23))
@@ -47,7 +48,7 @@ def test_later_call_replaces_one_component_and_keeps_the_rest(tmp_path: Path, co
     other = tiny_target(seed=5)
     save_component(other.state_dict(), other.config, tmp_path / "t2")
     assert main([str(out), "--transformer", str(tmp_path / "t2"), "--drafter", str(components["drafter"])]) == 0
-    model = load_model(out, device="cpu")
+    model: Any = load_model(out, device="cpu")
     assert torch.equal(model.target.output.weight, other.output.weight)
     assert dict(model.generation) == {"guidance": 2.5}
 

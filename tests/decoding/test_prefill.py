@@ -32,6 +32,7 @@ def collapsed(target: Transformer, condition: Condition, codes: torch.Tensor, ro
     """Logits after the prompt and after each code, in one pass over the codes with the prompt in its slot."""
     state = read_prompts(target, condition, rows=rows, needs_whole_prefix=False)
     count = codes.shape[1]
+    assert state.means is not None
     cache = make_cache(target, state, count)
     cache.write_prefix(state.means)
     causal = torch.ones(count, count, dtype=torch.bool).tril()
@@ -102,6 +103,7 @@ def test_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = PromptCache()
     first = prompts.read(target, CONDITION, rows=2, needs_whole_prefix=False)
     again = prompts.read(target, select(CONDITION, [2, 0]), rows=2, needs_whole_prefix=False)
+    assert again.means is not None and first.means is not None
     assert read == [8] and torch.equal(again.means, first.means[[2, 0]])
     assert torch.equal(again.features, first.features[[2, 0]]) and again.counts.tolist() == [6, 4]
     prompts.read(target, select(CONDITION, [1]), rows=1, needs_whole_prefix=False)
@@ -134,6 +136,7 @@ def test_changed_weights_clear_the_prompt_cache() -> None:
     before = prompts.read(target, CONDITION, rows=1, needs_whole_prefix=False)
     target.layers[0].attention.wqkv.weight.mul_(2.0)
     after = prompts.read(target, CONDITION, rows=1, needs_whole_prefix=False)
+    assert before.means is not None and after.means is not None
     assert not torch.equal(before.means, after.means)
 
 
@@ -162,6 +165,7 @@ def test_passes_over_prompts_have_constant_size_if_the_target_needs_it(monkeypat
     together = PromptCache().read(target, CONDITION, **how)  # type: ignore[arg-type]
     alone = [PromptCache().read(target, select(CONDITION, [image]), **how) for image in range(4)]  # type: ignore[arg-type]
     assert sizes == [(6, 6)] * 6  # three prompts of two rows and six slots: two passes for four prompts, one for each
+    assert together.means is not None and expected.means is not None
     assert (together.means - expected.means).abs().max() <= TOLERANCE
-    assert torch.equal(together.means, torch.cat([state.means for state in alone]))
+    assert torch.equal(together.means, torch.cat([state.means for state in alone if state.means is not None]))
     assert torch.equal(together.features, torch.cat([state.features for state in alone]))

@@ -23,7 +23,8 @@ def save_board_model(folder: Path) -> Path:
     """Write the model; return its folder."""
     save_tiny_model(folder)
     shutil.rmtree(folder / "parts")
-    module = tiny_part("parallelspec", load_model(folder).target)
+    model: Any = load_model(folder)
+    module = tiny_part("parallelspec", model.target)
     save_component(module.state_dict(), module.config, folder / "parts" / "parallelspec")
     return folder
 

@@ -204,8 +204,7 @@ def load_pipeline(folder: Path) -> None:
 def places(root: Path) -> list[Place]:
     """Write all places below a folder."""
     whole = save_tiny_model(root / "whole")
-    model = load_model(whole)
-    assert model.vq is not None and model.drafter is not None
+    model: Any = load_model(whole)
     save_table(proximity_table(model.vq.quantize.codes(), 12), whole / "vqvae" / "neighbours.safetensors")
     bare = Path(shutil.copytree(whole, root / "bare"))
     for path in bare.rglob("SHA256SUMS"):

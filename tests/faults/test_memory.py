@@ -123,7 +123,8 @@ def test_a_failed_attempt_leaves_no_references(model: Model) -> None:
             raise type(CUDA)(*CUDA.args)  # a fresh one: errors keep the frames that they went through
         alive.append(sum(ref() is not None for ref in held))
 
-    handle = model.target.norm.register_forward_pre_hook(look)
+    target: Any = model.target
+    handle = target.norm.register_forward_pre_hook(look)
     make(model, 4, 4, on_halved=lambda *_: None)
     handle.remove()
     assert held and set(alive) == {0}
@@ -195,7 +196,7 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     room, load = [100], model_folder.load_model
 
     def load_tight(*args: Any, **options: Any) -> Model:
-        model = load(*args, **options)
+        model: Any = load(*args, **options)
         model.target.norm.register_forward_pre_hook(look)
         return model
 

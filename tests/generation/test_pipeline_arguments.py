@@ -80,7 +80,7 @@ def test_a_negative_row_is_that_of_its_caption(folder: Path) -> None:
         assert both.means is not None and one.means is not None
         assert torch.allclose(both.means[:, :, row], one.means[:, :, 0], atol=1e-6)
         assert torch.allclose(both.features[:, row], one.features[:, 0], atol=1e-6)
-    assert both.counts.tolist() == [int(prompt.mask.sum())]
+    assert prompt.mask is not None and both.counts.tolist() == [int(prompt.mask.sum())]
     cache, how = PromptCache(), {"rows": 2, "needs_whole_prefix": False}
     states = [cache.read(model.target, condition, **how) for condition in (prompt, with_negative)]  # type: ignore[arg-type]
     assert len(cache) == 2 and not torch.equal(states[0].features, states[1].features)

@@ -112,7 +112,7 @@ def test_formats_and_sizes(served: Served) -> None:
 )
 def test_bad_requests_name_their_field(served: Served, body: dict[str, Any], param: str, message: str) -> None:
     with pytest.raises(openai.BadRequestError) as found:
-        served.client.images.generate(**{"prompt": PROMPT}, extra_body=body)
+        served.client.images.generate(prompt=PROMPT, extra_body=body)
     assert found.value.param == param and message in str(found.value)
 
 

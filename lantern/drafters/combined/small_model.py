@@ -44,6 +44,7 @@ class SmallModel:
         state = self._prompts.read(self.model, prefill.condition, rows=rows, needs_whole_prefix=False)
         self.noise, self.count, self.rows = noise, self.model.config.block_size, rows
         self.cache = make_cache(self.model, state, self.stage)
+        assert state.means is not None
         self.cache.write_prefix(state.means)
         self._mask = TreeMask(self.cache, prefix_scores(state.counts, self.cache), self.stage)
         self._slots = torch.arange(self.stage, device=prefill.first.device) + self.cache.first_stage_slot

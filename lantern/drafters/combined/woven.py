@@ -36,7 +36,11 @@ class Strand(Drafter, Protocol):
     """A drafter whose children another object can choose."""
 
     module: Any
-    kv_length: int | None
+
+    @property
+    def kv_length(self) -> int | None:
+        """Keys and values that a row of a pass reads; None for drafters without attention."""
+        ...
 
     def weave(self, chooser: Chooser, most_committed: int) -> None:
         """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""

@@ -180,12 +180,13 @@ class Service:
     def size_of(self, asked: str | None) -> tuple[str, int]:
         """Return the size in pixels as text, and how much pictures are enlarged; 400 for another size."""
         assert self.model.vq is not None
-        side = round(self.model.target.config.block_size**0.5) * self.model.vq.config.downsample
-        scales = [scale for scale in range(1, 17) if side * scale <= 2048]
-        sizes = {f"{side * scale}x{side * scale}": scale for scale in scales}
+        raster, side = self.model.target.config.raster, self.model.vq.config.downsample
+        width, height = raster.columns * side, raster.rows * side
+        scales = [scale for scale in range(1, 17) if scale == 1 or max(width, height) * scale <= 2048]
+        sizes = {f"{width * scale}x{height * scale}": scale for scale in scales}
         if asked is None or asked == "auto":
-            scale = next((scale for scale in scales if side * scale >= 256), 1)
-            return f"{side * scale}x{side * scale}", scale
+            asked = f"{width * self.model.scale}x{height * self.model.scale}"
+            sizes.setdefault(asked, self.model.scale)
         if asked not in sizes:
             raise RefusedError(400, f"size is {asked[:40]!r}, wanted auto or one of {', '.join(sizes)}", param="size")
         return asked, sizes[asked]

@@ -195,10 +195,10 @@ class Watch:
 
 def partial_pixels(generator: Generator, codes: Int[Tensor, " n"]) -> UInt8[Tensor, "h w 3"]:
     """Return the picture of a grid in which some codes are still -1: the rows below the last known code are grey."""
-    side = round(len(codes) ** 0.5)
+    raster = generator.model.target.config.raster
     known = int((codes >= 0).sum())
     last = codes[max(known - 1, 0)].clamp(min=0)
     pixels = generator.pixels(torch.where(codes >= 0, codes, last)[None])[0].clone()
-    rows = -(-known // side) * (pixels.shape[0] // side)
+    rows = -(-known // raster.columns) * (pixels.shape[0] // raster.rows)
     pixels[rows:] = 128
     return pixels
