@@ -209,7 +209,19 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def test_the_command_reports_a_halving_once(folder: Path, tmp_path: Path, capsys: Capture, tight: list[int]) -> None:
-    arguments = ["--model", str(folder), "--prompt", "a red apple", "-n", "8", "--batch", "8", "--json"]
+    arguments = [
+        "--model",
+        str(folder),
+        "--prompt",
+        "a red apple",
+        "-n",
+        "8",
+        "--batch",
+        "8",
+        "--json",
+        "--method",
+        "eagle1",
+    ]
     assert main([*arguments, "--out", str(tmp_path / "a")]) == 0
     whole = json.loads(capsys.readouterr().out)
     tight[0] = 2
@@ -227,7 +239,8 @@ def test_the_command_fails_in_one_line_if_no_picture_fits(
     folder: Path, tmp_path: Path, capsys: Capture, tight: list[int]
 ) -> None:
     tight[0] = 0
-    assert main(["--model", str(folder), "--prompt", "a red apple", "-n", "8", "--batch", "8", "--out", "x/"]) == 1
+    arguments = ["--model", str(folder), "--prompt", "a red apple", "-n", "8", "--batch", "8", "--method", "eagle1"]
+    assert main([*arguments, "--out", "x/"]) == 1
     seen = capsys.readouterr()
     assert seen.err.startswith("lantern: error: out of memory with a single picture: ") and seen.err.count("\n") == 1
     assert seen.out == "" and not Path("x").exists()

@@ -39,7 +39,7 @@ def choose(times: Mapping[int, float]) -> Method:
     shown = max(flat, default=min(windows, default=1))
     reason = (
         f"a pass over {shown} codes takes {times[shown] / times[1]:.2f} times a pass over one "
-        f"({1e3 * times[1]:.3g} ms), and windows of up to {FLAT:g} times are chosen"
+        f"({1e3 * times[1]:.1f} ms), and windows of up to {FLAT:g} times are chosen"
     )
     method = METHODS["gumbel-jacobi"].with_options(window=shown) if flat else METHODS["plain"]
     return dataclasses.replace(method, reason=reason)

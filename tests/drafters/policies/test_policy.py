@@ -17,9 +17,10 @@ from lantern.drafters.policies.policy import (
 )
 from lantern.drafters.policies.radar import Radar, RadarConfig
 from lantern.methods import specs
+from lantern.methods.spec import resolved
 from tests.drafters.policies.layers import SIZE, layer
 
-POLICIES = {spec.name: spec.policy for spec in specs() if spec.policy is not None}
+POLICIES = {spec.name: resolved(spec.policy) for spec in specs() if spec.policy is not None}
 PARTS = {"c2t": C2T(C2TConfig()), "radar": Radar(RadarConfig(beam=4, hidden=8))}
 
 
