@@ -195,6 +195,11 @@ def _quiet(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
+def is_quantized(weight: Tensor) -> bool:
+    """Return whether a weight is of a subclass of Tensor, as torchao's are."""
+    return weight.data.__class__ is not Tensor
+
+
 def has_eight_bits(weight: Tensor) -> bool:
     """Return whether a weight is torchao's int8 with one scale per output."""
     torchao: Any = sys.modules.get("torchao.quantization")  # without the import there is no such weight

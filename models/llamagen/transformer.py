@@ -226,7 +226,9 @@ class CaptionEmbedder(nn.Module):
 
 @runtime_checkable
 class LayerCache(Protocol):
-    """Store of keys and values, those of earlier passes included."""
+    """Store of keys and values, those of earlier passes included; a pass has at least `least_rows` rows."""
+
+    least_rows: int
 
     def write(
         self, layer: int, slots: Int[Tensor, "b n"], fresh: Float[Tensor, "b n 2 h d"]
@@ -472,7 +474,7 @@ class Transformer(nn.Module, TargetDefaults):
         `taps` are layers whose inputs are returned, concatenated. If a cache needs more rows than there are
         (`least_rows`), the last input is repeated and its scores are dropped.
         """
-        count, least = inputs.shape[1], -(-getattr(cache, "least_rows", 0) // inputs.shape[0])
+        count, least = inputs.shape[1], -(-(0 if cache is None else cache.least_rows) // inputs.shape[0])
         if count < least:
             assert slots is not None and mask is not None
             more = [_repeat_last(x, least) for x in (inputs, positions, mask, slots)]

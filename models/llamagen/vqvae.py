@@ -79,14 +79,13 @@ class ResnetBlock(nn.Module):
         self.norm2 = group_norm(out)
         self.dropout = nn.Dropout(dropout)
         self.conv2 = nn.Conv2d(out, out, 3, padding=1)
-        if channels != out:
-            self.nin_shortcut = nn.Conv2d(channels, out, 1)
+        self.nin_shortcut = nn.Conv2d(channels, out, 1) if channels != out else nn.Identity()
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d h w"]:
         """Map channels -> out at one resolution."""
         h = self.conv1(F.silu(self.norm1(x)))
         h = self.conv2(self.dropout(F.silu(self.norm2(h))))
-        return h + (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x)
+        return h + self.nin_shortcut(x)
 
 
 class AttnBlock(nn.Module):
@@ -139,6 +138,7 @@ class Level(nn.Module):
         super().__init__()
         self.res = nn.ModuleList([ResnetBlock(channels if i == 0 else out, out, dropout) for i in range(blocks)])
         self.attn = nn.ModuleList([AttnBlock(out) for _ in range(blocks if has_attention else 0)])
+        self.downsample, self.upsample = nn.Identity(), nn.Identity()
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d h2 w2"]:
         """Residual blocks (with attention), then the change of resolution if this level has one."""
@@ -146,10 +146,7 @@ class Level(nn.Module):
             x = res(x)
             if len(self.attn):
                 x = self.attn[i](x)
-        for name in ("downsample", "upsample"):
-            if hasattr(self, name):
-                x = getattr(self, name)(x)
-        return x
+        return self.upsample(self.downsample(x))
 
 
 def middle(channels: int, dropout: float) -> nn.ModuleList:

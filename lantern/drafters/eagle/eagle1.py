@@ -100,7 +100,9 @@ class EagleConfig:
 
 
 class DraftLayer(nn.Module):
-    """Base class of the decoder layers of drafters."""
+    """Base class of the decoder layers of drafters; the C++ engine packs those that are `is_packable`."""
+
+    is_packable = False
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -110,6 +112,8 @@ class DraftLayer(nn.Module):
 
 class EagleLayer(DraftLayer):
     """A decoder layer with an optional norm at its input; `number` is its layer in the cache."""
+
+    is_packable = True
 
     def __init__(self, config: EagleConfig, number: int = 0, *, has_norm: bool = False) -> None:
         super().__init__()

@@ -42,6 +42,8 @@ class PossConfig(EagleConfig):
 class Specialist(EagleLayer):
     """A decoder layer with its own projection of pairs."""
 
+    is_packable = False
+
     def __init__(self, config: PossConfig, number: int) -> None:
         super().__init__(config, number)
         self.fc = nn.Linear(2 * config.dim, config.dim, bias=config.has_fc_bias)

@@ -19,6 +19,8 @@ class Unroll:
     this cache before the first pass. Every pass then sees the prompt, to the left of the columns above.
     """
 
+    least_rows = 0
+
     def __init__(self, prompt: Bool[Tensor, "b t"] | None = None) -> None:
         self.passes = 0
         self._kept: dict[int, tuple[list[Tensor], list[Tensor]]] = {}

@@ -29,6 +29,8 @@ class PackedLinear(nn.Linear):
 class PackedDrafterLayer(EagleLayer):
     """A layer as one call if its cache is in fp32; otherwise the original layer."""
 
+    is_packable = False
+
     @property
     def cache_dtype(self) -> torch.dtype:
         """Dtype of keys and values: fp32, whatever the weights are."""
@@ -76,9 +78,9 @@ def packed_drafter(module: Module, *, int8: bool = False) -> Module:
 def _packed(module: Eagle) -> nn.Module:
     check_weights(module)
     arena, twin = Arena.for_module(module), copy.copy(module)
-    layers = [PackedDrafterLayer(of, arena) if type(of) is EagleLayer else of for of in module.layers]
+    layers = [PackedDrafterLayer(of, arena) if of.is_packable else of for of in module.layers]
     twin._modules = module._modules | {"layers": nn.ModuleList(layers)}
-    if type(twin._modules.get("fc")) is nn.Linear:
+    if isinstance(twin._modules.get("fc"), nn.Linear):
         twin._modules["fc"] = PackedLinear(module.fc, arena)
     return twin
 

@@ -17,7 +17,7 @@ from lantern.core.noise import Purpose, purpose_key
 from lantern.core.sampling import Sampling
 from lantern.core.types import Sampler
 from lantern.engines.cpu.build import library
-from lantern.engines.prepared import has_eight_bits
+from lantern.engines.prepared import has_eight_bits, is_quantized
 from lantern.models.llamagen.transformer import RMSNorm
 
 PANEL, LANES = 32, 16
@@ -198,7 +198,7 @@ def check_weights(module: nn.Module) -> None:
     if weight.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"the cpu engine computes in fp32 or bf16, the model is in {weight.dtype}: choose one of them")
     weights = [linear.weight for linear in module.modules() if isinstance(linear, nn.Linear)]
-    if any(type(weight.data) is not Tensor and not has_eight_bits(weight) for weight in weights):
+    if any(is_quantized(weight) and not has_eight_bits(weight) for weight in weights):
         raise ValueError(
             "the cpu engine reads weights in full or in int8, these are quantized otherwise: use --engine eager or "
             "--weights int8"

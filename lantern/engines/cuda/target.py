@@ -19,7 +19,7 @@ from lantern.core.types import Scores as ScoresLike
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cuda import kernels
 from lantern.engines.cuda.rows import ROWS, rows_of
-from lantern.engines.prepared import PreparedTarget, WeightCache, has_eight_bits
+from lantern.engines.prepared import PreparedTarget, WeightCache, has_eight_bits, is_quantized
 from lantern.models.llamagen.transformer import Scores, Transformer
 
 PROMPT_ROWS = 512  # rows of a pass over prompts
@@ -34,7 +34,7 @@ def refusal(target: Any) -> str | None:
     if dtype not in DTYPES:
         return f"the GPU kernels compute in fp32, bf16 or fp16, the model is in {dtype}"
     weights = [module.weight for module in target.modules() if isinstance(module, torch.nn.Linear)]
-    if any(type(weight.data) is not Tensor and not has_eight_bits(weight) for weight in weights):
+    if any(is_quantized(weight) and not has_eight_bits(weight) for weight in weights):
         return "the GPU kernels read weights in full or in int8, these are quantized otherwise"
     return None
 
