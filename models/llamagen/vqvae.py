@@ -138,7 +138,8 @@ class Level(nn.Module):
         super().__init__()
         self.res = nn.ModuleList([ResnetBlock(channels if i == 0 else out, out, dropout) for i in range(blocks)])
         self.attn = nn.ModuleList([AttnBlock(out) for _ in range(blocks if has_attention else 0)])
-        self.downsample, self.upsample = nn.Identity(), nn.Identity()
+        self.downsample: nn.Module = nn.Identity()
+        self.upsample: nn.Module = nn.Identity()
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d h2 w2"]:
         """Residual blocks (with attention), then the change of resolution if this level has one."""
