@@ -51,7 +51,7 @@ class Job:
 
 
 class AbandonedError(Exception):
-    """Ends a batch that nobody waits for."""
+    """Ends a batch whose pictures are all cancelled."""
 
 
 class Worker(threading.Thread):
