@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from lantern.core.config import one_line
+from lantern.generation.images import read_facts
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 AHEAD = 2  # batches that are prepared while the network processes one
@@ -103,8 +103,8 @@ def _read(path: Path, prepare: Mapping[str, Prepare], before: Callable[[np.ndarr
     try:
         content = path.read_bytes()
         with Image.open(io.BytesIO(content)) as picture:
-            prompt = picture.info.get("prompt")
-            pixels = raw_size(np.array(picture.convert("RGB")), picture.info, path)
+            facts = read_facts(picture)
+            pixels = raw_size(np.array(picture.convert("RGB")), facts, path, is_lossless=picture.format == "PNG")
     except EnlargedError:
         raise
     except (UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
@@ -115,22 +115,22 @@ def _read(path: Path, prepare: Mapping[str, Prepare], before: Callable[[np.ndarr
         raise ValueError(f"{path} is not a complete picture: {one_line(error)}") from error
     pixels = before(pixels) if before else pixels
     inputs = {judge: one(pixels) for judge, one in prepare.items()}
-    return _Read(path.name, hashlib.sha256(content).digest(), prompt, inputs)
+    return _Read(path.name, hashlib.sha256(content).digest(), facts.get("prompt"), inputs)
 
 
 class EnlargedError(ValueError):
-    """A picture file was enlarged by a filter that cannot be undone."""
+    """A picture file was enlarged by a filter or in a format that cannot be undone."""
 
 
-def raw_size(pixels: np.ndarray, facts: Mapping[Any, Any], path: Path) -> np.ndarray:
+def raw_size(pixels: np.ndarray, facts: Mapping[str, str], path: Path, *, is_lossless: bool) -> np.ndarray:
     """Return the pixels of the model for a PNG that `lantern-generate --scale` enlarged, others as they are.
 
-    EnlargedError if the filter was not "nearest", whose pixels are the only ones that can be read back.
+    EnlargedError for an enlarged JPEG or WebP, and if the filter was not "nearest": pixels cannot be read back.
     """
-    scale = str(facts.get("scale", "1"))
-    if "Software" not in facts or not str(facts["Software"]).startswith("lantern") or not scale.isdecimal():
+    scale = facts.get("scale", "1")
+    if not facts.get("Software", "").startswith("lantern") or not scale.isdecimal():
         return pixels
-    if scale != "1" and facts.get("resample") != "nearest":
+    if scale != "1" and not (is_lossless and facts.get("resample") == "nearest"):
         raise EnlargedError(
             f"{path} was enlarged {scale} times and metrics need the pixels of the model: make pictures for metrics"
             " with --scale 1"

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--reference", type=existing, metavar="PATH", help="folder of real pictures, or their statistics")
     add("--metrics", nargs="+", metavar="METRIC", default=["kid", "fid"], help=f"of {', '.join(METRICS)}")
-    add("--prompts", metavar="FILE", help="one prompt per picture in order of names; default: those in the PNGs")
+    add("--prompts", metavar="FILE", help="one prompt per picture in order of names; default: those in the files")
     add("--concepts", metavar="FILE", help="the concept of each picture, for retrieval; default: its prompt")
     add("--reference-concepts", metavar="FILE", help="the concept of each real picture, for retrieval")
     add("--weights", nargs="+", type=_pair, metavar="NAME=PATH", default=[], help=f"NAME of {', '.join(WEIGHTS)}")

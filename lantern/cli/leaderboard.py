@@ -18,6 +18,7 @@ from lantern.cli.command import (
     add_overwrite,
     add_subject,
     baseline_dtypes,
+    check_folder,
     check_results,
     complain,
     distribution_of,
@@ -100,25 +101,33 @@ def _how(group: Any) -> None:
     )
     group.add_argument("--out", type=Path, help="folder of leaderboard.json, .png and .svg (default eval/results)")
     add_overwrite(group)
-    group.add_argument("--docs", type=Path, help="folder of leaderboard.md and methods/ (default docs, or --out)")
+    group.add_argument(
+        "--docs",
+        type=Path,
+        help="folder of leaderboard.md and of methods/, whose marked rows are replaced (default docs, or --out)",
+    )
     add_machine(group)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure what is missing, compute quality metrics, write; or only write. Return 1 if an exact method failed."""
     check_results(args, FILES)
+    from lantern.core.config import read_json_object
+    from lantern.core.io import write_json
+    from lantern.eval.boards.leaderboard_report import check_page
+
+    out = args.out or (args.results.parent if args.results else results_folder())
+    docs = args.docs or docs_of(out)
+    check_folder(docs)
+    if not args.overwrite:
+        check_page(docs)
     if args.results is not None:
-        from lantern.core.config import read_json_object
-
         figures = check(read_json_object(args.results), args.results)
-        out = args.out or args.results.parent
     else:
-        figures, out = measured(args), args.out or results_folder()
-        from lantern.core.io import write_json
-
+        figures = measured(args)
         write_json(out / f"{NAME}.json", figures)
         report(out / f"{NAME}.json", args.quiet)
-    publish(figures, out, args.docs or docs_of(out), args.quiet)
+    publish(figures, out, docs, args.quiet)
     for failure in figures["failures"]:
         complain(failure)
     return FAILED if figures["failures"] else DONE

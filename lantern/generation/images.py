@@ -7,6 +7,7 @@ formats have the source type as XMP.
 
 import hashlib
 import json
+import struct
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ XMP = (
     f' Iptc4xmpExt:DigitalSourceType="{SOURCE_TYPE}"/></rdf:RDF></x:xmpmeta><?xpacket end="w"?>'
 )
 EXIF_SOFTWARE, EXIF_DESCRIPTION, EXIF_IFD, EXIF_COMMENT = 0x0131, 0x010E, 0x8769, 0x9286
+ASCII = b"ASCII\0\0\0"  # encoding of an EXIF comment
 QUALITY = 90  # default of JPEG and WebP
 GAP = 8  # pixels between the pictures of a sheet
 LINE, LETTER = 12, 6  # height of a line and mean width of a letter of a label, in pixels
@@ -297,6 +299,17 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
+def read_facts(image: "Image") -> dict[str, str]:
+    """Return the texts that `save_image` wrote beside the pixels, by name; those of another program, if it has any."""
+    facts: Any = image.info
+    if image.format != "PNG":
+        try:
+            facts = json.loads(bytes(image.getexif().get_ifd(EXIF_IFD)[EXIF_COMMENT]).removeprefix(ASCII))
+        except (KeyError, SyntaxError, TypeError, ValueError, struct.error):  # none, another program's, or broken
+            facts = None
+    return {str(name): text for name, text in facts.items() if isinstance(text, str)} if isinstance(facts, dict) else {}
+
+
 def _text_chunks(texts: Mapping[str, str]) -> Any:
     from PIL.PngImagePlugin import PngInfo
 
@@ -312,7 +325,7 @@ def _exif(texts: Mapping[str, str]) -> dict[str, Any]:
 
     exif = Exif()
     exif[EXIF_SOFTWARE], exif[EXIF_DESCRIPTION] = texts["Software"], texts["Comment"]
-    exif.get_ifd(EXIF_IFD)[EXIF_COMMENT] = b"ASCII\0\0\0" + json.dumps(texts).encode("ascii")
+    exif.get_ifd(EXIF_IFD)[EXIF_COMMENT] = ASCII + json.dumps(texts).encode("ascii")
     return {"exif": exif, "xmp": XMP.encode()}
 
 

@@ -59,6 +59,7 @@ from lantern.models.folder import (
     INDEX_NAME,
     LIBRARY,
     NEIGHBOURS_NAME,
+    WORDS_NAME,
     AddOns,
     Model,
     check_generation,
@@ -287,13 +288,15 @@ class LanternPipeline(DiffusionPipeline):
         write_door(save_directory)
 
     def _save_add_ons(self, folder: Path) -> None:
-        """Copy the add-ons, and write the digest of the saved transformer into the configs that name that of ours."""
+        """Copy add-ons and words; write the digest of the saved transformer into the configs that name that of ours."""
         if self._loaded is None or self._loaded[1] is not self.transformer:
             return
         source, _, add_ons = self._loaded
         if source.resolve() != folder.resolve():
             for name in add_ons:
                 shutil.copytree(source / ADD_ONS_NAME / name, folder / ADD_ONS_NAME / name, dirs_exist_ok=True)
+            if (source / WORDS_NAME).is_file():
+                shutil.copyfile(source / WORDS_NAME, folder / WORDS_NAME)
         digest = weights_digest(self.transformer.state_dict())
         for path in (folder / "drafter", *(folder / ADD_ONS_NAME / name for name in add_ons)):
             if path.is_dir() and (config := read_config(path)).get("target") not in (None, digest):

@@ -47,6 +47,24 @@ def test_documents_of_the_checkout_change_only_with_its_own_results(tmp_path: Pa
     assert docs_of(RESULTS.parent) == HERE / "docs" and docs_of(tmp_path) == tmp_path
 
 
+def test_only_generated_pages_are_replaced_without_asking(
+    sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--from", str(sampled / "leaderboard.json"), "--docs", str(tmp_path), "--quiet"]
+    page, other = tmp_path / "leaderboard.md", tmp_path / "methods" / "eagle1.md"
+    other.parent.mkdir()
+    page.write_text("my own page\n")
+    other.write_text("no mark\n| a | table |\n")
+    assert main([*words, "--out", str(tmp_path / "out")]) == 2
+    output = capsys.readouterr().err
+    assert "leaderboard.md was not generated here" in output and "--overwrite" in output and output.count("\n") == 1
+    assert page.read_text() == "my own page\n" and not (tmp_path / "out").exists()
+    for more in (["--overwrite"], []):  # the second time the page is a generated one
+        assert main([*words, "--out", str(tmp_path / f"out{len(more)}"), *more]) == 0
+        assert page.read_bytes() == (sampled / "leaderboard.md").read_bytes()
+    assert other.read_text() == "no mark\n| a | table |\n"
+
+
 def test_failed_exact_methods_are_exit_code_1(
     sampled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -182,6 +182,38 @@ def test_metrics_read_the_pixels_of_the_model(model: str) -> None:
         pixels("soft")
 
 
+@pytest.mark.parametrize("ending", ["jpg", "webp"])
+def test_metrics_refuse_enlarged_lossy_pictures_and_read_their_prompts(model: str, ending: str) -> None:
+    from lantern.eval.metrics.pictures import Stream, raw
+
+    def batch() -> Any:
+        return next(iter(Stream([Path(f"x.{ending}")], {"x": raw})))
+
+    assert made(model, "--scale", "1", "--out", f"x.{ending}") == 0
+    assert batch().prompts == (PROMPT,) and batch().inputs["x"].shape == (1, 3, 8, 8)
+    for resample in ("nearest", "lanczos"):  # compression changes the pixels of "nearest"
+        assert made(model, "--scale", "3", "--resample", resample, "--out", f"x.{ending}", "--overwrite") == 0
+        with pytest.raises(ValueError, match=rf"x.{ending} was enlarged 3 times.*--scale 1"):
+            batch()
+
+
+@pytest.mark.parametrize("comment", [None, b"", b"ASCII\0\0\0a cat", b"[1]", b'{"scale": 2}', "text"])
+def test_comments_of_other_programs_are_no_facts(comment: Any, tmp_path: Path) -> None:
+    from lantern.generation.images import read_facts
+
+    exif = Image.Exif()
+    if comment is not None:
+        exif.get_ifd(0x8769)[0x9286] = comment
+    Image.new("RGB", (4, 4)).save(tmp_path / "x.jpg", exif=exif)
+    with Image.open(tmp_path / "x.jpg") as image:
+        assert read_facts(image) == {}
+    (tmp_path / "x.jpg").write_bytes(
+        (tmp_path / "x.jpg").read_bytes().replace(b"II*", b"XX*").replace(b"MM\0*", b"XX*")
+    )
+    with Image.open(tmp_path / "x.jpg") as image:
+        assert read_facts(image) == {}
+
+
 def test_enlarging_keeps_shape_and_refuses_other_scales() -> None:
     import torch
 

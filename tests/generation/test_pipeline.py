@@ -1,6 +1,7 @@
 """LanternPipeline as a diffusers pipeline, and its agreement with the command."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,17 @@ def test_a_saved_pipeline_reloads_to_the_same_picture(pipe: LanternPipeline, tmp
     assert str(tmp_path) not in (tmp_path / "saved" / "model_index.json").read_text()
 
 
+def test_a_saved_pipeline_has_the_words_of_the_training_captions(folder: Path, tmp_path: Path) -> None:
+    from lantern.models.folder import read_words, write_words
+
+    source = shutil.copytree(folder, tmp_path / "source")
+    write_words(source, ["A red apple"])
+    pipe = LanternPipeline.from_pretrained(source)
+    for place in (tmp_path / "saved", source):
+        pipe.save_pretrained(place)
+        assert read_words(place) == ["a", "apple", "red"]
+
+
 def test_the_command_reads_a_saved_pipeline(pipe: LanternPipeline, tmp_path: Path) -> None:
     pipe.save_pretrained(tmp_path / "saved")
     arguments = ["--model", str(tmp_path / "saved"), "--seed", "5", "--prompt", "a red apple"]
@@ -130,8 +142,6 @@ def test_components_can_be_passed_in(pipe: LanternPipeline) -> None:
 
 
 def test_a_folder_without_an_index_is_described_by_its_components(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
     bare = shutil.copytree(folder, tmp_path / "bare")
     (bare / "model_index.json").unlink()
     pipe = LanternPipeline.from_pretrained(bare)
