@@ -1,8 +1,12 @@
-"""`lantern convert CHECKPOINT OUT`: converts a released checkpoint to a component folder with its own config."""
+"""`lantern convert CHECKPOINT OUT`: converts a released checkpoint to a folder with its own config.
+
+LlamaGen's checkpoints become components of a model folder, Janus and Chameleon whole models in transformers' layout,
+and Chameleon's `vqgan.ckpt` the VQ decoder of the model folder OUT.
+"""
 
 import argparse
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +16,13 @@ if TYPE_CHECKING:
     import torch
 
     from lantern.models.llamagen.checkpoint import Checkpoint
+    from lantern.models.transformers.releases import Release
 
 
-KINDS = ("t2i", "c2i", "vq", "drafter")
+COMPONENTS = ("t2i", "c2i", "vq", "drafter")
+RELEASES = ("janus", "chameleon", "vqgan")
+KINDS = (*COMPONENTS, *RELEASES)
+WEIGHTS = "model*.safetensors*"
 DTYPES = {"keep": None, "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -29,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "checkpoint",
         type=existing,
         metavar="CHECKPOINT",
-        help="a .pt, .bin or .safetensors file, or a folder with config.json and weights",
+        help="a .pt, .bin, .safetensors or .ckpt file, or a folder with configs and weights",
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for config.json and model.safetensors")
     parser.add_argument("--kind", type=one_of(KINDS), help=f"expected kind: {', '.join(KINDS)}")
@@ -59,11 +67,24 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from lantern.core.config import read_json_object
-    from lantern.core.io import WEIGHTS_NAME
     from lantern.models.llamagen.checkpoint import read_checkpoint
+    from lantern.models.transformers.releases import add_decoder, read_release
 
-    if (args.out / WEIGHTS_NAME).exists() and not args.force:
-        raise ValueError(f"{args.out} already holds a component: replace it with --overwrite")
+    dtype = getattr(torch, DTYPES[args.dtype]) if DTYPES[args.dtype] else None
+    is_vqgan = args.checkpoint.suffix == ".ckpt"
+    _refuse_existing(args.out, "vq_decoder.safetensors" if is_vqgan else WEIGHTS, force=args.force)
+    release = None if is_vqgan or args.kind in COMPONENTS else read_release(args.checkpoint)
+    if is_vqgan or release is not None:
+        kind = "vqgan" if release is None else release.kind
+        if args.kind not in (None, kind):
+            raise ValueError(f"{args.checkpoint} holds a {kind} checkpoint, not {args.kind}")
+        if args.config or args.image_size or args.grid or args.ema:
+            raise ValueError("--config, --image-size, --grid and --ema are for LlamaGen's checkpoints: omit them")
+        numbers = add_decoder(args.checkpoint, args.out) if release is None else write_release(release, args.out, dtype)
+        print(f"{args.out}: {kind}, {numbers:,} values")
+        return DONE
+    if args.kind in RELEASES:
+        raise ValueError(f"{args.checkpoint} holds no {args.kind} checkpoint")
     grid = args.grid or (args.image_size // 16 if args.image_size else 0)
     found = read_checkpoint(
         args.checkpoint,
@@ -72,29 +93,57 @@ def run(args: argparse.Namespace) -> int:
         block_size=grid**2 or None,
         prefers_ema=args.ema,
     )
-    name = DTYPES[args.dtype]
-    write_checked(found, args.out, dtype=getattr(torch, name) if name else None)
+    write_checked(found, args.out, dtype=dtype)
     numbers = sum(tensor.numel() for tensor in found.state.values())
     print(f"{args.out}: {found.kind}, {len(found.state)} tensors, {numbers:,} values")
     return DONE
 
 
+def _refuse_existing(out: Path, pattern: str, *, force: bool) -> None:
+    if not force and any(out.glob(pattern)):
+        raise ValueError(f"{out} already holds a component: replace it with --overwrite")
+
+
 def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None") -> None:
     """Write a component and run it once; only a component that loads and computes takes its place in `out`."""
+    from lantern.core.io import save_component
+    from lantern.models.trial import try_component
+
+    with written_aside(out) as trial:
+        save_component(found.state, found.config, trial, dtype=dtype)
+        try_component(trial, found.kind if found.kind in ("vq", "drafter") else "target")
+
+
+def write_release(found: "Release", out: Path, dtype: "torch.dtype | None") -> int:
+    """Write a released model in transformers' layout, checked as a whole, and return its number of values."""
+    from lantern.models.transformers.loading import shape_of
+    from lantern.models.transformers.releases import convert_release
+
+    with written_aside(out) as trial:
+        numbers = convert_release(found, trial, dtype=dtype)
+        shape_of(trial)
+    return numbers
+
+
+@contextmanager
+def written_aside(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder, whose files take their place in `out` if the block succeeds.
+
+    Weights that are in `out` under other names are removed then.
+    """
     import shutil
     import tempfile
-
-    from lantern.core.io import CONFIG_NAME, SUMS_NAME, WEIGHTS_NAME, save_component
-    from lantern.models.trial import try_component
 
     parents = [parent for parent in (out, *out.parents) if not parent.exists()]
     out.mkdir(parents=True, exist_ok=True)
     trial = Path(tempfile.mkdtemp(prefix=".convert-", dir=out))
     try:
-        save_component(found.state, found.config, trial, dtype=dtype)
-        try_component(trial, found.kind if found.kind in ("vq", "drafter") else "target")
-        for name in (SUMS_NAME, CONFIG_NAME, WEIGHTS_NAME):
-            (trial / name).replace(out / name)
+        yield trial
+        written = sorted(trial.iterdir(), key=lambda path: (path.match(WEIGHTS), path.name))
+        for path in set(out.glob(WEIGHTS)) - {out / path.name for path in written}:
+            path.unlink()
+        for path in written:
+            path.replace(out / path.name)
     except BaseException as error:
         shutil.rmtree(trial, ignore_errors=True)
         for folder in parents:
@@ -107,4 +156,4 @@ def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None"
     trial.rmdir()
 
 
-COMMAND = Command("convert", "Convert a released checkpoint to a component folder.", add_arguments, run)
+COMMAND = Command("convert", "Convert a released checkpoint to a component or model folder.", add_arguments, run)

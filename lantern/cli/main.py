@@ -11,7 +11,7 @@ from lantern.cli.command import DONE, REFUSED, complain, nearest, run_command
 SUMMARIES = {
     "generate": "make pictures from prompts or class labels",
     "methods": "list all methods, or the settings of one",
-    "convert": "convert a released checkpoint to a component folder",
+    "convert": "convert a released checkpoint to a component or model folder",
     "assemble": "put components together into a model folder",
     "train": "prepare data, or train a text encoder, tokenizer, decoder, target or drafter",
     "doctor": "print versions and devices, and commands to repair faults",

@@ -204,11 +204,12 @@ def _drafter(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
     return Checkpoint("drafter", asdict(config), state)
 
 
-def _vq(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
+def vq_fields(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the fields of `VQConfig` that the tensors of a VQ tokenizer tell; ValueError where one is missing."""
     codebook_size, width = _shape(state, "quantize.embedding.weight", 2)
     ch = _shape(state, "encoder.conv_in.weight", 4)[0]
     levels = range(_count(state, "encoder.conv_blocks"))
-    fields: dict[str, Any] = {
+    return {
         "codebook_size": codebook_size,
         "codebook_embed_dim": width,
         "encoder_ch_mult": [_shape(state, f"encoder.conv_blocks.{i}.res.0.conv1.weight", 4)[0] // ch for i in levels],
@@ -220,8 +221,11 @@ def _vq(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
         "ch": ch,
         "num_res_blocks": _count(state, "encoder.conv_blocks.0.res"),
     }
+
+
+def _vq(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
     known.pop("block_size", None)
-    config = build_config(VQConfig, fields | known, source="config")
+    config = build_config(VQConfig, vq_fields(state) | known, source="config")
     if CODEBOOK_USED not in state:  # a usage diagnostic, empty in what was never trained further
         state[CODEBOOK_USED] = torch.zeros(65536)
     _check(state, lambda: VQVAE(config))

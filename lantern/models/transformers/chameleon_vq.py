@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lantern.core.config import one_line, read_json_object
-from lantern.core.io import check_finite, check_state
+from lantern.core.config import read_json_object
+from lantern.core.io import atomic_write, check_finite, check_state, read_pickled
 from lantern.models.llamagen.vqvae import AttnBlock, ResnetBlock, Upsample, group_norm
 
 PREFIX = "model.vqmodel."
+DECODER_NAME = "vq_decoder.safetensors"  # what `lantern convert` writes
 PARTS = ("decoder.", "post_quant_conv.")
 CHECKPOINTS = ("vqgan.ckpt", "tokenizer/vqgan.ckpt")
 
@@ -85,19 +86,43 @@ def read_decoder(folder: Path, config: Any) -> VQDecoder:
     for name in CHECKPOINTS:
         if not found and (folder / name).is_file():
             source = folder / name
-            found = _of_checkpoint(source)
+            found = checkpoint_state(source)
     if not found:
         raise ValueError(
             f"{folder} holds no VQ decoder: put {CHECKPOINTS[0]} of Chameleon's release into it,"
             " or write the codes only (--tokens)"
         )
+    return decoder_of(found, config, source=source)
+
+
+def decoder_of(state: Mapping[str, Tensor], config: Any, *, source: Path) -> VQDecoder:
+    """Return the decoder among the tensors of a VQ tokenizer; ValueError for a missing one, or another shape."""
+    found = {key: tensor for key, tensor in state.items() if key.startswith(PARTS)}
     check_finite(found, source=source)
     with torch.device("meta"):
         made = VQDecoder(config)
-    state = _ordered(found, len(config.channel_multiplier), made.state_dict())
-    check_state(state, made.state_dict(), source=source)
-    made.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
+    ordered = _ordered(found, len(config.channel_multiplier), made.state_dict())
+    check_state(ordered, made.state_dict(), source=source)
+    made.load_state_dict({name: tensor.float() for name, tensor in ordered.items()}, assign=True)
     return made.eval().requires_grad_(False)
+
+
+def save_decoder(decoder: VQDecoder, folder: Path) -> None:
+    """Write a decoder to a model's folder, where `read_decoder` finds it."""
+    from safetensors.torch import save_file
+
+    with atomic_write(folder / DECODER_NAME) as temporary:
+        save_file({PREFIX + name: tensor for name, tensor in decoder.state_dict().items()}, temporary)
+
+
+def checkpoint_state(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a VQGAN file, without those of its training loss; ValueError for a file of another kind."""
+    loaded = read_pickled(path)
+    state = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else {}
+    found = {key: tensor for key, tensor in state.items() if isinstance(tensor, Tensor) and not key.startswith("loss.")}
+    if "decoder.conv_in.weight" not in found:
+        raise ValueError(f"{path} holds no VQGAN: tensor 'decoder.conv_in.weight' is missing")
+    return found
 
 
 def _of_safetensors(folder: Path) -> dict[str, Tensor]:
@@ -105,27 +130,18 @@ def _of_safetensors(folder: Path) -> dict[str, Tensor]:
 
     index = folder / "model.safetensors.index.json"
     wanted = tuple(PREFIX + part for part in PARTS)
-    names = ["model.safetensors"]
+    names = {"model.safetensors", DECODER_NAME}
     if index.is_file():
         listed = read_json_object(index).get("weight_map") or {}
-        names = sorted({file for key, file in listed.items() if key.startswith(wanted)})
+        names = {DECODER_NAME, *(file for key, file in listed.items() if key.startswith(wanted))}
     found: dict[str, Tensor] = {}
-    for name in names:
+    for name in sorted(names):
         if (folder / name).is_file():
             with safe_open(folder / name, framework="pt") as file:
                 found |= {
                     key.removeprefix(PREFIX): file.get_tensor(key) for key in set(file.keys()) if key.startswith(wanted)
                 }
     return found if any(key.startswith("decoder.") for key in found) else {}
-
-
-def _of_checkpoint(path: Path) -> dict[str, Tensor]:
-    try:
-        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # the reader raises of every kind for damaged files
-        raise ValueError(f"{path} is not a checkpoint of plain tensors: {one_line(error)}") from error
-    state = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else {}
-    return {key: tensor for key, tensor in state.items() if key.startswith(PARTS)}
 
 
 def _ordered(state: Mapping[str, Tensor], levels: int, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:

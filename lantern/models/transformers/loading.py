@@ -16,8 +16,7 @@ from lantern.models.transformers.components import Components
 # model_type of config.json -> the module of the family
 FAMILIES = {name: f"lantern.models.transformers.{name}" for name in ("janus", "emu3", "chameleon", "lumina")}
 MOST_BYTES = 1 << 26  # of a config, in which some models list their vocabulary
-# layouts of the same models that transformers does not load, and the repository that holds the right one
-OTHER_LAYOUTS = {"multi_modality": "deepseek-community/Janus-Pro-1B"}
+RELEASED = ("multi_modality",)  # layouts that transformers does not load
 
 
 def family_of(folder: Path) -> Any:
@@ -28,8 +27,8 @@ def family_of(folder: Path) -> Any:
         kind = "lumina"  # whose own class is Chameleon's
     if kind in FAMILIES:
         return import_module(FAMILIES[kind])
-    if kind in OTHER_LAYOUTS:
-        raise ValueError(f"{folder} has the layout {kind!r}: load one in transformers' layout, {OTHER_LAYOUTS[kind]}")
+    if kind in RELEASED:
+        raise ValueError(f"{folder} has the released layout {kind!r}: convert it first (lantern convert FOLDER OUT)")
     raise ValueError(f"{folder / CONFIG_NAME}: model_type is {str(kind)[:40]!r}, wanted one of {', '.join(FAMILIES)}")
 
 
@@ -54,7 +53,7 @@ def load(
     kind = getattr(transformers, family.CLASS)
     how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        with _quiet():
+        with quiet():
             model, report = kind.from_pretrained(
                 folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **how
             )
@@ -64,7 +63,7 @@ def load(
         raise ValueError(f"{folder} holds no {family.CLASS} that loads: {one_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"{folder}: tensor {missing[0]!r} is missing, and {len(missing) - 1} more")
-    made = _assembled(folder, family, model.requires_grad_(False).to(device), processor, size)
+    made = assembled(folder, family, model.requires_grad_(False).to(device), processor, size)
     if "vq" in parts:
         made.vq.read(folder)
     made.vq.to(device)
@@ -79,18 +78,16 @@ def shape_of(folder: Path, size: tuple[int, int] | None = None) -> Components:
     kind = getattr(transformers, family.CLASS)
     try:
         config = kind.config_class.from_pretrained(folder, local_files_only=True)
-        with _quiet(), torch.device("meta"):
+        with quiet(), torch.device("meta"):
             model = kind._from_config(config, attn_implementation="sdpa")
     except Exception as error:  # as above
         raise ValueError(f"{folder / CONFIG_NAME} is no config of {family.CLASS}: {one_line(error)}") from error
-    made = _assembled(folder, family, model, None, size)
+    made = assembled(folder, family, model, None, size)
     made.vq.outline()
     return made
 
 
-def _assembled(
-    folder: Path, family: Any, model: Any, processor: Any | None, size: tuple[int, int] | None
-) -> Components:
+def assembled(folder: Path, family: Any, model: Any, processor: Any | None, size: tuple[int, int] | None) -> Components:
     """Return the parts of a model; ValueError where configs or vocabulary lack what pictures need."""
     try:
         return family.assemble(model, processor, size)
@@ -100,7 +97,7 @@ def _assembled(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Suppress transformers' progress bars and warnings."""
     from transformers import logging
 
