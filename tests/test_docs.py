@@ -107,6 +107,15 @@ def trained_on_classes(folder: Path) -> None:
     save_tiny_model(folder / "my-classes" / "model", model_type="c2i", cls_token_num=1)
 
 
+def mask(folder: Path) -> None:
+    """A mask of the tiny model's size, whose lower half is white."""
+    from PIL import Image
+
+    made = Image.new("L", (8, 8))
+    made.paste(255, (0, 4, 8, 8))
+    made.save(folder / "mask.png")
+
+
 def models_of_transformers(folder: Path) -> None:
     """Folders as released for transformers, at toy size."""
     from tests import tiny_transformers as tiny
@@ -206,6 +215,12 @@ EXERCISES: dict[str, Exercise | Installation] = {
         TINY
     ),
     'lantern-generate --prompt "a blue car" --scale 1 --out raw.png': TINY,
+    'lantern-generate --prompt "a blue car" --init-image raw.png --keep-rows 8 --out continued.png': Exercise(
+        "--model {model}", replace={"8": "2"}
+    ),
+    'lantern-generate --prompt "a blue car" --init-image raw.png --mask mask.png --out repaired.png': Exercise(
+        "--model {model}", prepare=mask
+    ),
     "lantern-generate --list-words": Exercise(),
     'lantern-generate --prompt "a red apple" --engine cpu --out apple.png': Exercise(is_slow=True),
     'lantern-generate --prompt "a red apple" --engine cpu --dtype bf16 --weights int8': Exercise(is_slow=True),

@@ -125,6 +125,13 @@ def _what(group: Any) -> None:
     )
     group.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the noise (default 0)")
     group.add_argument(
+        "--init-image", type=Path, metavar="FILE", help="picture of which a part is kept, of the model's raw size"
+    )
+    group.add_argument("--keep-rows", type=integer(1, 10**6), metavar="N", help="rows of codes to keep of --init-image")
+    group.add_argument(
+        "--mask", type=Path, metavar="FILE", help="picture that is white where --init-image is generated anew"
+    )
+    group.add_argument(
         "--list-words", action="store_true", help="print the words of the model's training captions, and make nothing"
     )
 
@@ -245,11 +252,14 @@ def run(args: argparse.Namespace) -> int:
     results = _results_of(args)
     from lantern.core.sampling import Sampling
     from lantern.generation.generator import choose_method
+    from lantern.generation.init_image import check_init_image, with_init_image
     from lantern.generation.requests import check_requests, requests, with_warnings
     from lantern.models.folder import load_model
 
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     Sampling(**given)
+    kept: dict[str, Any] = {"init_image": args.init_image, "keep_rows": args.keep_rows, "mask_image": args.mask}
+    check_init_image(**kept)
     texts = settings_of(args)
     if args.method not in (None, "auto"):
         METHODS[args.method].parsed(texts)  # refuses before the model is loaded
@@ -258,7 +268,8 @@ def run(args: argparse.Namespace) -> int:
         chosen = METHODS[args.method or default]
         if chosen.name != "auto":
             chosen = chosen.with_options(**chosen.parsed(texts))
-        return _parts(chosen, has_prompts=bool(prompts), has_pixels=results.place is not None)
+        has_pixels = results.place is not None or args.init_image is not None
+        return _parts(chosen, has_prompts=bool(prompts), has_pixels=has_pixels)
 
     how: dict[str, Any] = {
         "device": args.device,
@@ -276,6 +287,7 @@ def run(args: argparse.Namespace) -> int:
     requested = requests(prompts=prompts, labels=args.class_label, seed=args.seed, count=args.num_images)
     check_requests(model, requested)
     requested = with_warnings(model, requested, warn=notes.append)
+    requested = with_init_image(model, requested, **kept)
     chosen = method, settings, sampling, requested
     job = Job(model, *chosen, results, args.stopping, usual=usual, is_comparison=args.compare)
     for note in notes:
@@ -610,6 +622,7 @@ class Job:
             "image": str(request.number),
             **{name: head[name] for name in ("sampling", "dtype", "engine", "versions")},
             "tokens_sha256": picture.tokens_sha256,
+            "forced_codes": str(picture.statistics.forced) if picture.statistics.forced else None,
         }
 
     def _head(self) -> dict[str, Any]:

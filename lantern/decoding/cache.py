@@ -14,6 +14,7 @@ from torch import Tensor
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Target
+from lantern.decoding.forced import ForcedCodes
 
 FP32_ROWS = 16  # fp32 products were measured to round alike from this number of rows on
 
@@ -247,7 +248,7 @@ class PromptState:
 
 @dataclass(frozen=True)
 class Start:
-    """Results of the pass over the prompt: a filled cache, its mask, and the logits of the first code.
+    """Results of the pass over the prompt: a filled cache, its mask, the logits of the first code, and forced codes.
 
     `prefix` is added to the attention scores of the prompt's slots, of each image or of each guidance row.
     """
@@ -259,15 +260,7 @@ class Start:
     features: Float[Tensor, "b r t c"]
     logits: Float[Tensor, "b r 1 v"]
     fused: Float[Tensor, "b r t k"] | None = None
-
-
-@dataclass(frozen=True)
-class FirstScores:
-    """The scores of the last prompt slot alone."""
-
-    logits: Float[Tensor, "rows n v"]
-    features: Float[Tensor, "rows n c"]
-    fused: Float[Tensor, "rows n k"] | None = None
+    forced: ForcedCodes | None = None
 
 
 class PromptCache:
@@ -344,8 +337,11 @@ def start(
     cache: StaticCache | None = None,
     prompts: PromptCache | None = None,
     reproducible: bool = False,
+    forced: Int[Tensor, "b n"] | None = None,
 ) -> Start:
     """Score the prompt, or take its state from `prompts`; `cache` is reused if it has the right size.
+
+    `forced` are given codes, -1 where codes are sampled (`ForcedCodes`).
 
     With `reproducible` prompts are read one by one, and the cache is that of reproducible decoding (`make_cache`).
     """
@@ -372,7 +368,12 @@ def start(
     last = state.features[:, :, -1:]
     size = 1 if alone or target.prompt_rows else len(last)
     logits = torch.cat([target.head(of_one) for of_one in last.split(size)])
-    return Start(cache, noise, state.mask, prefix, state.features, logits, state.fused)
+    given = None
+    if forced is not None:
+        given = ForcedCodes(forced.to(logits.device))
+        given.checked(images=len(keys), codes=config.block_size, vocab_size=config.vocab_size)
+        logits = given.logits(logits, forced.new_zeros(len(keys), 1).to(logits.device))
+    return Start(cache, noise, state.mask, prefix, state.features, logits, state.fused, given)
 
 
 def read_prompts(

@@ -33,7 +33,8 @@ from lantern.core.types import (
     Verdict,
     Verifier,
 )
-from lantern.decoding.cache import FirstScores, PromptCache, Start, StaticCache, TreeMask, start
+from lantern.decoding.cache import PromptCache, Start, StaticCache, TreeMask, start
+from lantern.decoding.forced import PassScores
 
 
 @dataclass(frozen=True)
@@ -355,7 +356,7 @@ class Run:
             self.codes[:, :1] = verifier.draw(self.distribution.log_probs(self.begun.logits, place), place, self.noise)
         self.finite.look(self.begun.logits)
         features = self.begun.features[:, :, -1:].flatten(0, 1)
-        scores = FirstScores(self.begun.logits.flatten(0, 1), features)
+        scores = PassScores(self.begun.logits.flatten(0, 1), features)
         return Step(0, place[:, 0], torch.ones_like(self.known), self.codes[:, :1].clone(), scores)
 
     def sample(
@@ -384,7 +385,8 @@ class Run:
         positions = (places + config.cls_token_num).repeat_interleave(rows, 0)
         inputs = self.target.tok_embeddings(tree.tokens).repeat_interleave(rows, 0)
         slots = self._slots[: shape.num_nodes].expand(len(positions), -1)
-        return self.target(inputs, positions, mask, cache=self.cache, slots=slots, **self._reported)
+        scores = self.target(inputs, positions, mask, cache=self.cache, slots=slots, **self._reported)
+        return scores if self.begun.forced is None else self.begun.forced.scores(scores, places + 1)
 
     def advance(self, tree: DraftTree, scores: Scores, verified: Verified) -> Step:
         """Count the new codes as known; on the device only."""
@@ -471,6 +473,8 @@ class DraftedStepper(Stepper):
     def work(self) -> Step:
         """Draft, score, verify and commit."""
         tree = self.programs.draft(self.drafter, self.step)
+        if self.run.begun.forced is not None:
+            tree = self.run.begun.forced.tree(tree, self.run.known)
         self.watch.lap("propose")
         scores = self.run.score(tree)
         self.watch.lap("score")
@@ -496,19 +500,21 @@ def generate(
     prompts: PromptCache | None = None,
     reproducible: bool = False,
     programs: Programs | None = None,
+    forced: Int[Tensor, "b n"] | None = None,
 ) -> Generation:
     """Decode with a drafter and a verifier. Each image advances by its own number of codes, and idles when it is done.
 
     `keys` are the (seed, image number) of each image's noise. `programs` are how an engine runs the parts of a step
-    (`Engine.programs`). The host waits for the device only when the slowest image could be done. ValueError for a
-    verifier that cannot verify this drafter's trees.
+    (`Engine.programs`). `forced` are codes that are given, -1 where a code is sampled: no method changes them, and they
+    count as drafted codes that were accepted. The host waits for the device only when the slowest image could be done.
+    ValueError for a verifier that cannot verify this drafter's trees.
     """
     check_modes(drafter, verifier)
     condition = condition.to(target.tok_embeddings.weight.device)
     watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
     kept = steps if keep_steps else None
     # 1) the prompt gives code 0
-    how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible}
+    how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible, "forced": forced}
     begun = start_for(drafter, target, condition, sampling=sampling, keys=keys, **how)
     distribution = sampling.untruncated() if verifier.reads_untruncated else sampling
     programs = programs or Programs()

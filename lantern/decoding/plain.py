@@ -5,10 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Generation, Scores, Step, Target
-from lantern.decoding.cache import FirstScores, PromptCache, Start, StaticCache, by_row, start
+from lantern.decoding.cache import PromptCache, Start, StaticCache, by_row, start
+from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import FiniteSoFar, Programs, Stepper, Stopwatch, report
 
 
@@ -28,17 +31,19 @@ def generate(
     prompts: PromptCache | None = None,
     reproducible: bool = False,
     programs: Programs | None = None,
+    forced: Int[Tensor, "b n"] | None = None,
 ) -> Generation:
     """Sample code j of each image as argmax(log p_j + g_j), with the noise g of its key (seed, image number).
 
     `drafter` and `verifier` are part of the signature that all decoders share, and None here. `callback` is called
-    with every step. `programs` are as in `loop.generate`. Up to rounding, an image's codes do not depend on its batch.
+    with every step. `programs` and `forced` are as in `loop.generate`. Up to rounding, an image's codes do not depend
+    on its batch.
     """
     condition = condition.to(target.tok_embeddings.weight.device)
     watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
     kept = steps if keep_steps else None
     # 1) the prompt gives code 0
-    how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible}
+    how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible, "forced": forced}
     run = PlainStepper(target, start(target, condition, sampling=sampling, keys=keys, stage=0, **how), sampling, watch)
     watch.lap("prefill")
     report(run.sample_first(), callback, kept)
@@ -73,7 +78,7 @@ class PlainStepper(Stepper):
     def sample_first(self) -> Step:
         """Sample code 0 from the logits of the prompt."""
         logits, features = self.begun.logits, self.begun.features[:, :, -1:]
-        return self.record_step(self.sample(FirstScores(logits.flatten(0, 1), features.flatten(0, 1))))
+        return self.record_step(self.sample(PassScores(logits.flatten(0, 1), features.flatten(0, 1))))
 
     def work(self) -> Step:
         """Score the last code and sample the next."""
@@ -83,6 +88,8 @@ class PlainStepper(Stepper):
         inputs = self.target.tok_embeddings(self.sampled).repeat_interleave(self.begun.cache.rows, 0)
         scores = self.target(inputs, at + config.cls_token_num, self.mask, cache=self.begun.cache, slots=at + prefix)
         self.place = self.place + 1
+        if self.begun.forced is not None:
+            scores = self.begun.forced.scores(scores, self.place)
         self.watch.lap("score")
         return self.sample(scores)
 

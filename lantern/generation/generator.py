@@ -21,6 +21,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Generation, Step
 from lantern.decoding.loop import Stopwatch
 from lantern.generation.images import NotFiniteError, Picture, Statistics
+from lantern.generation.init_image import forced_of, with_init_image
 from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
 from lantern.methods.registry import (
     Method,
@@ -36,6 +37,10 @@ from lantern.models.folder import Model
 from lantern.models.llamagen.vqvae import to_uint8
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from PIL.Image import Image
+
     from lantern.drafters.policies.records import Recorder
     from lantern.generation.tuning.costs import Costs
 
@@ -145,13 +150,17 @@ def generate(
     on_halved: Callable[[int, int], None] = warn_of_halving,
     debug: bool | None = None,
     record: "Recorder | None" = None,
+    init_image: "str | Path | Image | None" = None,
+    keep_rows: int | None = None,
+    mask_image: "str | Path | Image | None" = None,
 ) -> Iterator[Picture]:
     """Make pictures, `batch` at a time, and yield each when its batch is done.
 
     A request may be a prompt or a class label, whose pictures then have the noise of `seed`.
     `method` is a name of the registry or a method, None the model's default; `settings` are options of the method, see
     `choose_method`. All arguments are checked before the first picture: ValueError. `record` receives the drafts of
-    every step.
+    every step. Pictures keep the first `keep_rows` rows of codes of `init_image`, or what `mask_image` does not cover
+    (`with_init_image`).
 
     UnknownPromptWarning for a prompt without a known word; the statistics of its pictures have the message too.
     Where memory runs out the batch is halved and `on_halved` is called with the size that did not fit and the one that
@@ -162,6 +171,7 @@ def generate(
     requested = as_requests(requested, seed)
     check_requests(model, requested)
     requested = with_warnings(model, requested)
+    requested = with_init_image(model, requested, init_image=init_image, keep_rows=keep_rows, mask_image=mask_image)
     if with_pixels and model.vq is None:
         place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
         raise ValueError(f"model {model.name} has no VQ decoder: it can make codes but no pictures{place}")
@@ -302,8 +312,9 @@ class Generator:
     ) -> Generation:
         """Decode the codes of each request; in debug mode NotFiniteError names the first layer that gives NaN."""
         keys = [(request.seed, request.number) for request in requested]
+        forced = forced_of(requested, self.model.target.config.block_size)
         with self._watched_layers():
-            return self.parts.generate(condition, keys=keys, callback=both(callback, self.record))
+            return self.parts.generate(condition, keys=keys, callback=both(callback, self.record), forced=forced)
 
     def _watched_layers(self) -> AbstractContextManager[None]:
         if not self.debug:
@@ -377,7 +388,14 @@ def finish_batch(
             request=request,
             codes=generation.codes[i],
             pixels=None if pixels is None else pixels[i],
-            statistics=_statistics(generator.method, generation, i, shares, generator.parts.promise(len(requested))),
+            statistics=_statistics(
+                generator.method,
+                generation,
+                i,
+                shares,
+                generator.parts.promise(len(requested)),
+                0 if request.forced is None else int((request.forced >= 0).sum()),
+            ),
             columns=generator.model.target.config.raster.columns,
             batch=len(requested),
         )
@@ -414,7 +432,7 @@ def _warn_once(line: str) -> None:
 
 
 def _statistics(
-    method: Method, generation: Generation, i: int, seconds: Mapping[str, float], promise: Promise
+    method: Method, generation: Generation, i: int, seconds: Mapping[str, float], promise: Promise, forced: int
 ) -> Statistics:
     """Return the statistics of picture `i` of a batch."""
     codes, exact = generation.codes.shape[1], method.exact
@@ -433,4 +451,5 @@ def _statistics(
         seconds=seconds,
         method_reason=method.reason,
         promise=promise,
+        forced=forced,
     )

@@ -61,6 +61,7 @@ class Statistics:
     per code; None where the model has no codebook. `seconds` are by phase; each picture of a batch has an equal share.
     `method_reason` says why method "auto" chose this method; empty if it was given. `promise` is what the picture has
     in common with plain decoding's of the same batch (`lantern.methods.spec.PROMISES`), as far as the engine keeps it.
+    `forced` of the codes were kept of an init image; they count as drafted codes that were accepted.
     """
 
     method: str
@@ -76,6 +77,7 @@ class Statistics:
     seconds: Mapping[str, float]
     method_reason: str = ""
     promise: Promise = "distribution"
+    forced: int = 0
 
     @property
     def step_compression(self) -> float:
@@ -83,7 +85,7 @@ class Statistics:
         return self.codes / max(self.passes, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the statistics as JSON values."""
+        """Return the statistics as JSON values; "forced_codes" only where there are any."""
         return {
             "method": self.method,
             "method_reason": self.method_reason or None,
@@ -98,6 +100,7 @@ class Statistics:
             "total_variation_max": round(self.total_variation_max, 6),
             "latent_distance": None if self.latent_distance is None else round(self.latent_distance, 6),
             "seconds": {phase: round(value, 4) for phase, value in self.seconds.items()},
+            **({"forced_codes": self.forced} if self.forced else {}),
         }
 
 
@@ -159,7 +162,7 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
     depth = max(len(one.reached) for one in done)
     accepted = [sum(one.accepted[d] for one in done) for d in range(depth)]
     reached = [sum(one.reached[d] for one in done) for d in range(depth)]
-    phases = done[0].seconds
+    phases, forced = done[0].seconds, sum(one.forced for one in done)
     moved = [one.latent_distance * one.codes for one in done if one.latent_distance is not None]
     return {
         "exact": all(one.is_exact for one in done),
@@ -173,6 +176,7 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
         "total_variation_max": round(max(one.total_variation_max for one in done), 6),
         "latent_distance": None if len(moved) < len(done) else round(sum(moved) / codes, 6),
         "seconds": {phase: round(sum(one.seconds[phase] for one in done), 4) for phase in phases},
+        **({"forced_codes": forced} if forced else {}),
     }
 
 

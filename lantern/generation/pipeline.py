@@ -42,6 +42,7 @@ from lantern.generation.embeddings import with_conditions
 from lantern.generation.file_names import MAX_SCALE
 from lantern.generation.generator import BatchSize, Generator, choose_method
 from lantern.generation.images import Picture, check_scale, convert, enlarge
+from lantern.generation.init_image import with_init_image
 from lantern.generation.progress import Watcher, make_watched
 from lantern.generation.requests import (
     CALLBACK_TENSORS,
@@ -399,6 +400,9 @@ class LanternPipeline(DiffusionPipeline):
         negative_prompt_attention_mask: Tensor | None = None,
         engine: Engine | str | None = None,
         weights: str | None = None,
+        init_image: Any = None,
+        keep_rows: int | None = None,
+        mask_image: Any = None,
     ) -> LanternOutput | tuple[Any, ...]:
         """Make pictures of prompts or of class labels.
 
@@ -417,6 +421,9 @@ class LanternPipeline(DiffusionPipeline):
         the place of prompts. `negative_prompt`, a text or one for each prompt, takes the place of the model's
         unconditional caption in guidance; an empty one is that caption. `negative_prompt_embeds` are its embeddings.
         `engine` and `weights` replace `pipe.engine` and its weights ("full", "int8", "int4") for this call.
+
+        `init_image`, a PIL image or a file of the raw size, gives the codes of the first `keep_rows` rows, or those
+        that `mask_image`, white where codes are generated, does not cover (`generation.init_image`).
         """
         scale = self._scale(scale, resample, height, width)
         check_call(output_type, callback_on_step_end_tensor_inputs, num_images_per_prompt, batch_size)
@@ -439,6 +446,8 @@ class LanternPipeline(DiffusionPipeline):
         if output_type != "latent" and model.vq is None:
             raise ValueError('the pipeline has no vqvae: it can only make output_type="latent"')
         requested = with_warnings(model, requested, depth=5)
+        kept: dict[str, Any] = {"init_image": init_image, "keep_rows": keep_rows, "mask_image": mask_image}
+        requested = with_init_image(model, requested, **kept)
         size = BatchSize(batch_size or len(requested))
         chosen = choose_method(model, method or self._method, settings, sampling=sampling, batch=size.now)
         maker = Generator(model, chosen, sampling, size=size, debug=debug)

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 from lantern.core.config import one_line
 
 if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
     from lantern.core.types import Condition
     from lantern.models.folder import Model
 
@@ -32,6 +35,7 @@ class Request:
     warning: why the picture will not be of its prompt, as `with_warnings` finds; the picture's statistics have it.
     condition: conditioning of one image in place of what the text encoder makes of the prompt, which may then be None.
     negative_prompt: the text of the condition's negative caption, for the picture's metadata.
+    forced: codes (n) that the picture keeps of another, -1 where they are generated, as `with_init_image` adds them.
     """
 
     prompt: str | None = None
@@ -41,6 +45,7 @@ class Request:
     warning: str | None = field(default=None, compare=False)
     condition: "Condition | None" = field(default=None, compare=False)
     negative_prompt: str | None = None
+    forced: "Int[Tensor, ' n'] | None" = field(default=None, compare=False)
 
     @property
     def subject(self) -> str:

@@ -174,12 +174,15 @@ class Decoder:
     engine: Engine = EAGER
 
     def generate(self, condition: "Condition", *, keys: Sequence[tuple[int, int]], **watching: Any) -> "Generation":
-        """Decode a batch; `watching` is callback, keep_steps, is_timed, cache of `decoding.loop.generate`."""
+        """Decode a batch; `watching` is callback, keep_steps, is_timed, cache, forced of `decoding.loop.generate`.
+
+        Steps that an engine runs itself force no codes: with `forced` its passes are run step by step.
+        """
         from lantern.decoding import loop, plain
 
         self.target.refresh()
         given: dict[str, Any] = {"keys": keys, "prompts": self.prompts} | watching
-        fused = self._fused_decoder()
+        fused = self._fused_decoder() if watching.get("forced") is None else None
         if fused is not None:
             return fused(condition, **given)
         given = {

@@ -381,3 +381,38 @@ def test_folders_without_templates_and_vocabularies_are_refused(root: Path, tmp_
     (tmp_path / "emu3" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"emu3 lacks a part of Emu3ForConditionalGeneration .*extra_200"):
         load_model(tmp_path / "emu3", size=(24, 32))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_pictures_are_encoded_as_the_model_does(name: str) -> None:
+    vq: Any = parts(name).vq
+    library, raster = vq.vq, vq.raster
+    side = vq.config.downsample
+    pixels = 9 * torch.randn(
+        2, 3, raster.rows * side, raster.columns * side, generator=torch.Generator().manual_seed(0)
+    )
+    normal = pixels if name in ("chameleon", "lumina") else (pixels - vq.shift) / vq.scale
+    if name == "janus":  # LlamaGen's rule: the largest cosine
+        found = library.quant_conv(library.encoder(normal)).movedim(1, -1).flatten(0, 2)
+        expected = torch.cosine_similarity(found[:, None], library.quantize.embedding.weight[None], dim=-1).argmax(1)
+    elif name == "emu3":
+        expected = torch.stack(list(library.encode(normal, torch.tensor([normal.shape[2:]] * 2)).image_tokens))
+    else:
+        expected = library.encode(normal).image_tokens
+    assert vq.encode(pixels).tolist() == expected.view(2, -1).tolist()
+    assert vq.encode(pixels).unique().numel() > 1
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pictures_are_continued_from_their_first_row(name: str) -> None:
+    made = model_of(parts(name), name=name)
+    raster, side = made.target.config.raster, made.vq.config.downsample  # type: ignore[union-attr]
+    size = (raster.rows * side, raster.columns * side, 3)
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8))
+    how: dict[str, Any] = {"init_image": picture, "keep_rows": 1, "with_pixels": False}
+    found = [
+        next(generate(made, PROMPTS[:1], method=method, **how)) for method in ("plain", "gumbel-jacobi", "sjd-pac")
+    ]
+    assert all(torch.equal(one.codes, found[0].codes) for one in found)
+    assert found[0].statistics.forced == raster.columns

@@ -28,18 +28,21 @@ def teacher_forced(target: Transformer, condition: Condition, codes: Tensor, sam
     return sampling.log_probs(torch.stack(rows, 1), torch.arange(codes.shape[1]).expand(len(codes), -1))
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)
 @torch.no_grad()
-def enumerated() -> Tensor:
-    """Return the probabilities of all 625 pictures."""
+def enumerated(forced: tuple[int, ...] = (-1, -1, -1, -1)) -> Tensor:
+    """Return the probabilities of all 625 pictures, where the codes are sampled that are not forced (-1)."""
     codes = torch.tensor(list(itertools.product(range(5), repeat=4)))
     distributions = teacher_forced(SMALL, select(tiny_condition((3,)), [0] * len(codes)), codes, DISTRIBUTION)
-    return distributions.gather(-1, codes[..., None]).sum((1, 2)).double().exp()
+    is_free = torch.tensor(forced) < 0
+    is_possible = (is_free | (codes == torch.tensor(forced))).all(1)
+    sampled = distributions.gather(-1, codes[..., None])[..., 0].masked_fill(~is_free, 0.0)
+    return sampled.sum(1).double().exp() * is_possible
 
 
-def p_value(codes: Tensor) -> float:
+def p_value(codes: Tensor, forced: tuple[int, ...] = (-1, -1, -1, -1)) -> float:
     """Return the p-value of a chi-square test of pictures. Pictures expected less than eight times are pooled."""
-    distribution = enumerated()
+    distribution = enumerated(forced)
     number = (codes * torch.tensor([125, 25, 5, 1])).sum(1)
     expected, got = distribution * len(codes), torch.bincount(number, minlength=625).double()
     is_rare = expected < 8

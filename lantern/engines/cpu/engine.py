@@ -28,7 +28,8 @@ from lantern.core.types import (
     Verifier,
 )
 from lantern.core.types import Scores as ScoresLike
-from lantern.decoding.cache import FirstScores, Start, start
+from lantern.decoding.cache import Start, start
+from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import Stopwatch, report
 from lantern.drafters.windows.jacobi import chain_shape, random_codes
 from lantern.engines.cpu import build
@@ -251,7 +252,7 @@ class FusedStepper:
             self.window[:, 1:] = self._random[:, torch.arange(1, self.nodes).clamp(max=self.count - 1)]
         self._lay_out(sampling)
         features = prompt.features[:, :, -1:].flatten(0, 1)
-        scores = FirstScores(prompt.logits.flatten(0, 1), features)
+        scores = PassScores(prompt.logits.flatten(0, 1), features)
         return Step(0, place[:, 0], torch.ones_like(self.known), first, scores)
 
     def advance(self, patience: float) -> bool:

@@ -44,6 +44,10 @@ class ChameleonPixels(Pixels):
         with torch.device("meta"):
             self.decoder = VQDecoder(self.vq.config)
 
+    def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
+        """Encode pixels."""
+        return self.vq.encode(pixels).image_tokens.view(len(pixels), self.raster.rows, self.raster.columns)
+
     def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
         """Decode grids; ValueError if no decoder was read."""
         if self.decoder is None:

@@ -23,7 +23,7 @@ class PixelConfig:
 
 
 class Pixels(nn.Module, ABC):
-    """A VQ decoder of transformers, for grids of one size; it stays in fp32.
+    """A VQ tokenizer of transformers, for grids of one size; it stays in fp32.
 
     Its pixels are those that the model's image processor normalised, by 0.5 in each channel if there is no processor.
     """
@@ -58,6 +58,14 @@ class Pixels(nn.Module, ABC):
     @abstractmethod
     def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
         """Decode grids of legal codes to pixels as the processor normalised them."""
+
+    @abstractmethod
+    def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
+        """Encode pixels, as the processor normalises them, to codes."""
+
+    def encode(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b n"]:
+        """Encode pixels in [-1, 1] to codes in raster order."""
+        return self.quantize((pixels - self.shift) / self.scale).flatten(1)
 
     def decode(self, codes: Int[Tensor, "b n"]) -> Float[Tensor, "b 3 h w"]:
         """Decode codes in raster order to pixels, nominally in [-1, 1]; ValueError for another number or codes."""

@@ -6,6 +6,7 @@ The unconditional row is a negative prompt of its own length. The picture's size
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -36,6 +37,11 @@ class Emu3Pixels(Pixels):
     def codebook(self) -> Float[Tensor, "v d"]:
         """The vectors of the codes."""
         return self.vq.quantize.embedding.weight.detach()
+
+    def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
+        """Encode pixels."""
+        sizes = torch.tensor([pixels.shape[2:]] * len(pixels))
+        return torch.stack(list(self.vq.encode(pixels, sizes).image_tokens))
 
     def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
         """Decode grids."""

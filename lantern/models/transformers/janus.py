@@ -6,6 +6,7 @@ The unconditional row has the prompt's length: words are replaced by padding tok
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -48,6 +49,11 @@ class JanusPixels(Pixels):
     def codebook(self) -> Float[Tensor, "v d"]:
         """The normalised vectors."""
         return F.normalize(self.vq.quantize.embedding.weight.detach(), dim=-1)
+
+    def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
+        """Encode pixels: the code of the nearest direction, as in LlamaGen; transformers' class skips that."""
+        vectors = F.normalize(self.vq.quant_conv(self.vq.encoder(pixels)), dim=1)
+        return torch.einsum("bdhw,vd->bhwv", vectors, self.codebook).argmax(-1)
 
     def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
         """Decode grids."""

@@ -1,0 +1,98 @@
+"""Pictures that keep a part of another: its first rows, or what a mask does not cover, as codes of the VQ encoder."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int, UInt8
+from torch import Tensor
+
+from lantern.core.config import one_line
+from lantern.generation.requests import Request
+from lantern.models.llamagen.vqvae import to_pixels
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from lantern.models.folder import Model
+
+MASKED = 128  # grey level from which a mask's pixel is to be generated
+
+
+def check_init_image(init_image: Any, keep_rows: Any, mask_image: Any) -> None:
+    """Raise ValueError unless an image comes with either the rows to keep or a mask."""
+    if init_image is None and (keep_rows is not None or mask_image is not None):
+        raise ValueError("rows to keep and a mask belong to an init image: give one")
+    if init_image is not None and (keep_rows is None) == (mask_image is None):
+        raise ValueError("an init image takes the number of rows to keep or a mask: give one of them")
+
+
+def with_init_image(
+    model: "Model",
+    requested: Sequence[Request],
+    *,
+    init_image: "str | Path | Image | None",
+    keep_rows: int | None = None,
+    mask_image: "str | Path | Image | None" = None,
+) -> list[Request]:
+    """Return the requests with the codes that their pictures keep of `init_image`, a file or a PIL image.
+
+    `keep_rows` keeps the first rows of codes. `mask_image`, as large as the image, is white where codes are generated:
+    a code is kept if all its pixels are darker than MASKED. Codes are made in raster order: a generated code depends on
+    kept codes before it, not on those behind it. What is kept are codes, that is the VQ reconstruction of the image.
+    Without an image the requests are returned as they are. ValueError for a model without a VQ encoder, an image of
+    another size than the model's pictures, and for rows or a mask that do not fit.
+    """
+    check_init_image(init_image, keep_rows, mask_image)
+    if init_image is None:
+        return list(requested)
+    raster, vq = model.target.config.raster, model.vq
+    if vq is None:
+        place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
+        raise ValueError(f"model {model.name} has no VQ encoder, which an init image needs{place}")
+    side = vq.config.downsample
+    size = raster.columns * side, raster.rows * side
+    pixels = _read(init_image, "RGB", size, "init image")
+    is_kept: Bool[Tensor, "rows columns"] = torch.zeros(raster.rows, raster.columns, dtype=torch.bool)
+    if mask_image is not None:
+        mask = _read(mask_image, "L", size, "mask")
+        is_kept = (mask.view(raster.rows, side, raster.columns, side) < MASKED).all(3).all(1)
+    else:
+        is_whole = isinstance(keep_rows, int) and not isinstance(keep_rows, bool)
+        if not is_whole or not 1 <= keep_rows < raster.rows:  # type: ignore[operator]
+            raise ValueError(f"rows to keep are {keep_rows}, wanted a whole number from 1 to {raster.rows - 1}")
+        is_kept[:keep_rows] = True
+    with torch.inference_mode():
+        codes = vq.encode(to_pixels(pixels.permute(2, 0, 1)[None].to(model.device)))[0].cpu()
+    forced = codes.where(is_kept.flatten(), -1)
+    return [replace(request, forced=forced) for request in requested]
+
+
+def forced_of(requested: Sequence[Request], codes: int) -> Int[Tensor, "b n"] | None:
+    """Return the codes that pictures keep, -1 where they are generated; None if no request keeps any."""
+    free = torch.full((codes,), -1)
+    given = [request.forced for request in requested]
+    return None if all(one is None for one in given) else torch.stack([free if one is None else one for one in given])
+
+
+def _read(source: "str | Path | Image", mode: str, size: tuple[int, int], name: str) -> UInt8[Tensor, "*n"]:
+    """Return the pixels of a picture (h w 3), or of a mask (h w); ValueError for another size (width, height)."""
+    from PIL import Image, ImageOps
+
+    image = source
+    if isinstance(source, str | Path):
+        try:
+            with Image.open(source) as file:
+                image = ImageOps.exif_transpose(file).convert(mode)
+        except Exception as error:  # Pillow raises of every kind for damaged files
+            raise ValueError(f"cannot read the {name} {source}: {one_line(error)}") from error
+    if not isinstance(image, Image.Image):
+        raise TypeError(f"the {name} is of type {type(image).__name__}, wanted a file or a PIL image")
+    if image.size != size:
+        of = f" {source}" if isinstance(source, str | Path) else ""
+        got, wanted = ("x".join(map(str, sides)) for sides in (image.size, size))
+        raise ValueError(f"the {name}{of} has {got} pixels, wanted {wanted}, the raw size of the model's pictures")
+    return torch.from_numpy(np.array(image.convert(mode)))

@@ -1,0 +1,101 @@
+"""Forced codes: every method keeps them, and samples the others as plain decoding does."""
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.core.sampling import Sampling
+from lantern.decoding.forced import ForcedCodes
+from lantern.engines.engine import engine
+from lantern.methods.registry import build_decoder
+from tests.methods.test_contracts import CONDITION, KEYS, SAMPLINGS, SPECS, parts
+from tests.proof.pictures import DISTRIBUTION, SMALL, p_value
+from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
+from tests.tiny_parts import tiny_parts
+
+# rows that are kept, an inner hole, scattered codes with the last one
+FORCED = torch.full((3, 16), -1)
+FORCED[0, :8] = torch.arange(8)
+FORCED[1] = torch.tensor([5, 6, 7, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, 14, 15, 16])
+FORCED[2, ::3] = 23
+IS_FORCED = FORCED >= 0
+
+
+def forced_by(name: str, sampling: Sampling) -> torch.Tensor:
+    return parts(name, sampling).generate(CONDITION, keys=KEYS, forced=FORCED).codes
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["sampled", "filtered", "greedy"])
+def test_every_method_keeps_forced_codes(name: str, sampling: Sampling) -> None:
+    found = forced_by(name, sampling)
+    assert torch.equal(found[IS_FORCED], FORCED[IS_FORCED])
+    assert (found >= 0).all() and (found < 24).all()
+    if SPECS[name].spec.promise == "codes":
+        assert torch.equal(found, forced_by("plain", sampling))
+
+
+@pytest.mark.parametrize("name", [name for name, method in SPECS.items() if not method.exact])
+def test_nothing_is_relaxed_at_forced_codes(name: str) -> None:
+    whole = torch.arange(48).view(3, 16) % 24
+    made = parts(name, SAMPLINGS[0]).generate(CONDITION, keys=KEYS, forced=whole)
+    assert torch.equal(made.codes, whole)
+    assert made.total_variation.abs().max() < 1e-6 and made.relaxed.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["sjd", "scd", "eagle2-rejection"])
+def test_codes_between_forced_ones_have_the_distribution_of_the_target(name: str) -> None:
+    """Pictures of 4 codes out of 5, of which the third is given: the first two do not depend on it, the last does."""
+    forced, images, method = (-1, -1, 3, -1), 5000, SPECS[name]
+    method = method.with_options(tree="chain_2") if method.tree else method
+    built = build_decoder(
+        method, SMALL, sampling=DISTRIBUTION, drafter_module=tiny_eagle(SMALL), add_ons=tiny_parts(SMALL)
+    )
+    condition, given = select(tiny_condition((3,)), [0] * images), torch.tensor(forced).expand(images, -1)
+    codes = [
+        built.generate(condition, keys=[(seed, i) for i in range(images)], forced=given).codes for seed in range(4)
+    ]
+    assert p_value(torch.cat(codes), forced) > 1e-4
+    assert p_value(torch.cat(codes)) < 1e-9  # without the given code the distribution is another
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which the engine is built")
+@pytest.mark.parametrize("name", ["gumbel-jacobi", "row-pool", "eagle1"])
+def test_the_cpu_engine_forces_codes_in_its_passes(name: str) -> None:
+    target = tiny_target(block_size=64, dim=64, vocab_size=32)
+    forced = torch.full((3, 64), -1)
+    how: dict[str, Any] = {"sampling": SAMPLINGS[0], "engine": engine("cpu")}
+    forced[:, :16], forced[1, 40:50] = torch.arange(16), 31
+    plain = build_decoder("plain", target, **how)
+    built = build_decoder(name, target, drafter_module=tiny_eagle(target), **how)
+    expected = plain.generate(CONDITION, keys=KEYS, forced=forced).codes
+    assert torch.equal(built.generate(CONDITION, keys=KEYS, forced=forced).codes, expected)
+    assert torch.equal(expected[forced >= 0], forced[forced >= 0])
+    free = plain.generate(CONDITION, keys=KEYS).codes  # by steps of the engine itself
+    assert not torch.equal(free, expected)
+
+
+def test_an_exact_method_takes_forced_codes_for_nothing() -> None:
+    whole = torch.arange(48).view(3, 16) % 24
+    made = parts("gumbel-jacobi", SAMPLINGS[0]).generate(CONDITION, keys=KEYS, forced=whole)
+    assert (made.passes < 8).all()
+
+
+def test_drafts_that_are_not_replaced_would_be_relaxed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant: with the drafter's own drafts a relaxed method accepts neighbours of forced codes."""
+    whole = torch.arange(48).view(3, 16) % 24
+    monkeypatch.setattr(ForcedCodes, "tree", lambda self, tree, known: tree)
+    found = parts("lantern-paper", SAMPLINGS[0]).generate(CONDITION, keys=KEYS, forced=whole).codes
+    assert not torch.equal(found, whole)
+
+
+def test_forced_codes_are_checked() -> None:
+    for wrong, message in (
+        (torch.zeros(3, 15, dtype=torch.long), r"shape \[3, 15\], wanted \[3, 16\]"),
+        (torch.full((3, 16), 24), r"from 24 to 24, wanted -1 \(free\) to 23"),
+        (torch.full((3, 16), -2), "from -2 to -2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parts("plain", SAMPLINGS[0]).generate(CONDITION, keys=KEYS, forced=wrong)

@@ -1,0 +1,118 @@
+"""Pictures that keep rows of another, or what a mask does not cover."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lantern.cli import generate as command
+from lantern.generation.generator import generate
+from lantern.generation.pipeline import LanternPipeline
+from lantern.models.folder import Model, load_model
+from lantern.models.llamagen.vqvae import to_pixels
+from tests.cli.calls import Capture, refusal
+from tests.tiny_folder import save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy", generation={"method": "plain", "guidance": 3.0})
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Model:
+    return load_model(folder, engine="eager")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """A picture of 8 x 8 pixels, and a mask whose one white pixel is in row 1, column 2 of the 4 x 4 codes."""
+    colours = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    mask = np.zeros((8, 8), np.uint8)
+    mask[3, 4] = 255
+    for name, pixels in (("picture", colours), ("mask", mask), ("wide", colours[:6])):
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    (tmp_path / "text.png").write_text("no picture")
+    return {path.stem: path for path in tmp_path.glob("*.png")}
+
+
+def codes_of(model: Model, path: Path) -> list[int]:
+    assert model.vq is not None
+    with torch.no_grad(), Image.open(path) as picture:
+        return model.vq.encode(to_pixels(torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]))[0].tolist()
+
+
+@pytest.mark.parametrize("method", ["plain", "gumbel-jacobi", "eagle1"])
+def test_kept_rows_are_those_of_the_picture(model: Model, files: dict[str, Path], method: str) -> None:
+    how: dict[str, Any] = {"init_image": files["picture"], "keep_rows": 3}
+    (expected,) = generate(model, ["a red apple"], method="plain", **how)
+    (found,) = generate(model, ["a red apple"], method=method, **how)
+    assert found.codes.tolist() == expected.codes.tolist()
+    assert found.codes[:12].tolist() == codes_of(model, files["picture"])[:12]
+    assert found.statistics.forced == 12 and found.as_dict()["forced_codes"] == 12
+    (other,) = generate(model, ["a red apple"], method="plain")
+    assert other.codes[12:].tolist() != found.codes[12:].tolist() and "forced_codes" not in other.as_dict()
+
+
+def test_a_cell_is_generated_if_the_mask_has_a_white_pixel_in_it(model: Model, files: dict[str, Path]) -> None:
+    expected = codes_of(model, files["picture"])
+    pictures = generate(
+        model, ["a red apple"] * 8, method="row-pool", init_image=files["picture"], mask_image=files["mask"], batch=3
+    )
+    found = [picture.codes.tolist() for picture in pictures]
+    assert all(codes[:6] + codes[7:] == expected[:6] + expected[7:] for codes in found)
+    assert len({codes[6] for codes in found}) > 1
+
+
+def test_the_pipeline_takes_pictures(folder: Path, model: Model, files: dict[str, Path]) -> None:
+    pipe = LanternPipeline.from_pretrained(folder)
+    pipe.set_progress_bar_config(disable=True)
+    with Image.open(files["picture"]) as picture, Image.open(files["mask"]) as mask:
+        found: Any = pipe("a red apple", generator=0, init_image=picture, mask_image=mask.convert("RGB"), method="sam")
+    (expected,) = generate(
+        model, ["a red apple"], method="plain", init_image=files["picture"], mask_image=files["mask"]
+    )
+    assert found.tokens[0].flatten().tolist() == expected.codes.tolist()
+    assert found.stats[0]["forced_codes"] == 15
+    with pytest.raises(TypeError, match="the init image is of type int, wanted a file or a PIL image"):
+        pipe("a red apple", init_image=3, keep_rows=1)
+
+
+def test_the_command_keeps_rows(
+    folder: Path, model: Model, files: dict[str, Path], tmp_path: Path, capsys: Capture
+) -> None:
+    arguments = ["--model", str(folder), "--prompt", "a red apple", "--init-image", str(files["picture"]), "--quiet"]
+    arguments += ["--keep-rows", "2", "--method", "gumbel-jacobi", "--json", "--tokens", str(tmp_path / "grid.json")]
+    assert command.main([*arguments, "--out", str(tmp_path / "made.png")]) == 0
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["forced_codes"] == 8 and reported["pictures"][0]["forced_codes"] == 8
+    grid = json.loads((tmp_path / "grid.json").read_text())
+    assert grid[0] + grid[1] == codes_of(model, files["picture"])[:8]
+    with Image.open(tmp_path / "made.png") as picture:
+        assert picture.info["forced_codes"] == "8"
+
+
+def test_arguments_that_do_not_fit_are_refused(folder: Path, files: dict[str, Path], capsys: Capture) -> None:
+    picture, mask = (str(files[name]) for name in ("picture", "mask"))
+    for arguments, message in (
+        (["--init-image", picture], "takes the number of rows to keep or a mask: give one of them"),
+        (["--init-image", picture, "--keep-rows", "1", "--mask", mask], "give one of them"),
+        (["--keep-rows", "1"], "belong to an init image"),
+        (["--init-image", picture, "--keep-rows", "4"], "rows to keep are 4, wanted a whole number from 1 to 3"),
+        (["--init-image", str(files["wide"]), "--keep-rows", "1"], "wide.png has 8x6 pixels, wanted 8x8"),
+        (["--init-image", picture, "--mask", str(files["wide"])], "the mask"),
+        (["--init-image", str(files["text"]), "--keep-rows", "1"], "cannot read the init image"),
+        (["--init-image", "none.png", "--keep-rows", "1"], "cannot read the init image none.png"),
+    ):
+        code = command.main(["--model", str(folder), "--prompt", "a red apple", *arguments])
+        assert message in refusal(capsys, code)
+
+
+def test_a_model_without_a_vq_encoder_is_refused(folder: Path, files: dict[str, Path]) -> None:
+    without = load_model(folder, parts=("text",))
+    with pytest.raises(ValueError, match="no VQ encoder, which an init image needs"):
+        generate(without, ["a red apple"], with_pixels=False, init_image=files["picture"], keep_rows=1)
