@@ -141,7 +141,7 @@ class Contender:
     @property
     def is_plain(self) -> bool:
         """Whether it is plain decoding, and thus a possible baseline."""
-        return self.parts.drafter is None
+        return self.method.is_plain
 
     @property
     def is_identical(self) -> bool:

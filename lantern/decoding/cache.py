@@ -134,8 +134,12 @@ class StaticCache:
         Entries that were not accepted may be copied too: the mask hides them until they are overwritten.
         """
         steps = torch.arange(nodes.shape[1], device=nodes.device)
+        self.move(nodes, start[:, None] + steps)
+
+    def move(self, nodes: Int[Tensor, "b m"], codes: Int[Tensor, "b m"]) -> None:
+        """Copy staged node `nodes[:, j]` to the slot of code `codes[:, j]`; past the end, to the last slot."""
         source = nodes + self.first_stage_slot
-        places = (start[:, None] + steps).clamp(max=self.codes - 1) + self.prefix
+        places = codes.clamp(max=self.codes - 1) + self.prefix
         if self.columns:
             newlines = self._first_staged_newline + nodes
             is_end = (places - self.prefix + 1) % self.columns == 0

@@ -7,6 +7,7 @@ formats have the source type as XMP.
 
 import hashlib
 import json
+import math
 import struct
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -51,14 +52,20 @@ class NotFiniteError(FloatingPointError):
         self.sound = list(sound)
 
 
+def measured(value: float) -> float | None:
+    """Return a number rounded for a report, or None for NaN, which stands for what was not measured."""
+    return None if math.isnan(value) else round(value, 6)
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Statistics of one picture.
 
     `accepted[d]` of `reached[d]` steps accepted a drafted code at depth d + 1. `relaxed` is the share of codes that
     only a relaxation accepted, `total_variation` what it spent per code, `total_variation_max` the most that it spent
-    on one code. `latent_distance` is the probability mass it moved times the L2 distance between the codes' vectors,
-    per code; None where the model has no codebook. `seconds` are by phase; each picture of a batch has an equal share.
+    on one code; both are NaN (null in JSON) if they were not measured. `latent_distance` is the probability mass it
+    moved times the L2 distance between the codes' vectors, per code; None where the model has no codebook. `seconds`
+    are by phase; each picture of a batch has an equal share.
     `method_reason` says why method "auto" chose this method; empty if it was given. `promise` is what the picture has
     in common with plain decoding's of the same batch (`lantern.methods.spec.PROMISES`), as far as the engine keeps it.
     `forced` of the codes were kept of an init image; they count as drafted codes that were accepted.
@@ -96,8 +103,8 @@ class Statistics:
             "step_compression": round(self.step_compression, 4),
             "accepted_by_depth": acceptance(self.accepted, self.reached),
             "relaxed_share": round(self.relaxed, 6),
-            "total_variation": round(self.total_variation, 6),
-            "total_variation_max": round(self.total_variation_max, 6),
+            "total_variation": measured(self.total_variation),
+            "total_variation_max": measured(self.total_variation_max),
             "latent_distance": None if self.latent_distance is None else round(self.latent_distance, 6),
             "seconds": {phase: round(value, 4) for phase, value in self.seconds.items()},
             **({"forced_codes": self.forced} if self.forced else {}),
@@ -172,8 +179,8 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
         "step_compression": round(codes / max(passes, 1), 4),
         "accepted_by_depth": acceptance(accepted, reached),
         "relaxed_share": round(sum(one.relaxed * one.codes for one in done) / codes, 6),
-        "total_variation": round(sum(one.total_variation * one.codes for one in done) / codes, 6),
-        "total_variation_max": round(max(one.total_variation_max for one in done), 6),
+        "total_variation": measured(sum(one.total_variation * one.codes for one in done) / codes),
+        "total_variation_max": measured(max(one.total_variation_max for one in done)),
         "latent_distance": None if len(moved) < len(done) else round(sum(moved) / codes, 6),
         "seconds": {phase: round(sum(one.seconds[phase] for one in done), 4) for phase in phases},
         **({"forced_codes": forced} if forced else {}),

@@ -53,6 +53,8 @@ MODULES: dict[str, str] = {
     "optimal": "lantern.drafters.policies.optimal",
     "sjd-pac": "lantern.drafters.windows.sjd_pac",
     "row-pool": "lantern.drafters.windows.row_pool",
+    "zipar": "lantern.methods.row_front",
+    "pjd": "lantern.methods.row_front",
     "sam": "lantern.drafters.lookup.sam",
     "sam-eagle1": "lantern.drafters.combined.sam_eagle",
     "fr-spec": "lantern.drafters.eagle.fr_spec",
@@ -162,7 +164,8 @@ def add_ons_of(method: Method) -> tuple[str, ...]:
 class Decoder:
     """A method built for a target. `generate` decodes one batch at a time and is not for several threads.
 
-    Plain decoding has no drafter and no verifier. `prompts` caches the prefill of earlier prompts.
+    Plain decoding has no drafter and no verifier, nor has a method with a loop of its own. `prompts` caches the prefill
+    of earlier prompts.
     """
 
     method: Method
@@ -190,6 +193,8 @@ class Decoder:
             "reproducible": self.engine.rounds_wide,
             "programs": self.engine.programs(),
         } | given
+        if self.method.spec.loop is not None:
+            return resolved(self.method.spec.loop)(self.target, condition, **self.method.settings, **given)
         if self.drafter is None or self.verifier is None:
             return plain.generate(self.target, condition, **given)
         return loop.generate(self.target, condition, drafter=self.drafter, verifier=self.verifier, **given)
@@ -209,6 +214,8 @@ class Decoder:
         return self._fused_decoder() is not None
 
     def _fused_decoder(self) -> Any:
+        if self.method.spec.loop is not None:
+            return None
         return self.engine.fused_decoder(self.target, self.sampling, self.drafter, self.verifier)
 
 
@@ -237,7 +244,7 @@ def build_decoder(
     method = find(method) if isinstance(method, str) else method
     engine = engine.resolve(target)
     original, target = target, engine.prepare(target)
-    if method.is_plain:
+    if method.is_plain or method.spec.loop is not None:
         return Decoder(method, target, sampling, None, None, prompts, engine)
     from lantern.decoding.loop import check_modes
 

@@ -146,7 +146,9 @@ class AddOn:
 class MethodSpec:
     """A method as its file declares it: what it is made of, and what can be set.
 
-    `drafter` builds the drafter: a function of (method, context), or its "module:name"; None is plain decoding.
+    `drafter` builds the drafter: a function of (method, context), or its "module:name"; None is plain decoding, or a
+    method with a `loop` of its own: a function, or its "module:name", with the arguments of `decoding.plain.generate`
+    and the settings. It commits codes in another order, so its pictures have another distribution.
     `tree` is the default draft tree, a name of `lantern.drafters.trees.static`; None for drafters that shape their
     drafts themselves. `mode` is how children are sampled. `verifier` is a name of `lantern.methods.registry.VERIFIERS`.
     `policy` and `relaxation` are classes, or their "module:name"; fields of theirs that are settings take their values.
@@ -165,6 +167,7 @@ class MethodSpec:
     verifier: str = "gumbel"
     policy: Any = None
     relaxation: Any = None
+    loop: Any = None
     settings: tuple[Setting, ...] = ()
     add_ons: tuple[AddOn | str, ...] = ()
     engines: tuple[str, ...] = ENGINES
@@ -176,7 +179,7 @@ class MethodSpec:
     @property
     def promise(self) -> Promise:
         """What its pictures have in common with plain decoding's; see PROMISES."""
-        if self.relaxation is not None:
+        if self.relaxation is not None or self.loop is not None:
             return "relaxed"
         return "codes" if self.verifier == "gumbel" else "distribution"
 
@@ -227,12 +230,12 @@ class Method:
     @property
     def exact(self) -> bool:
         """Whether pictures follow the model's own distribution."""
-        return self.spec.relaxation is None
+        return self.spec.promise != "relaxed"
 
     @property
     def is_plain(self) -> bool:
-        """Whether it drafts nothing."""
-        return self.spec.drafter is None
+        """Whether it is plain decoding."""
+        return self.spec.drafter is None and self.spec.loop is None
 
     @property
     def is_identical(self) -> bool:
@@ -285,7 +288,7 @@ class Method:
         spec = self.spec
         return {
             "name": self.name,
-            "drafter": label_of(spec.drafter),
+            "drafter": label_of(spec.loop or spec.drafter),
             "tree": self.tree,
             "mode": spec.mode,
             "verifier": spec.verifier,

@@ -51,15 +51,17 @@ def test_grids_are_whole_and_the_account_adds_up(name: str, sampling: Sampling, 
     assert made.codes.shape == (3, 16) and made.codes.dtype == torch.int64
     assert (made.codes >= 0).all() and (made.codes < 24).all()
     assert (made.passes >= 1).all() and (made.passes <= 16).all()
-    assert (made.passes + made.accepted.sum(1) >= 16).all()
+    # A loop of its own commits several codes per pass without drafts.
+    assert SPECS[name].spec.loop is not None or (made.passes + made.accepted.sum(1) >= 16).all()
     if SPECS[name].exact:
         assert made.relaxed.sum() == 0 and made.total_variation.sum() == 0
     else:
         assert made.total_variation_max is not None and (made.total_variation_max <= 1).all()
         assert (made.total_variation <= 16 * made.total_variation_max).all() and (made.relaxed >= 0).all()
         assert (made.relaxed <= made.accepted.sum(1)).all()
-        # At temperature 0 nothing can move but by the greedy form.
-        assert sampling.is_greedy or (made.latent_distance is not None and (made.latent_distance >= 0).all())
+        # At temperature 0 nothing can move but by the greedy form. Only relaxations know between which codes it moves.
+        is_moved = SPECS[name].spec.relaxation is not None and not sampling.is_greedy
+        assert not is_moved or (made.latent_distance is not None and (made.latent_distance >= 0).all())
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -1,0 +1,304 @@
+"""Decoding of several rows of codes at once: a row begins before the row above it is finished (ZipAR, PJD).
+
+A code is sampled from the target's distribution given the codes that exist by then: those of the rows above as far as
+they were decoded, and those of its own row. Its distribution is therefore not that of plain decoding, and the total
+variation between both is measured at the end, in passes over the finished picture.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import Callback, Condition, Generation, Scores, Step, Target
+from lantern.decoding.cache import PromptCache, Start, StaticCache, by_row, start
+from lantern.decoding.loop import FiniteSoFar, Programs, Readback, Stopwatch, report
+
+
+@torch.no_grad()
+def generate(
+    target: Target,
+    condition: Condition,
+    *,
+    sampling: Sampling,
+    keys: Sequence[tuple[int, int]],
+    lead: int,
+    drafts: int = 0,
+    priced: bool = True,
+    callback: Callback | None = None,
+    keep_steps: bool = False,
+    is_timed: bool = False,
+    cache: StaticCache | None = None,
+    prompts: PromptCache | None = None,
+    reproducible: bool = False,
+    programs: Programs | None = None,
+) -> Generation:
+    """Decode rows in parallel, each once the row above it has `lead` codes, with the noise of plain decoding.
+
+    Each row commits at least one code per pass, and with `drafts` the codes behind it that its own samples of the last
+    pass predicted. With `lead` at least the number of columns the codes are plain decoding's. Steps report codes in
+    raster order, as soon as all codes before them exist. `priced` measures the total variation; without it, it is NaN.
+    `programs` is part of the signature that all decoders share, and not read.
+
+    ValueError for a lead below 1, and for a target with newline tokens, which the rows below would lack.
+    """
+    if lead < 1 or drafts < 0:
+        raise ValueError(f"lead {lead}, drafts {drafts}: wanted at least 1 and 0")
+    if target.config.raster.newlines:
+        raise ValueError("this model ends its rows with newline tokens, which parallel rows lack: use another method")
+    condition = condition.to(target.tok_embeddings.weight.device)
+    watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
+    layout = Layout.of(target, lead, drafts)
+    how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible}
+    begun = start(target, condition, sampling=sampling, keys=keys, stage=layout.nodes, **how)
+    run = FrontRun(target, begun, sampling, layout, is_priced=priced)
+    watch.lap("prefill")
+    readback, known = Readback(condition.device), torch.zeros_like(run.passes)
+    kept, is_watched = steps if keep_steps else None, keep_steps or callback
+    if is_watched:
+        report(run.reported(known), callback, kept)
+    while readback.read(run.counts.sum(1)) != layout.codes:
+        known = run.known
+        run.take_step()
+        watch.lap("score")
+        if is_watched:
+            report(run.reported(known), callback, kept)
+    prices = run.price() if priced else torch.full_like(run.counts[:, :1], torch.nan, dtype=torch.float)
+    watch.lap("price")
+    return run.generation(prices, steps, watch.seconds)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes: the grid, the lead of a row over the next, and the `lines` of `width` nodes that a pass scores."""
+
+    rows: int
+    columns: int
+    lead: int
+    lines: int
+    width: int
+
+    @classmethod
+    def of(cls, target: Target, lead: int, drafts: int) -> "Layout":
+        """Return the layout for a target: as many lines as rows can be unfinished when each adds one code a pass."""
+        raster = target.config.raster
+        lead = min(lead, raster.columns)
+        lines = min(math.ceil((raster.columns + 1) / lead), raster.rows)
+        return cls(raster.rows, raster.columns, lead, lines, 1 + min(drafts, raster.columns - 1))
+
+    @property
+    def codes(self) -> int:
+        """Codes of a picture."""
+        return self.rows * self.columns
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of a pass."""
+        return self.lines * self.width
+
+
+@dataclass(frozen=True)
+class Front:
+    """The lines of a pass: their rows, and the number of each line's first node, its head.
+
+    A head is the last code of its row. A row without codes has none yet: its head is a copy of the last code of the row
+    above, at the end of that row (`is_copy`), and its keys are not kept. `free` is how many codes a line may commit: 0
+    for rows that wait or are finished. A finished row stays until the keys of its last code are in the cache.
+    """
+
+    rows: Int[Tensor, "b l"]
+    counts: Int[Tensor, "b l"]
+    heads: Int[Tensor, "b l"]
+    free: Int[Tensor, "b l"]
+    is_shown: Bool[Tensor, "b l"]
+    is_copy: Bool[Tensor, "b l"]
+
+
+class FrontRun:
+    """State of a generation. `counts` are the codes of each row; `grid` holds them, then guesses of those behind."""
+
+    def __init__(self, target: Target, begun: Start, sampling: Sampling, layout: Layout, *, is_priced: bool) -> None:
+        self.target, self.begun, self.sampling, self.layout = target, begun, sampling, layout
+        images, device, width = len(begun.mask), begun.mask.device, layout.width
+        self.images = torch.arange(images, device=device)[:, None]
+        self.steps = torch.arange(width, device=device)
+        self.lines = torch.arange(layout.lines, device=device)
+        self.places = torch.arange(layout.codes, device=device)
+        # Behind each row lies room for guesses past its end; one row more takes what is not kept.
+        self.grid = torch.zeros(images, layout.rows + 1, layout.columns + 2 * width, dtype=torch.long, device=device)
+        self.counts = torch.zeros(images, layout.rows, dtype=torch.long, device=device)
+        self.is_cached = torch.zeros(images, layout.codes, dtype=torch.bool, device=device)
+        self.passes, self.index = torch.ones(images, dtype=torch.long, device=device), 0
+        self.accepted = torch.zeros(images, width - 1, dtype=torch.long, device=device)
+        self.reached = torch.zeros_like(self.accepted)
+        self.finite = FiniteSoFar(images, device)
+        size = (images, layout.codes + 1, target.config.vocab_size)
+        self.log_p = torch.zeros(size, device=device) if is_priced else None
+        place = torch.zeros_like(self.images)
+        self.finite.look(begun.logits)
+        log_p = sampling.log_probs(begun.logits, place)
+        self.grid[:, 0] = (log_p + begun.noise.gumbel(place)).argmax(-1)
+        self.counts[:, 0] = 1
+        self._record(place, log_p)
+
+    def take_step(self) -> None:
+        """Score the lines and commit what they sample."""
+        layout = self.layout
+        self.passes += self.counts.sum(1) < layout.codes
+        self.index += 1
+        front = self._front()
+        tokens = self._tokens(front)
+        places = (front.heads[..., None] + self.steps).clamp(max=layout.codes - 1)
+        scores = self._score(front, tokens, places.flatten(1))
+        logits = scores.logits.unflatten(0, (len(tokens), -1))
+        ahead = (places + 1).clamp(max=layout.codes - 1).flatten(1)
+        log_p = self.sampling.log_probs(logits, ahead)
+        sampled = (log_p + self.begun.noise.gumbel(ahead)).argmax(-1).view(tokens.shape)
+        # A sample counts if the codes before it in its row were drafted as they were sampled.
+        is_match = (tokens[..., 1:] == sampled[..., :-1]).cumprod(-1)
+        length = torch.minimum(1 + is_match.sum(-1), front.free)
+        is_new = self.steps < length[..., None]
+        self.finite.look(logits, unused=~is_new.flatten(1))
+        self._record(torch.where(is_new, front.heads[..., None] + 1 + self.steps, layout.codes).flatten(1), log_p)
+        self._keep(front, length)
+        self._write(front, sampled)
+        can_draft = (front.free[..., None] > 1 + self.steps[:-1]) & is_new[..., :-1]
+        self.reached += can_draft.sum(1)
+        self.accepted += (can_draft & is_new[..., 1:]).sum(1)
+        self.counts = self.counts.scatter_add(1, front.rows, length)
+
+    @property
+    def known(self) -> Int[Tensor, " b"]:
+        """How many codes exist before the first that does not, in raster order."""
+        return (
+            (self.places % self.layout.columns < self.counts.repeat_interleave(self.layout.columns, 1))
+            .cumprod(1)
+            .sum(1)
+        )
+
+    def reported(self, known: Int[Tensor, " b"]) -> Step:
+        """Return the step that found `known` codes in raster order, with those that follow them now."""
+        codes = self.codes.gather(1, (known[:, None] + self.places).clamp(max=self.layout.codes - 1))
+        return Step(self.index, known, self.known - known, codes)
+
+    @property
+    def codes(self) -> Int[Tensor, "b n"]:
+        """The codes in raster order; undefined where they do not exist yet."""
+        return self.grid[:, :-1, : self.layout.columns].flatten(1)
+
+    def price(self) -> Float[Tensor, "b n"]:
+        """Return the total variation between each code's distribution and that of plain decoding after the same codes.
+
+        The rows are scored again, each in a pass over its codes, with all codes before them.
+        """
+        assert self.log_p is not None
+        layout, cache, config = self.layout, self.begun.cache, self.target.config
+        mask = torch.full(
+            (len(self.images), cache.rows, layout.columns, cache.slots), -torch.inf, device=self.images.device
+        )
+        mask = mask.to(cache.buffer.dtype)
+        mask[..., : cache.prefix] = by_row(self.begun.prefix)
+        prices = [self._variation(self.sampling.log_probs(self.begun.logits, self.places[:1].expand(len(mask), -1)), 0)]
+        for row in range(layout.rows):
+            places = self.places[row * layout.columns : (row + 1) * layout.columns]
+            seen = self.places <= places[:, None]
+            mask[..., cache.prefix : cache.first_stage_slot] = torch.where(seen, 0.0, -torch.inf)
+            inputs = self.target.tok_embeddings(self.codes[:, places]).repeat_interleave(cache.rows, 0)
+            at = places.expand(len(inputs), -1)
+            scores = self.target(
+                inputs, at + config.cls_token_num, mask.flatten(0, 1), cache=cache, slots=at + cache.prefix
+            )
+            after = self.places[row * layout.columns + 1 : (row + 1) * layout.columns + 1]
+            logits = scores.logits.unflatten(0, (-1, cache.rows))[:, :, : len(after)]
+            log_p = self.sampling.log_probs(logits, after.expand(len(logits), -1))
+            prices.append(self._variation(log_p, row * layout.columns + 1))
+        return torch.cat(prices, 1)
+
+    def generation(self, prices: Float[Tensor, "b n"], steps: list[Step], seconds: dict[str, float]) -> Generation:
+        """Return the finished grids. The passes that measure the total variation are not counted."""
+        return Generation(
+            codes=self.codes.clone(),
+            passes=self.passes,
+            accepted=self.accepted,
+            reached=self.reached,
+            relaxed=torch.zeros_like(prices[:, 0]),
+            total_variation=prices.sum(1),
+            steps=steps,
+            seconds=seconds,
+            total_variation_max=prices.amax(1),
+            is_finite=self.finite.flags,
+        )
+
+    def _front(self) -> Front:
+        """Return the lines of the next pass: the first rows whose codes are not all in the cache."""
+        layout = self.layout
+        is_cached = self.is_cached.view(-1, layout.rows, layout.columns)[..., -1]
+        first = is_cached.cumprod(1).sum(1)
+        rows = (first[:, None] + self.lines).clamp(max=layout.rows - 1)
+        counts = self.counts.gather(1, rows)
+        above = self.counts.gather(1, (rows - 1).clamp(min=0)).masked_fill(rows == 0, layout.columns)
+        # Past the last row lines repeat it, and do nothing.
+        is_shown = (first[:, None] + self.lines < layout.rows) & ((above >= layout.lead) | (counts > 0))
+        # A row never overtakes the row above it.
+        free = ((above - counts).clamp(max=layout.width) * is_shown).clamp(min=0)
+        heads = rows * layout.columns + counts - 1
+        return Front(rows, counts, heads, free, is_shown, is_shown & (counts == 0))
+
+    def _tokens(self, front: Front) -> Int[Tensor, "b l w"]:
+        """Return the code of each node: heads, then the guesses behind them."""
+        row, columns = front.rows, (front.counts[..., None] - 1 + self.steps).clamp(min=0)
+        tokens = self.grid[self.images[..., None], row[..., None], columns]
+        above = (row - 1).clamp(min=0)
+        last = self.grid[self.images, above, (self.counts.gather(1, above) - 1).clamp(min=0)]
+        return torch.where(front.is_copy[..., None], last[..., None], tokens)
+
+    def _score(self, front: Front, tokens: Int[Tensor, "b l w"], places: Int[Tensor, "b n"]) -> Scores:
+        """Run the target over all nodes. A line sees codes before its head, the heads of other lines, and itself."""
+        cache, width = self.begun.cache, self.layout.width
+        is_cached = self.is_cached[:, None] & (self.places < front.heads[..., None])
+        heads = torch.where(front.is_shown & ~front.is_copy, front.heads, self.layout.codes)
+        is_other = heads[:, None] < front.heads[..., None]
+        lines, nodes = len(self.lines), self.layout.nodes
+        staged = torch.zeros(len(tokens), lines, width, lines, width, dtype=torch.bool, device=tokens.device)
+        staged[..., 0] = is_other[:, :, None]
+        own = torch.ones(width, width, dtype=torch.bool, device=tokens.device).tril()
+        staged[:, self.lines, :, self.lines] = own
+        seen = torch.cat([is_cached.repeat_interleave(width, 1), staged.view(len(tokens), nodes, nodes)], -1)
+        mask = cache.buffer.new_zeros(len(tokens), cache.rows, nodes, cache.slots)
+        mask[..., : cache.prefix] = by_row(self.begun.prefix)
+        mask[..., cache.prefix :] = torch.where(seen, 0.0, -torch.inf)[:, None]
+        inputs = self.target.tok_embeddings(tokens.flatten(1)).repeat_interleave(cache.rows, 0)
+        positions = (places + self.target.config.cls_token_num).repeat_interleave(cache.rows, 0)
+        slots = (torch.arange(nodes, device=tokens.device) + cache.first_stage_slot).expand(len(inputs), -1)
+        return self.target(inputs, positions, mask.flatten(0, 1), cache=cache, slots=slots)
+
+    def _keep(self, front: Front, length: Int[Tensor, "b l"]) -> None:
+        """Copy keys and values of heads and accepted drafts into the cache; those of others to its last slot."""
+        is_head = (self.steps == 0) & (front.is_shown & ~front.is_copy)[..., None]
+        is_kept = is_head | ((self.steps > 0) & (self.steps < length[..., None]))
+        places = torch.where(is_kept, front.heads[..., None] + self.steps, self.layout.codes - 1).flatten(1)
+        nodes = torch.arange(self.layout.nodes, device=places.device).expand_as(places)
+        self.begun.cache.move(nodes, places)
+        self.is_cached = self.is_cached.scatter_reduce(1, places, is_kept.flatten(1), "amax")
+
+    def _write(self, front: Front, sampled: Int[Tensor, "b l w"]) -> None:
+        """Write the samples of each line behind its head, and the last of them as guesses of what follows."""
+        both = torch.cat([sampled, sampled[..., -1:].expand_as(sampled)], -1)
+        columns = front.counts[..., None] + torch.arange(both.shape[-1], device=both.device)
+        rows = torch.where(front.free > 0, front.rows, self.layout.rows)[..., None]
+        self.grid[self.images[..., None], rows, columns] = both
+
+    def _record(self, places: Int[Tensor, "b n"], log_p: Float[Tensor, "b n v"]) -> None:
+        """Keep the distributions of committed codes; those of others go to the row past the end."""
+        if self.log_p is not None:
+            self.log_p[self.images, places] = log_p
+
+    def _variation(self, log_p: Float[Tensor, "b n v"], first: int) -> Float[Tensor, "b n"]:
+        """Return the total variation between the distributions that codes `first`, ... were sampled from and p."""
+        assert self.log_p is not None
+        return (self.log_p[:, first : first + log_p.shape[1]].exp() - log_p.exp()).abs().sum(-1) / 2

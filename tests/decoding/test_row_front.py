@@ -1,0 +1,128 @@
+"""Rows decoded in parallel (ZipAR, PJD), against masked passes over the whole picture and enumerated pictures."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.core.noise import Noise
+from lantern.core.sampling import Sampling
+from lantern.core.types import Generation
+from lantern.decoding import plain, row_front
+from tests.proof.pictures import DISTRIBUTION, SMALL, enumerated, teacher_forced
+from tests.tiny import select, tiny_condition, tiny_target
+
+TARGET = tiny_target()
+CONDITION = tiny_condition((4, 1, 6))
+KEYS = [(9, 0), (9, 1), (4, 7)]
+SAMPLING = Sampling(guidance=3)
+
+
+def decode(lead: int, drafts: int = 0, sampling: Sampling = SAMPLING, **how: Any) -> Generation:
+    return row_front.generate(TARGET, CONDITION, sampling=sampling, keys=KEYS, lead=lead, drafts=drafts, **how)
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("sampling", [SAMPLING, Sampling(guidance=1, top_k=6), Sampling(guidance=3, temperature=0)])
+def test_with_a_window_of_a_whole_row_codes_are_those_of_plain_decoding(drafts: int, sampling: Sampling) -> None:
+    made = decode(4, drafts, sampling)
+    expected = plain.generate(TARGET, CONDITION, sampling=sampling, keys=KEYS)
+    assert torch.equal(made.codes, expected.codes)
+    assert made.total_variation_max is not None and made.total_variation_max.max() < 1e-5
+    assert (made.passes == 16).all() if drafts == 0 else (made.passes < 16).any()
+
+
+@pytest.mark.parametrize("lead", [1, 2, 3])
+def test_rows_add_a_code_per_pass_once_the_row_above_is_ahead(lead: int) -> None:
+    made = decode(lead)
+    assert (made.passes == 3 * lead + 4).all()
+    assert (made.total_variation > 0).all() and made.accepted.numel() == 0
+
+
+@pytest.mark.parametrize("lead", [1, 2, 3])
+@torch.no_grad()
+def test_codes_are_the_targets_samples_given_the_codes_that_existed(lead: int) -> None:
+    """One pass over the finished picture, whose mask shows every code what it saw when it was decoded."""
+    made, side = decode(lead), 4
+    numbers = torch.arange(16)
+    row, column = numbers // side, numbers % side
+    fed = row * lead + column  # the pass in which a code is an input
+    seen = (numbers <= numbers[:, None]) & (fed <= fed[:, None])
+    noise = Noise(KEYS, positions=16, vocab_size=24, device=torch.device("cpu"))
+    plainly = teacher_forced(TARGET, CONDITION, made.codes, SAMPLING)
+    spent = torch.zeros(3)
+    for place in range(1, 16):
+        first = place % side == 0
+        # The first code of a row follows a copy of the last code of the row above that existed.
+        head = place - side + lead - 1 if first else place - 1
+        mask, inputs = seen.clone(), made.codes.clone()
+        if first:
+            mask[place - 1] = (numbers < place - 1) & (fed <= row[place] * lead - 1)
+            mask[place - 1, place - 1] = True
+            inputs[:, place - 1] = made.codes[:, head]
+        log_p = masked(inputs, mask)[:, place - 1]
+        at = torch.full((3, 1), place)
+        assert torch.equal(made.codes[:, place], (log_p + noise.gumbel(at)[:, 0]).argmax(-1)), place
+        spent += (log_p.exp() - plainly[:, place].exp()).abs().sum(-1) / 2
+    assert torch.allclose(made.total_variation, spent, atol=1e-4)
+
+
+def masked(codes: Tensor, seen: Tensor) -> Tensor:
+    """Return log p of what follows each code under a mask between codes, without a cache."""
+    assert CONDITION.embeddings is not None and CONDITION.mask is not None
+    words, rows = CONDITION.embeddings, []
+    slots = words.shape[1]
+    for prompt in (TARGET.cls_embedding(words), TARGET.cls_embedding.unconditional(words)):
+        mask = torch.zeros(3, slots + 16, slots + 16, dtype=torch.bool)
+        mask[:, :slots, :slots] = torch.tril(CONDITION.mask[:, None] | ~CONDITION.mask[:, :, None])
+        mask[:, slots:, :slots] = CONDITION.mask[:, None]
+        mask[:, slots:, slots:] = seen
+        inputs = torch.cat([prompt, TARGET.tok_embeddings(codes)], 1)
+        rows.append(TARGET(inputs, torch.arange(slots + 16).expand(3, -1), mask).logits[:, slots:])
+    return SAMPLING.log_probs(torch.stack(rows, 1), torch.arange(1, 17).clamp(max=15).expand(3, -1))
+
+
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_drafts_of_rows_save_passes_and_are_counted(drafts: int) -> None:
+    made = decode(2, drafts)
+    emitted = made.codes.shape[1] - made.accepted.sum(1)
+    assert made.accepted.shape == made.reached.shape == (3, drafts)
+    assert (made.accepted <= made.reached).all() and (made.passes <= emitted).all()
+    greedy = decode(2, drafts, Sampling(guidance=3, temperature=0))
+    assert (greedy.passes <= 10).all() and greedy.accepted.sum() > 0
+
+
+def test_without_pricing_the_cost_is_not_a_number_and_codes_are_the_same() -> None:
+    made, priced = decode(2, priced=False), decode(2)
+    assert torch.equal(made.codes, priced.codes) and made.total_variation.isnan().all()
+
+
+def test_steps_report_each_code_once_in_raster_order() -> None:
+    made = decode(1, 1, keep_steps=True)
+    seen = torch.full_like(made.codes, -1)
+    assert [step.index for step in made.steps] == list(range(len(made.steps)))
+    for step in made.steps:
+        for i, (first, count) in enumerate(zip(step.start.tolist(), step.counts.tolist(), strict=True)):
+            assert (seen[i, first : first + count] == -1).all()
+            seen[i, first : first + count] = step.codes[i, :count]
+    assert torch.equal(seen, made.codes)
+
+
+@torch.no_grad()
+def test_the_reported_cost_is_that_of_the_distribution_of_pictures() -> None:
+    """Pictures of 2 x 2 codes out of 5 are farther from the target's distribution than chance, within the cost."""
+    count = 10_000
+    condition = select(tiny_condition((3,)), [0] * count)
+    made = row_front.generate(SMALL, condition, sampling=DISTRIBUTION, keys=[(3, i) for i in range(count)], lead=1)
+    number = (made.codes * torch.tensor([125, 25, 5, 1])).sum(1)
+    exact, got = enumerated(), torch.bincount(number, minlength=625).double() / count
+    distance = float((got - exact).abs().sum() / 2)
+    chance = float((exact * (1 - exact) * 2 / (math.pi * count)).sqrt().sum() / 2)
+    assert chance * 1.5 < distance < float(made.total_variation.mean()) + chance
+
+
+def test_sizes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="lead 0, drafts 0: wanted at least 1 and 0"):
+        decode(0)
