@@ -37,13 +37,14 @@ def generate(
     prompts: PromptCache | None = None,
     reproducible: bool = False,
     programs: Programs | None = None,
+    forced: Int[Tensor, "b n"] | None = None,
 ) -> Generation:
     """Decode rows in parallel, each once the row above it has `lead` codes, with the noise of plain decoding.
 
     Each row commits at least one code per pass, and with `drafts` the codes behind it that its own samples of the last
     pass predicted. With `lead` at least the number of columns the codes are plain decoding's. Steps report codes in
     raster order, as soon as all codes before them exist. `priced` measures the total variation; without it, it is NaN.
-    `programs` is part of the signature that all decoders share, and not read.
+    `forced` is as in `loop.generate`. `programs` is part of the signature that all decoders share, and not read.
 
     ValueError for a lead below 1, and for a target with newline tokens, which the rows below would lack.
     """
@@ -54,7 +55,7 @@ def generate(
     condition = condition.to(target.tok_embeddings.weight.device)
     watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
     layout = Layout.of(target, lead, drafts)
-    how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible}
+    how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible, "forced": forced}
     begun = start(target, condition, sampling=sampling, keys=keys, stage=layout.nodes, **how)
     run = FrontRun(target, begun, sampling, layout, is_priced=priced)
     watch.lap("prefill")
@@ -155,9 +156,8 @@ class FrontRun:
         tokens = self._tokens(front)
         places = (front.heads[..., None] + self.steps).clamp(max=layout.codes - 1)
         scores = self._score(front, tokens, places.flatten(1))
-        logits = scores.logits.unflatten(0, (len(tokens), -1))
         ahead = (places + 1).clamp(max=layout.codes - 1).flatten(1)
-        log_p = self.sampling.log_probs(logits, ahead)
+        logits, log_p = self._distributions(scores, ahead)
         sampled = (log_p + self.begun.noise.gumbel(ahead)).argmax(-1).view(tokens.shape)
         # A sample counts if the codes before it in its row were drafted as they were sampled.
         is_match = (tokens[..., 1:] == sampled[..., :-1]).cumprod(-1)
@@ -214,8 +214,7 @@ class FrontRun:
                 inputs, at + config.cls_token_num, mask.flatten(0, 1), cache=cache, slots=at + cache.prefix
             )
             after = self.places[row * layout.columns + 1 : (row + 1) * layout.columns + 1]
-            logits = scores.logits.unflatten(0, (-1, cache.rows))[:, :, : len(after)]
-            log_p = self.sampling.log_probs(logits, after.expand(len(logits), -1))
+            _, log_p = self._distributions(scores, after.expand(len(mask), -1))
             prices.append(self._variation(log_p, row * layout.columns + 1))
         return torch.cat(prices, 1)
 
@@ -276,6 +275,13 @@ class FrontRun:
         positions = (places + self.target.config.cls_token_num).repeat_interleave(cache.rows, 0)
         slots = (torch.arange(nodes, device=tokens.device) + cache.first_stage_slot).expand(len(inputs), -1)
         return self.target(inputs, positions, mask.flatten(0, 1), cache=cache, slots=slots)
+
+    def _distributions(self, scores: Scores, places: Int[Tensor, "b n"]) -> tuple[Tensor, Float[Tensor, "b n v"]]:
+        """Return logits `(b r n v)` and log-probabilities of these code numbers, from the first rows of a pass."""
+        logits = scores.logits.unflatten(0, (len(places), -1))[:, :, : places.shape[1]]
+        if self.begun.forced is not None:
+            logits = self.begun.forced.logits(logits, places)
+        return logits, self.sampling.log_probs(logits, places)
 
     def _keep(self, front: Front, length: Int[Tensor, "b l"]) -> None:
         """Copy keys and values of heads and accepted drafts into the cache; those of others to its last slot."""
