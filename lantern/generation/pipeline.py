@@ -6,6 +6,7 @@ pipe("a red apple", generator=torch.Generator().manual_seed(7)).images[0].save("
 """
 
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from lantern.decoding.cache import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import Engine
 from lantern.engines.engine import engine as make_engine
+from lantern.generation.card import model_card
 from lantern.generation.embeddings import with_conditions
 from lantern.generation.file_names import MAX_SCALE
 from lantern.generation.generator import BatchSize, Generator, choose_method
@@ -79,8 +81,10 @@ from lantern.models.folder import FOLDER as ADD_ONS_NAME
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
+from lantern.models.trial import try_components
 from lantern.verifiers.relaxations.neighbours import save_table
 
+PUSH_OPTIONS = ("license", "base_model", "private", "token", "commit_message", "create_pr")
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
 
 
@@ -269,8 +273,11 @@ class LanternPipeline(DiffusionPipeline):
         """Write all components and add-ons, the index with the chosen method, checksums, `pipeline.py` for diffusers.
 
         Drafter and add-ons that were trained for the transformer are signed for it as it is saved, also where its
-        weights were rounded. ValueError for a model of transformers, which is saved by its own class.
+        weights were rounded. With `push_to_hub` the folder is uploaded, with the options of `push_to_hub`. ValueError
+        for a model of transformers, which is saved by its own class.
         """
+        hub: dict[str, Any] = {name: options.pop(name) for name in ("repo_id", *PUSH_OPTIONS) if name in options}
+        is_pushed = options.pop("push_to_hub", False)
         if self._whole is not None:
             raise ValueError(f"{self._whole.name} is a model of transformers: copy its folder, or save it by its class")
         defaults = dict(self.config["generation"])
@@ -287,6 +294,44 @@ class LanternPipeline(DiffusionPipeline):
             if (folder := Path(save_directory) / component).is_dir():
                 save_checksums(folder)
         write_door(save_directory)
+        if is_pushed:
+            self._push(Path(save_directory), hub.pop("repo_id", Path(save_directory).resolve().name), **hub)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the pipeline to a repository of the hub, which is made if there is none; return the commit's address.
+
+        README.md is the model card, with `license` and `base_model`, identifiers of the hub, "unknown" and none by
+        default. Other options: `private`, `token`, `commit_message`, `create_pr`. Every component is tried on the meta
+        device before anything is uploaded: ValueError for one that does not run, and for a model of transformers.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return self._push(Path(folder), repo_id, **options)
+
+    def _push(
+        self,
+        folder: Path,
+        repo_id: str,
+        *,
+        license: str = "unknown",
+        base_model: str | None = None,
+        private: bool | None = None,
+        token: str | None = None,
+        commit_message: str = "Upload LanternPipeline",
+        create_pr: bool = False,
+    ) -> str:
+        from huggingface_hub import HfApi
+
+        parts = [part for part in COMPONENTS if (folder / part).is_dir()]
+        add_ons = [f"{ADD_ONS_NAME}/{path.name}" for path in sorted((folder / ADD_ONS_NAME).glob("*"))]
+        try_components({part: folder / part for part in parts}, name=repo_id)
+        hub = HfApi(token=token)
+        repository = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        what: dict[str, Any] = {"license": license, "base_model": base_model, "method": self._method}
+        card = model_card(self.model, repository, parts=[*parts, *add_ons], **what)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        how: dict[str, Any] = {"commit_message": commit_message, "create_pr": create_pr}
+        return str(hub.upload_folder(repo_id=repository, folder_path=folder, **how))
 
     def _save_add_ons(self, folder: Path) -> None:
         """Copy add-ons and words; write the digest of the saved transformer into the configs that name that of ours."""
