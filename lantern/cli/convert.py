@@ -1,7 +1,8 @@
 """`lantern convert CHECKPOINT OUT`: converts a released checkpoint to a folder with its own config.
 
-LlamaGen's checkpoints become components of a model folder, Janus and Chameleon whole models in transformers' layout,
-and Chameleon's `vqgan.ckpt` the VQ decoder of the model folder OUT.
+LlamaGen's checkpoints become components of a model folder (`--to hf`: targets in the names that LANTERN released), a
+model folder becomes one of another dtype, Janus and Chameleon whole models in transformers' layout, and Chameleon's
+`vqgan.ckpt` the VQ decoder of the model folder OUT.
 """
 
 import argparse
@@ -54,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", type=dtype_of_names("keep"), default="keep", help="keep (default), bf16, fp16 or fp32"
     )
     parser.add_argument(
+        "--to",
+        type=one_of(("lantern", "hf")),
+        default="lantern",
+        help="names of a target: lantern (default, LlamaGen's), hf (LANTERN's, like those of Llama in transformers)",
+    )
+    parser.add_argument(
         "--overwrite", "--force", dest="force", action="store_true", help="replace an existing component in OUT"
     )
 
@@ -72,14 +79,24 @@ def run(args: argparse.Namespace) -> int:
 
     dtype = getattr(torch, DTYPES[args.dtype]) if DTYPES[args.dtype] else None
     is_vqgan = args.checkpoint.suffix == ".ckpt"
-    _refuse_existing(args.out, "vq_decoder.safetensors" if is_vqgan else WEIGHTS, force=args.force)
+    is_model = (args.checkpoint / "transformer" / "config.json").is_file()
+    held = "vq_decoder.safetensors" if is_vqgan else "transformer" if is_model else WEIGHTS
+    if not args.force and any(args.out.glob(held)):
+        raise ValueError(f"{args.out} already holds a component: replace it with --overwrite")
+    is_own = not (args.config or args.image_size or args.grid or args.ema)
+    if is_model:
+        if not is_own or args.kind or args.to != "lantern":
+            raise ValueError(f"{args.checkpoint} is a whole model, of which only --dtype changes: convert a component")
+        rewrite_model(args.checkpoint, args.out, dtype)
+        print(f"{args.out}: model folder")
+        return DONE
     release = None if is_vqgan or args.kind in COMPONENTS else read_release(args.checkpoint)
     if is_vqgan or release is not None:
         kind = "vqgan" if release is None else release.kind
         if args.kind not in (None, kind):
             raise ValueError(f"{args.checkpoint} holds a {kind} checkpoint, not {args.kind}")
-        if args.config or args.image_size or args.grid or args.ema:
-            raise ValueError("--config, --image-size, --grid and --ema are for LlamaGen's checkpoints: omit them")
+        if not is_own or args.to != "lantern":
+            raise ValueError("--config, --image-size, --grid, --ema and --to are for LlamaGen's checkpoints: omit them")
         numbers = add_decoder(args.checkpoint, args.out) if release is None else write_release(release, args.out, dtype)
         print(f"{args.out}: {kind}, {numbers:,} values")
         return DONE
@@ -93,25 +110,45 @@ def run(args: argparse.Namespace) -> int:
         block_size=grid**2 or None,
         prefers_ema=args.ema,
     )
-    write_checked(found, args.out, dtype=dtype)
+    write_checked(found, args.out, dtype=dtype, is_foreign=args.to == "hf")
     numbers = sum(tensor.numel() for tensor in found.state.values())
     print(f"{args.out}: {found.kind}, {len(found.state)} tensors, {numbers:,} values")
     return DONE
 
 
-def _refuse_existing(out: Path, pattern: str, *, force: bool) -> None:
-    if not force and any(out.glob(pattern)):
-        raise ValueError(f"{out} already holds a component: replace it with --overwrite")
+def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None", is_foreign: bool = False) -> None:
+    """Write a component and run it once; only a component that loads and computes takes its place in `out`.
 
-
-def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None") -> None:
-    """Write a component and run it once; only a component that loads and computes takes its place in `out`."""
+    With `is_foreign` it is written again in LANTERN's names; ValueError if it is no target.
+    """
     from lantern.core.io import save_component
+    from lantern.models.llamagen.lantern_layout import foreign_config, foreign_state
     from lantern.models.trial import try_component
 
+    if is_foreign and found.kind not in ("t2i", "c2i"):
+        raise ValueError(f"--to hf is for targets, this is a {found.kind} checkpoint: omit it")
     with written_aside(out) as trial:
         save_component(found.state, found.config, trial, dtype=dtype)
         try_component(trial, found.kind if found.kind in ("vq", "drafter") else "target")
+        if is_foreign:
+            heads = found.config["n_head"]
+            state = foreign_state(found.state, heads=heads, key_heads=found.config.get("n_kv_head") or heads)
+            save_component(state, foreign_config(found.config), trial, dtype=dtype)
+
+
+def rewrite_model(folder: Path, out: Path, dtype: "torch.dtype | None") -> None:
+    """Write a model folder anew, by default in the dtype that its target has, with index, checksums and signatures."""
+    import torch
+
+    from lantern.core.io import WEIGHTS_NAME, read_header
+    from lantern.generation.pipeline import LanternPipeline
+
+    stored = next(iter(read_header(folder / "transformer" / WEIGHTS_NAME).values())).dtype
+    pipe = LanternPipeline.from_pretrained(
+        folder, dtype=dtype or (stored if stored.is_floating_point else torch.float32)
+    )
+    with written_aside(out) as trial:
+        pipe.save_pretrained(trial)
 
 
 def write_release(found: "Release", out: Path, dtype: "torch.dtype | None") -> int:
@@ -143,6 +180,8 @@ def written_aside(out: Path) -> Iterator[Path]:
         for path in set(out.glob(WEIGHTS)) - {out / path.name for path in written}:
             path.unlink()
         for path in written:
+            if path.is_dir():
+                shutil.rmtree(out / path.name, ignore_errors=True)
             path.replace(out / path.name)
     except BaseException as error:
         shutil.rmtree(trial, ignore_errors=True)

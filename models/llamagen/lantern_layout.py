@@ -52,6 +52,30 @@ def target_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return _with_fused_qkv({name.removeprefix("model."): tensor for name, tensor in renamed.items()})
 
 
+def foreign_state(state: Mapping[str, Tensor], *, heads: int, key_heads: int) -> dict[str, Tensor]:
+    """Return a LlamaGen target's tensors in LANTERN's names, from which `target_state` makes them again."""
+    found = {}
+    for name, tensor in state.items():
+        if name.endswith(".attention.wqkv.weight"):
+            width = len(tensor) // (heads + 2 * key_heads)
+            parts = tensor.split([heads * width, key_heads * width, key_heads * width])
+            layer = f"model.{name.removesuffix('attention.wqkv.weight')}self_attn"
+            found |= {f"{layer}.{letter}_proj.weight": part for letter, part in zip("qkv", parts, strict=True)}
+            continue
+        new = next(
+            (new + name.removeprefix(old) for new, old in _RENAMED.items() if name.startswith(old)), "model." + name
+        )
+        inside = next(((old, new) for new, old in _IN_LAYER.items() if f".{old}" in name), ("", ""))
+        found[new.replace(*inside)] = tensor
+    return found
+
+
+def foreign_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a LlamaGen target's config in LANTERN's field names, from which `reference_config` reads it."""
+    found = {old: values[new] for old, new in _FIELDS.items() if values.get(new) is not None}
+    return {"model_type": "llamagen"} | found | {name: values[name] for name in _SAME_FIELDS if name in values}
+
+
 def drafter_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename a LANTERN drafter's tensors and fuse its projections.
 

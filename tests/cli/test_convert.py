@@ -6,7 +6,9 @@ import torch
 
 from lantern.cli.main import main
 from lantern.core.io import load_component, load_state, read_config
+from lantern.models.folder import load_model
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from tests.tiny_folder import save_tiny_model
 
 CONFIG = TransformerConfig(dim=32, n_layer=2, n_head=4, multiple_of=32, vocab_size=16, num_classes=3, block_size=16)
 
@@ -37,6 +39,42 @@ def test_a_converted_folder_loads_as_the_same_model(checkpoint: Path, capsys: py
     assert found.config == CONFIG
     for name, tensor in torch.load(checkpoint, weights_only=True)["model"].items():
         assert torch.equal(found.state_dict()[name], tensor)
+
+
+def test_the_names_of_lantern_are_written_and_read_back(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _convert(checkpoint, "--grid", "4", "--to", "hf") == 0
+    out, back = checkpoint.parent / "out", checkpoint.parent / "back"
+    state = load_state(out)
+    assert read_config(out)["hidden_size"] == 32
+    assert state["model.layers.1.self_attn.k_proj.weight"].shape == (32, 32) and "lm_head.weight" in state
+    assert not any("wqkv" in name or "attention." in name for name in state)
+    assert main(["convert", str(out), str(back)]) == 0
+    found = load_component(Transformer, TransformerConfig, back)
+    assert found.config == CONFIG
+    for name, tensor in torch.load(checkpoint, weights_only=True)["model"].items():
+        assert torch.equal(found.state_dict()[name], tensor)
+    capsys.readouterr()
+    assert main(["convert", str(back), str(out), "--overwrite", "--to", "hf", "--kind", "drafter"]) == 2
+    assert "holds a c2i checkpoint, not drafter" in _refusal(capsys)
+
+
+def test_a_model_folder_is_rewritten_in_another_dtype(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = save_tiny_model(tmp_path / "model"), tmp_path / "out"
+    assert main(["convert", str(source), str(out), "--dtype", "bf16"]) == 0
+    written, model = load_model(out), load_model(source)
+    assert load_state(out / "transformer")["norm.weight"].dtype == torch.bfloat16
+    for name, tensor in model.target.state_dict().items():
+        assert torch.equal(written.target.state_dict()[name], tensor.bfloat16().float()), name
+    assert written.drafter is not None and set(written.add_ons) == set(model.add_ons)
+    assert written.generation == model.generation
+    capsys.readouterr()
+    assert main(["convert", str(source), str(out)]) == 2
+    assert "replace it with --overwrite" in _refusal(capsys)
+    assert main(["convert", str(source), str(out), "--overwrite"]) == 0
+    assert load_state(out / "transformer")["norm.weight"].dtype == torch.float32
+    capsys.readouterr()
+    assert main(["convert", str(source), str(tmp_path / "other"), "--to", "hf"]) == 2
+    assert "is a whole model, of which only --dtype changes" in _refusal(capsys)
 
 
 def test_the_image_size_gives_the_grid(checkpoint: Path) -> None:
