@@ -1,5 +1,6 @@
 """What plots share: colours and marks, error bars, and files whose bytes depend on the figures only."""
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ def save_figure(draw: "Callable[[], Figure]", stem: Path, *, mark: str) -> list[
 
     `mark` names the figures that it shows (`results.figures_mark`); both files hold it.
     """
+    # it warns in two lines where its cache folder cannot be written, and needs none
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     from matplotlib import rc_context
 
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lantern.core.config import one_line
-from lantern.core.io import atomic_write
+from lantern.core.io import atomic_write, user_cache
 
 CHUNK = 1 << 20
 
@@ -78,7 +78,7 @@ def cache_folder() -> Path:
     """Return the default folder of weights: $LANTERN_CACHE, else `lantern` in the user's cache folder."""
     if named := os.environ.get("LANTERN_CACHE"):
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lantern"
+    return user_cache()
 
 
 def find_weights(name: str, given: Mapping[str, Path] | None = None, *, cache: Path | None = None) -> Found:

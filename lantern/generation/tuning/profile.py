@@ -6,8 +6,10 @@ sampling.
 """
 
 import dataclasses
+import errno
 import json
 import math
+import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -55,6 +57,22 @@ def processor() -> str:
 def cache_folder() -> Path:
     """Return the folder of profiles for models in read-only folders."""
     return user_cache() / "profiles"
+
+
+def check_place(model: Model) -> None:
+    """Raise ValueError if there is no place where "auto" would find a profile of this model; make the cache folder."""
+    if model.folder is None:
+        raise ValueError("a model that was assembled in memory has no folder for its profile: give out, a file")
+    if os.access(model.folder, os.W_OK) and not model.folder.resolve().is_relative_to(PACKAGE):
+        return
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        if not os.access(cache_folder(), os.W_OK):
+            raise PermissionError(errno.EACCES, "cannot be written to")
+    except OSError as error:
+        raise ValueError(
+            f"{cache_folder()}: {error.strerror}: give the profile's file (out), or a cache folder"
+        ) from error
 
 
 def write_profile(profile: Mapping[str, Any], model: Model, out: Path | None = None) -> Path:

@@ -15,7 +15,7 @@ from lantern.generation.tuning import measure
 from lantern.generation.tuning.candidates import OTHER_INITS, Bounds, Variant, describe, variants
 from lantern.generation.tuning.costs import Costs, Laps, fit_costs, fit_verify
 from lantern.generation.tuning.measure import Acceptance, Run, Setup
-from lantern.generation.tuning.profile import VERSION, describe_machine, write_profile
+from lantern.generation.tuning.profile import VERSION, check_place, describe_machine, write_profile
 from lantern.generation.tuning.solve import solve
 from lantern.methods.registry import METHODS, Method, neighbour_columns, reads_drafter
 from lantern.models.folder import Model
@@ -293,10 +293,10 @@ def tune(
 
     Acceptance is counted on at least `images` pictures of `prompts` (default: PROMPTS) or of evenly spread classes,
     `batch` at a time. `methods` restricts what is measured. Return the findings, the profile, and its file: `out`, or
-    the place where "auto" finds it. ValueError for a model without a folder where `out` is not given.
+    the place where "auto" finds it. ValueError, before anything is measured, if there is no such place.
     """
-    if out is None and model.folder is None:
-        raise ValueError("a model that was assembled in memory has no folder for its profile: give out, a file")
+    if out is None:
+        check_place(model)
     batches = -(-images // batch)
     requested = requests_to_measure(model, batches * batch, prompts or PROMPTS, seed)
     effort = Effort(max_nodes, max_depth, batches=batches, trials=min(batches, 3))
