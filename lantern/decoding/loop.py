@@ -77,16 +77,18 @@ class Totals:
     total_variation: Float[Tensor, " b"]
     total_variation_max: Float[Tensor, " b"]
     latent_distance: Float[Tensor, " b"] | None
+    excess: Float[Tensor, " b"] | None
 
 
 class Counters:
     """Keeps the verdicts of all steps, a few numbers each. Statistics are computed once, at the end.
 
-    Codes past the end of the picture are not counted.
+    Codes past the end of the picture are not counted. `bound` is the verifier's.
     """
 
     def __init__(self, codes: int) -> None:
         self._codes = codes
+        self.bound: float | None = None
         self._entries: list[tuple[TreeShape, Verdict, Tensor]] = []
 
     def enter(self, shape: TreeShape, verdict: Verdict, start: Int[Tensor, " b"]) -> None:
@@ -96,10 +98,11 @@ class Counters:
     def totals(self, images: int, depth: int, device: torch.device) -> Totals:
         """Return the sums over all steps. The pass over the prompt is counted too."""
         zeros = torch.zeros(images, depth, dtype=torch.long, device=device)
-        sums = torch.zeros(4, images, device=device)
+        sums = torch.zeros(5, images, device=device)
         is_measured = all(verdict.latent_distance is not None for _, verdict, _ in self._entries)
         distance = sums[3] if is_measured else None
-        totals = Totals(zeros.new_ones(images), zeros, zeros.clone(), sums[0], sums[1], sums[2], distance)
+        excess = None if self.bound is None else sums[4]
+        totals = Totals(zeros.new_ones(images), zeros, zeros.clone(), sums[0], sums[1], sums[2], distance, excess)
         shapes = {id(shape): shape for shape, _, _ in self._entries}
         for name, shape in shapes.items():
             self._add(totals, shape, [entry[1:] for entry in self._entries if id(entry[0]) == name])
@@ -127,6 +130,8 @@ class Counters:
             kept = torch.where(is_committed, torch.stack(spent), 0.0)
             totals.total_variation.add_(kept.sum((0, 2)))
             torch.maximum(totals.total_variation_max, kept.amax((0, 2)), out=totals.total_variation_max)
+            if totals.excess is not None and self.bound is not None:
+                totals.excess.add_((kept - self.bound).clamp(min=0.0).sum((0, 2)))
         moved = [verdict.latent_distance for verdict, _ in entries if verdict.latent_distance is not None]
         if moved and totals.latent_distance is not None:
             totals.latent_distance.add_(torch.where(is_committed, torch.stack(moved), 0.0).sum((0, 2)))
@@ -417,6 +422,7 @@ class Run:
             seconds=seconds,
             total_variation_max=totals.total_variation_max,
             latent_distance=totals.latent_distance,
+            excess=totals.excess,
             is_finite=self.finite.flags.clone(),
         )
 
@@ -521,6 +527,7 @@ def generate(
     # On a GPU the host would wait for the device at every look.
     is_lazy = programs.may_look and condition.device.type == "cpu" and not drafter.reads_leftovers
     run = Run(target, begun, distribution, drafter.max_nodes, drafter.depth, drafter.taps, is_lazy=is_lazy)
+    run.counters.bound = verifier.bound
     report(run.sample_first(verifier), callback, kept)
     drafter.begin(run.prefill(condition), begun.noise)
     watch.lap("prefill")

@@ -437,6 +437,7 @@ def _statistics(
     """Return the statistics of picture `i` of a batch."""
     codes, exact = generation.codes.shape[1], method.exact
     largest, distance = generation.total_variation_max, generation.latent_distance
+    excess = generation.excess
     return Statistics(
         method=method.name,
         is_exact=exact,
@@ -448,6 +449,7 @@ def _statistics(
         total_variation=float(generation.total_variation[i]) / codes,
         total_variation_max=0.0 if largest is None else float(largest[i]),
         latent_distance=(None if distance is None else float(distance[i]) / codes) if not exact else 0.0,
+        excess=None if excess is None else float(excess[i]) / codes,
         seconds=seconds,
         method_reason=method.reason,
         promise=promise,

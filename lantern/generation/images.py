@@ -12,6 +12,7 @@ import struct
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +65,9 @@ class Statistics:
     `accepted[d]` of `reached[d]` steps accepted a drafted code at depth d + 1. `relaxed` is the share of codes that
     only a relaxation accepted, `total_variation` what it spent per code, `total_variation_max` the most that it spent
     on one code; both are NaN (null in JSON) if they were not measured. `latent_distance` is the probability mass it
-    moved times the L2 distance between the codes' vectors, per code; None where the model has no codebook. `seconds`
-    are by phase; each picture of a batch has an equal share.
+    moved times the L2 distance between the codes' vectors, per code; None where the model has no codebook. `excess` is
+    the mean over codes of max(total variation - bound, 0) where the rule has a bound, such as LANTERN's delta; else
+    None. `seconds` are by phase; each picture of a batch has an equal share.
     `method_reason` says why method "auto" chose this method; empty if it was given. `promise` is what the picture has
     in common with plain decoding's of the same batch (`lantern.methods.spec.PROMISES`), as far as the engine keeps it.
     `forced` of the codes were kept of an init image; they count as drafted codes that were accepted.
@@ -83,6 +85,7 @@ class Statistics:
     latent_distance: float | None
     seconds: Mapping[str, float]
     method_reason: str = ""
+    excess: float | None = None
     promise: Promise = "distribution"
     forced: int = 0
 
@@ -106,6 +109,7 @@ class Statistics:
             "total_variation": measured(self.total_variation),
             "total_variation_max": measured(self.total_variation_max),
             "latent_distance": None if self.latent_distance is None else round(self.latent_distance, 6),
+            "total_variation_excess": None if self.excess is None else round(self.excess, 6),
             "seconds": {phase: round(value, 4) for phase, value in self.seconds.items()},
             **({"forced_codes": self.forced} if self.forced else {}),
         }
@@ -170,7 +174,10 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
     accepted = [sum(one.accepted[d] for one in done) for d in range(depth)]
     reached = [sum(one.reached[d] for one in done) for d in range(depth)]
     phases, forced = done[0].seconds, sum(one.forced for one in done)
-    moved = [one.latent_distance * one.codes for one in done if one.latent_distance is not None]
+    moved, over = (
+        [value * one.codes for one in done if (value := getter(one)) is not None]
+        for getter in (attrgetter("latent_distance"), attrgetter("excess"))
+    )
     return {
         "exact": all(one.is_exact for one in done),
         "promise": max((one.promise for one in done), key=list(PROMISES).index),
@@ -182,6 +189,7 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
         "total_variation": measured(sum(one.total_variation * one.codes for one in done) / codes),
         "total_variation_max": measured(max(one.total_variation_max for one in done)),
         "latent_distance": None if len(moved) < len(done) else round(sum(moved) / codes, 6),
+        "total_variation_excess": None if len(over) < len(done) else round(sum(over) / codes, 6),
         "seconds": {phase: round(sum(one.seconds[phase] for one in done), 4) for phase in phases},
         **({"forced_codes": forced} if forced else {}),
     }

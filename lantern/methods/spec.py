@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from lantern.engines.engine import ENGINES as KNOWN_ENGINES
@@ -199,6 +200,16 @@ class MethodSpec:
     def needs_drafter(self) -> bool:
         """Whether it reads the model's own drafter, in drafter/."""
         return any((entry if isinstance(entry, str) else entry.name) == DRAFTER for entry in self.add_ons)
+
+    def preset(
+        self, name: str, summary: str, *, defaults: Mapping[str, Value] = MappingProxyType({}), **changes: Any
+    ) -> "MethodSpec":
+        """Return a method on the same page with other `defaults` of its settings, and other fields as `changes` say."""
+        if unknown := [key for key in defaults if all(key != one.name for one in self.settings)]:
+            raise ValueError(f'method "{self.name}" has no setting {unknown[0]}, whose default "{name}" changes')
+        own = tuple(dataclasses.replace(one, default=defaults.get(one.name, one.default)) for one in self.settings)
+        given = {"settings": own, "page": self.page or self.name, "weavable": False, "fits_engine": False} | changes
+        return dataclasses.replace(self, name=name, summary=summary, **given)
 
     def method(self) -> "Method":
         """The method with its default settings."""

@@ -116,8 +116,8 @@ class C2TTask(Task):
         }
 
     def export(self, folder: Path) -> None:
-        """Write the add-on to `folder/c2t`."""
-        save_component(self.part.state_dict(), self.part.config, folder / "c2t")
+        """Write the add-on to a folder named like its kind."""
+        save_component(self.part.state_dict(), self.part.config, folder / self.config.kind)
 
 
 def _nodes(records: Records, rows: Bool[Tensor, " s"]) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
@@ -227,8 +227,8 @@ class RadarTask(Task):
         }
 
     def export(self, folder: Path) -> None:
-        """Write the add-on to `folder/radar`."""
-        save_component(self.part.state_dict(), self.part.config, folder / "radar")
+        """Write the add-on to a folder named like its kind."""
+        save_component(self.part.state_dict(), self.part.config, folder / self.config.kind)
 
 
 def first_stop(stops: Bool[Tensor, "b d"]) -> Int[Tensor, " b"]:

@@ -78,6 +78,11 @@ class RejectionVerifier(VerifierDefaults):
         """Whether codes follow the target's own distribution."""
         return self.relaxation is None
 
+    @property
+    def bound(self) -> float | None:
+        """The bound of the relaxation."""
+        return None if self.relaxation is None else self.relaxation.bound
+
     def draw(
         self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
     ) -> Int[Tensor, "b n"]:
@@ -172,7 +177,7 @@ class RejectionVerifier(VerifierDefaults):
         mode: str,
     ) -> Outcome:
         """Accept where the threshold u q(x) is below the mass of x; elsewhere compute what is left."""
-        trial = Trial(before.left, q, code, mode == "point")
+        trial = Trial(before.left, q, code, mode == "point", before.cost.total_variation)
         own, cost = trial.own_p, before.cost
         if self.relaxation is None:
             mass, left = own, (trial.p - q).clamp(min=0.0)

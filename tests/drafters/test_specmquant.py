@@ -138,7 +138,7 @@ def test_brush_is_a_chain_with_siblings() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"turns": 0}, "turns is 0"),
+        ({"turns": -1}, "turns is -1"),
         ({"length": 1}, "length is 1, wanted a whole number of at least 2"),
         ({"width": 30}, "width is 30, wanted at most 24"),
         ({"small_bits": 8}, "small_bits is 8, wanted one of 0, 4"),
@@ -153,3 +153,17 @@ def test_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:
             drafter_module=tiny_eagle(TARGET),
             add_ons={"small": SMALL},
         )
+
+
+@torch.no_grad()
+def test_inner_verification_ends_when_the_chain_is_the_small_models_own() -> None:
+    own = plain.generate(SMALL, CONDITION, sampling=SAMPLING, keys=KEYS).codes
+    chains = {}
+    for rounds in (0, 1):
+        drafter = cascade(7, rounds, SAMPLING)
+        noise = Noise(KEYS, positions=16, vocab_size=24)
+        features = torch.randn(3, SAMPLING.rows, 6, 32, generator=torch.Generator().manual_seed(0))
+        drafter.begin(Prefill(features, torch.ones(3, 6, dtype=torch.bool), own[:, 0], condition=CONDITION), noise)
+        tokens = drafter.propose().tokens
+        chains[rounds] = tokens[:, [n for n, choice in enumerate(((), *drafter.tree.choices)) if not any(choice)]]
+    assert torch.equal(chains[0], own[:, :8]) and not torch.equal(chains[1], own[:, :8])

@@ -17,7 +17,7 @@ FUSED = ("plain", "eagle1", "gumbel-jacobi", "bounded-window")
 QUICK = ("lantern-emoji-eager-bounded-woven", "lantern-emoji-fused-gumbel-jacobi")
 # toy cases by fused passes that the default run leaves out: it has their likes
 REPEATED = ("eagle2-rejection", "ddd", "svip", "c2t", "radar", "adt-tree", "grouped", "tolerance", "vadusa")
-REPEATED += ("eagle1-paper", "eagle2-paper", "lantern-paper", "lantern++-paper")
+REPEATED += tuple(name for name in adapter.methods() if name.endswith("-paper"))
 
 
 class Case(NamedTuple):

@@ -163,3 +163,10 @@ def test_a_trained_method_is_added_with_its_add_on(tmp_path: Path) -> None:
     assert decoder.drafter is not None and decoder.drafter.max_nodes == 5
     with pytest.raises(ValueError, match='needs the trained part "made-up"'):
         build_decoder("made-up", target, sampling=Sampling())
+
+
+def test_a_preset_changes_defaults_only() -> None:
+    spec = MADE_UP.preset("made-up-paper", "another size", defaults={"size": 9})
+    assert spec.method().settings == {"size": 9} and spec.page == "made-up" and spec.drafter is MADE_UP.drafter
+    with pytest.raises(ValueError, match='"made-up" has no setting sise'):
+        MADE_UP.preset("made-up-paper", "another size", defaults={"sise": 9})

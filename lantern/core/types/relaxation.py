@@ -23,6 +23,11 @@ class RelaxationDefaults:
     has_greedy_form: ClassVar[bool] = False
     is_row_wise: bool = True
 
+    @property
+    def bound(self) -> float | None:
+        """None: the rule sets no bound."""
+        return None
+
 
 @runtime_checkable
 class Relaxation(Protocol):
@@ -51,13 +56,14 @@ class Trial:
     """Codes under test, one per image: `p` is what rejections of earlier siblings left of the target's distribution.
 
     `q` is the distribution that the code was sampled from given its earlier siblings, one-hot for point drafts
-    (`is_point`).
+    (`is_point`). `spent` is the total variation of the tests of those siblings; None for the first.
     """
 
     p: Float[Tensor, "b v"]
     q: Float[Tensor, "b v"]
     codes: Int[Tensor, " b"]
     is_point: bool
+    spent: Float[Tensor, " b"] | None = None
 
     @property
     def own_p(self) -> Float[Tensor, " b"]:
@@ -89,6 +95,11 @@ class Acceptance(Protocol):
 
     judges_codes: ClassVar[bool]
     """True: it tests single codes."""
+
+    @property
+    def bound(self) -> float | None:
+        """The probability that one test may claim; None for rules without such a bound. Optional."""
+        ...
 
     @property
     def modes(self) -> frozenset[str]:

@@ -39,7 +39,8 @@ class Generation:
     reached a node of depth d with children to test, `accepted[:, d]` those that accepted one. `relaxed` counts codes
     accepted only because of a relaxation. `total_variation` is the sum of its total variation over codes,
     `total_variation_max` the maximum over codes, and `latent_distance` the sum of moved mass times L2 distance. The
-    last two are None if nothing was relaxed, or without code vectors. `steps` is filled only with `keep_steps`,
+    last two are None if nothing was relaxed, or without code vectors. `excess` is the sum over codes of what their
+    total variation exceeds the rule's bound by, None for rules without one. `steps` is filled only with `keep_steps`,
     `seconds` by phase only if timed. `is_finite`: whether the logits that the codes were sampled from were finite; None
     if that was not checked.
     """
@@ -54,6 +55,7 @@ class Generation:
     seconds: dict[str, float] = field(default_factory=dict)
     total_variation_max: Float[Tensor, " b"] | None = None
     latent_distance: Float[Tensor, " b"] | None = None
+    excess: Float[Tensor, " b"] | None = None
     is_finite: Bool[Tensor, " b"] | None = None
 
     @property

@@ -106,6 +106,11 @@ class VerifierDefaults:
     reads_log_q: bool = False
     is_sample_match: bool = False
 
+    @property
+    def bound(self) -> float | None:
+        """None: no bound is set."""
+        return None
+
     def match(self, tree: DraftTree, sampled: Int[Tensor, "b n"], positions: Int[Tensor, "b n"]) -> Verdict:
         """Raise TypeError: only verifiers with `reads_samples` have it."""
         raise TypeError(f"{type(self).__name__} reads distributions, not samples: call walk")
@@ -152,6 +157,11 @@ class Verifier(Protocol):
     @property
     def is_sample_match(self) -> bool:
         """Whether a child is kept exactly if it is the target's own sample: an engine may do it itself. Optional."""
+        ...
+
+    @property
+    def bound(self) -> float | None:
+        """The total variation that one test is set to keep; codes may exceed it. None without one. Optional."""
         ...
 
     def draw(

@@ -10,6 +10,7 @@ import torch
 from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step
 from lantern.drafters.combined.small_model import SMALL, SmallModel
 from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.policies.policy import WITHOUT_GRAPHS
 from lantern.drafters.trees.static import StaticTree, chain
 from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 from lantern.models.llamagen.transformer import Transformer
@@ -23,15 +24,16 @@ def brush(length: int, width: int) -> StaticTree:
 class CascadeDrafter(DrafterDefaults):
     """Drafter -> small model -> target, in chains of `length` codes with `width` candidates each.
 
-    The inner drafter grows a chain of length - 1, and the small model resamples it in `rounds` passes. Trees carry in
+    The inner drafter grows a chain of length - 1, and the small model resamples it in `rounds` passes. With 0 rounds it
+    does so until a round changes no code, at most `length` times: all codes are then its own samples. Trees carry in
     `log_q` the small model's distributions, given the codes of the round before.
     """
 
     mode: DraftMode = "gumbel"
 
     def __init__(self, inner: EagleDrafter, small: SmallModel, *, length: int, width: int, rounds: int) -> None:
-        if rounds < 1 or length < 2 or width < 1:
-            raise ValueError(f"rounds {rounds}, length {length}, width {width}: wanted at least 1, 2 and 1")
+        if rounds < 0 or length < 2 or width < 1:
+            raise ValueError(f"rounds {rounds}, length {length}, width {width}: wanted at least 0, 2 and 1")
         if inner.depth != length - 1:
             raise ValueError(f"the inner drafter's chain is {inner.depth} long, wanted {length - 1}: one less")
         if width > small.model.config.vocab_size:
@@ -51,6 +53,11 @@ class CascadeDrafter(DrafterDefaults):
         """Length of the chain."""
         return self.tree.depth
 
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host counts the rounds, which CUDA graphs do not allow."""
+        return not self.rounds
+
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Let the inner drafter and the small model read the prompt."""
         self.inner.begin(prefill, noise)
@@ -66,10 +73,13 @@ class CascadeDrafter(DrafterDefaults):
         root, first = self.small.last, self.small.read()
         log_q = first
         ranked = self.inner.propose().tokens[:, 1:, None]
-        for _ in range(self.rounds):
-            rest = self.small.score(ranked[:, : self.depth - 1, 0], self._sees, 0, self._depths[1:])
+        for _ in range(self.rounds or self.depth):
+            known = ranked[:, : self.depth - 1, 0]
+            rest = self.small.score(known, self._sees, 0, self._depths[1:])
             log_q = torch.cat([first, rest], 1)
             ranked = self.small.ranked(log_q, self._depths, self.width)
+            if not self.rounds and torch.equal(ranked[:, : self.depth - 1, 0], known):
+                break
         tokens = torch.cat([root, ranked.flatten(1)], 1)
         return DraftTree(tokens, self._shape, self.mode, log_q[:, self._rows], self._inner_nodes)
 
@@ -95,19 +105,26 @@ def build(method: Method, context: DrafterContext) -> CascadeDrafter:
     return CascadeDrafter(inner, small, length=length, width=settings["width"], rounds=settings["turns"])
 
 
+SPEC = MethodSpec(
+    "specmquant",
+    "EAGLE-1 drafts for a smaller model and that for the target; plain decoding's codes",
+    "combined",
+    drafter=build,
+    settings=(
+        Setting("length", 6, "codes of the chain that the target scores", low=2),
+        Setting("width", 2, "codes tried at each place of the chain", low=1),
+        Setting("turns", 2, "passes of the small model per step; 0 is until all codes of the chain are its own", low=0),
+        Setting("small_bits", 0, "bits of the small model's weights; 0 leaves them as they are", choices=(0, 4)),
+    ),
+    add_ons=("eagle1", SMALL),
+    paper="2505.22179",
+)
 METHODS = (
-    MethodSpec(
-        "specmquant",
-        "EAGLE-1 drafts for a smaller model and that for the target; plain decoding's codes",
-        "combined",
-        drafter=build,
-        settings=(
-            Setting("length", 6, "codes of the chain that the target scores", low=2),
-            Setting("width", 2, "codes tried at each place of the chain", low=1),
-            Setting("turns", 2, "passes of the small model per step", low=1),
-            Setting("small_bits", 0, "bits of the small model's weights; 0 leaves them as they are", choices=(0, 4)),
-        ),
-        add_ons=("eagle1", SMALL),
-        paper="2505.22179",
+    SPEC,
+    SPEC.preset(
+        "specmquant-paper",
+        "SpecMQuant as published: the small model verifies until a chain of six is its own; plain decoding's codes",
+        defaults={"width": 1, "turns": 0},
+        engines=WITHOUT_GRAPHS,
     ),
 )

@@ -1,6 +1,7 @@
 """Dynamic trees with EAGLE modules: grown depth by depth where a policy estimates the highest probabilities."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -273,8 +274,13 @@ def _log_q_of_nodes(
     return torch.cat(log_qs, 1)[images, rows]
 
 
-def build(method: Method, context: DrafterContext) -> GrowingDrafter:
-    """Build trees shaped by the method's policy, on the model's own drafter or on the trained part of the method."""
+def build(
+    method: Method, context: DrafterContext, make: Callable[..., GrowingDrafter] = GrowingDrafter, **more: Any
+) -> GrowingDrafter:
+    """Build trees shaped by the method's policy, on the model's own drafter or on the trained part of the method.
+
+    `make` takes the arguments of `GrowingDrafter` and `more`.
+    """
     names = {entry.name for entry in dataclasses.fields(Growth)}
     growth = Growth(**{name: value for name, value in method.settings.items() if name in names})
     kind = resolved(method.spec.policy)
@@ -284,9 +290,8 @@ def build(method: Method, context: DrafterContext) -> GrowingDrafter:
         given["costs"] = context.costs
     if "part" in own:  # a learned policy; the trained part is its network
         given["part"] = context.add_on(method)
-    is_drafted_by_part = method.spec.add_on is not None and "part" not in own
-    module: Any = context.add_on(method) if is_drafted_by_part else context.eagle(method)
-    return GrowingDrafter(
+    module: Any = context.eagle(method) if method.spec.needs_drafter else context.add_on(method)
+    return make(
         module,
         context.target,
         policy=kind(**given),
@@ -294,4 +299,5 @@ def build(method: Method, context: DrafterContext) -> GrowingDrafter:
         mode=context.mode(method),
         sampling=context.sampling,
         records_log_q=context.records_log_q(method),
+        **more,
     )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lantern.drafters.eagle.eagle1 import DraftLayer, Eagle, EagleConfig, EagleLayer
 from lantern.drafters.examples import Examples, Prediction, fused_layers
+from lantern.drafters.policies.policy import published
 from lantern.methods.spec import AddOn, MethodSpec
 from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm, TransformerConfig, rope_factors
 
@@ -133,15 +134,26 @@ class Eagle3(Eagle):
         return Prediction(depth, places, logits=self.logits(predicted[:, 0], None))
 
 
+SPEC = MethodSpec(
+    "eagle3",
+    "EAGLE-3 drafts, from three layers of the target and by a head of their own, verified by Gumbel match",
+    "eagle",
+    drafter="lantern.drafters.eagle.drafter:build",
+    tree="grown_15_4",
+    add_ons=(AddOn("eagle3", Eagle3, Eagle3Config, training_config="drafter-eagle3", toy={"layers": 2}),),
+    weavable=True,
+    paper="2503.01840",
+)
 METHODS = (
-    MethodSpec(
-        "eagle3",
-        "EAGLE-3 drafts, from three layers of the target and by a head of their own, verified by Gumbel match",
-        "eagle",
-        drafter="lantern.drafters.eagle.drafter:build",
-        tree="grown_15_4",
-        add_ons=(AddOn("eagle3", Eagle3, Eagle3Config, training_config="drafter-eagle3", toy={"layers": 2}),),
-        weavable=True,
-        paper="2503.01840",
+    SPEC,
+    SPEC.preset(
+        "eagle3-paper",
+        "EAGLE-3 as published: the 59 nodes of highest confidence to depth 7, rejection; exact in distribution",
+        drafter="lantern.drafters.eagle.dynamic:build",
+        tree=None,
+        policy="lantern.drafters.policies.eagle2:Eagle2",
+        settings=published(nodes=59, width=10, depth=7),
+        mode="point",
+        verifier="rejection",
     ),
 )

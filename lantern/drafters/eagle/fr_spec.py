@@ -20,7 +20,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.types import NoiseSource, Prefill
+from lantern.drafters.eagle import dynamic
 from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.eagle.dynamic import GrowingDrafter
+from lantern.drafters.policies.policy import published
 from lantern.drafters.trees.static import Level, named
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, Setting
 from lantern.models.llamagen.transformer import check_limits
@@ -72,6 +75,9 @@ def repeated(codes: Int[Tensor, "*b n"], known: Bool[Tensor, " v"]) -> Bool[Tens
     same = codes[..., :, None] == codes[..., None, :]
     before = torch.ones(same.shape[-2:], dtype=torch.bool, device=codes.device).tril(-1)
     return known[codes] | (same & before).any(-1)
+
+
+ABSENT = -1e30  # logit of codes outside of the draft vocabulary
 
 
 class FrSpecDrafter(EagleDrafter):
@@ -150,14 +156,43 @@ class FrSpecDrafter(EagleDrafter):
         return self._drafted.gather(-1, best)
 
 
-def build(method: Method, context: DrafterContext) -> FrSpecDrafter:
-    """Build EAGLE-1 trees over the `codes` most frequent codes of the part and `near` ones around each neighbour."""
-    table, codes, near = context.add_on(method), method.settings["codes"], method.settings["near"]
-    assert method.tree is not None and isinstance(table, FrequencyTable)
+class GrowingFrSpecDrafter(GrowingDrafter):
+    """Drafts EAGLE-2's trees with the head's rows of the codes `frequent`; q is 0 elsewhere."""
+
+    def __init__(self, *given: Any, frequent: Int[Tensor, " f"], **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self._frequent, self._head = frequent, self.target.output.weight[frequent].contiguous()
+
+    def _logits(self, features: Float[Tensor, "b r f c"]) -> Float[Tensor, "b r f v"]:
+        rows = F.linear(features.to(self._head.dtype), self._head).float()
+        # a finite floor, since the difference of two guidance rows must not be NaN
+        every = rows.new_full((*rows.shape[:-1], self.target.config.vocab_size), ABSENT)
+        return every.index_copy(-1, self._frequent, rows)
+
+
+def build_dynamic(method: Method, context: DrafterContext) -> GrowingDrafter:
+    """Build EAGLE-2's trees over a `share` of the codes, the most frequent ones; at least `width` codes."""
+    table, total = table_of(method, context), context.target.config.vocab_size
+    frequent = table.ranking[: max(round(method.settings["share"] * total), method.settings["width"])]
     device = context.target.tok_embeddings.weight.device
-    total = context.target.config.vocab_size
+    return dynamic.build(method, context, GrowingFrSpecDrafter, frequent=frequent.to(device))
+
+
+def table_of(method: Method, context: DrafterContext) -> FrequencyTable:
+    """Return the frequency table of the model; ValueError for one of another codebook."""
+    table, total = context.add_on(method), context.target.config.vocab_size
+    assert isinstance(table, FrequencyTable)
     if table.config.vocab_size != total:
         raise ValueError(f"the frequency table is of {table.config.vocab_size} codes, the model has {total}")
+    return table
+
+
+def build(method: Method, context: DrafterContext) -> FrSpecDrafter:
+    """Build EAGLE-1 trees over the `codes` most frequent codes of the part and `near` ones around each neighbour."""
+    table, codes, near = table_of(method, context), method.settings["codes"], method.settings["near"]
+    assert method.tree is not None
+    device = context.target.tok_embeddings.weight.device
+    total = context.target.config.vocab_size
     if near and context.neighbours is None:
         raise ValueError(f'method "{method.name}" needs the proximity table of the codebook, or near=0')
     columns = 0 if context.neighbours is None else context.neighbours.shape[1]
@@ -175,26 +210,40 @@ def build(method: Method, context: DrafterContext) -> FrSpecDrafter:
     )
 
 
+SPEC = MethodSpec(
+    "fr-spec",
+    "EAGLE-1 with a head over frequent codes and those near the neighbours; plain decoding's codes",
+    "eagle",
+    drafter=build,
+    tree="grown_8_2",
+    settings=(
+        Setting("codes", 512, "number of most frequent codes that the head scores", low=1),
+        Setting("near", 0, "codes near the left and upper codes that it scores as well, of each", low=0),
+    ),
+    add_ons=(
+        "eagle1",
+        AddOn(
+            "fr-spec",
+            FrequencyTable,
+            FrequencyConfig,
+            training="python -m lantern.training.frequency_table --parts MODEL/parts",
+        ),
+    ),
+    paper="2502.14856",
+)
 METHODS = (
-    MethodSpec(
-        "fr-spec",
-        "EAGLE-1 with a head over frequent codes and those near the neighbours; plain decoding's codes",
-        "eagle",
-        drafter=build,
-        tree="grown_8_2",
+    SPEC,
+    SPEC.preset(
+        "fr-spec-paper",
+        "FR-Spec as published: EAGLE-2's 59 nodes, a head over a quarter of the codes; exact in distribution",
+        drafter=build_dynamic,
+        tree=None,
         settings=(
-            Setting("codes", 512, "number of most frequent codes that the head scores", low=1),
-            Setting("near", 0, "codes near the left and upper codes that it scores as well, of each", low=0),
+            *published(nodes=59, width=10, depth=6),
+            Setting("share", 0.25, "share of the codes that the head scores", low=0, high=1),
         ),
-        add_ons=(
-            "eagle1",
-            AddOn(
-                "fr-spec",
-                FrequencyTable,
-                FrequencyConfig,
-                training="python -m lantern.training.frequency_table --parts MODEL/parts",
-            ),
-        ),
-        paper="2502.14856",
+        policy="lantern.drafters.policies.eagle2:Eagle2",
+        mode="point",
+        verifier="rejection",
     ),
 )

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.drafters.eagle.eagle1 import MAX_LAYERS, Eagle, EagleConfig, EagleLayer
+from lantern.drafters.policies.policy import published
 from lantern.methods.spec import AddOn, MethodSpec
 from lantern.models.llamagen.transformer import rope_factors, rotate
 
@@ -107,15 +108,26 @@ class Poss(Eagle):
         return features.detach()
 
 
+SPEC = MethodSpec(
+    "poss",
+    "drafts by position specialists, a layer for each two depths, verified by Gumbel match",
+    "eagle",
+    drafter="lantern.drafters.eagle.drafter:build",
+    tree="grown_15_4",
+    add_ons=(AddOn("poss", Poss, PossConfig, training_config="drafter-poss", toy={"depths": 4, "per_layer": 2}),),
+    weavable=True,
+    paper="2506.03566",
+)
 METHODS = (
-    MethodSpec(
-        "poss",
-        "drafts by position specialists, a layer for each two depths, verified by Gumbel match",
-        "eagle",
-        drafter="lantern.drafters.eagle.drafter:build",
-        tree="grown_15_4",
-        add_ons=(AddOn("poss", Poss, PossConfig, training_config="drafter-poss", toy={"depths": 4, "per_layer": 2}),),
-        weavable=True,
-        paper="2506.03566",
+    SPEC,
+    SPEC.preset(
+        "poss-paper",
+        "PosS as published: the 59 nodes of highest confidence to depth 6, rejection; exact in distribution",
+        drafter="lantern.drafters.eagle.dynamic:build",
+        tree=None,
+        policy="lantern.drafters.policies.eagle2:Eagle2",
+        settings=published(nodes=59, width=10, depth=6),
+        mode="point",
+        verifier="rejection",
     ),
 )

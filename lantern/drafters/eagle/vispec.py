@@ -20,14 +20,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, Prefill, Target
+from lantern.core.types import Prefill, Target
 from lantern.decoding.cache import StaticCache
+from lantern.drafters.eagle import dynamic
 from lantern.drafters.eagle.drafter import EagleDrafter
+from lantern.drafters.eagle.dynamic import GrowingDrafter
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.eagle.unroll import Unroll
 from lantern.drafters.examples import Examples, Prediction
-from lantern.drafters.trees.static import StaticTree, named
+from lantern.drafters.policies.policy import published
+from lantern.drafters.trees.static import named
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
 from lantern.models.llamagen.transformer import TransformerConfig, rope_factors, rotate
 
@@ -205,17 +207,8 @@ class ViSpecDrafter(EagleDrafter):
 
     module: ViSpec
 
-    def __init__(
-        self,
-        module: ViSpec,
-        target: Target,
-        *,
-        tree: StaticTree,
-        mode: DraftMode,
-        sampling: Sampling,
-        records_log_q: bool = False,
-    ) -> None:
-        super().__init__(module, target, tree=tree, mode=mode, sampling=sampling, records_log_q=records_log_q)
+    def __init__(self, module: ViSpec, target: Target, **settings: Any) -> None:
+        super().__init__(module, target, **settings)
         self.needs_whole_prefix = True
 
     @property
@@ -310,17 +303,37 @@ def build(method: Method, context: DrafterContext) -> ViSpecDrafter:
     )
 
 
+class GrowingViSpecDrafter(ViSpecDrafter, GrowingDrafter):
+    """Drafts EAGLE-2's trees with a `ViSpec` module."""
+
+
+def build_dynamic(method: Method, context: DrafterContext) -> GrowingDrafter:
+    """Build dynamic trees drafted by the model's ViSpec drafter."""
+    return dynamic.build(method, context, GrowingViSpecDrafter)
+
+
+SPEC = MethodSpec(
+    "vispec",
+    "ViSpec: EAGLE's trees in a context of a few rows, a token for each older row and for the caption; exact",
+    "eagle",
+    drafter=build,
+    tree="grown_8_2",
+    add_ons=(
+        AddOn("vispec", ViSpec, ViSpecConfig, training_config="drafter-vispec", toy={"summaries": 2, "recent": 1}),
+    ),
+    weavable=True,
+    paper="2509.15235",
+)
 METHODS = (
-    MethodSpec(
-        "vispec",
-        "ViSpec: EAGLE's trees in a context of a few rows, a token for each older row and for the caption; exact",
-        "eagle",
-        drafter=build,
-        tree="grown_8_2",
-        add_ons=(
-            AddOn("vispec", ViSpec, ViSpecConfig, training_config="drafter-vispec", toy={"summaries": 2, "recent": 1}),
-        ),
-        weavable=True,
-        paper="2509.15235",
+    SPEC,
+    SPEC.preset(
+        "vispec-paper",
+        "ViSpec as published: the 29 nodes of highest confidence to depth 3, rejection; exact in distribution",
+        drafter=build_dynamic,
+        tree=None,
+        policy="lantern.drafters.policies.eagle2:Eagle2",
+        settings=published(nodes=29, width=8, depth=3),
+        mode="point",
+        verifier="rejection",
     ),
 )

@@ -15,6 +15,7 @@ from lantern.drafters.heads.marginals import MarginalDrafter, common_arguments
 from lantern.drafters.heads.residual import ResidualConfig, ResidualHeads
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
 from lantern.verifiers.relaxations.tolerance import SAMPLES, Tolerance
+from lantern.verifiers.relaxations.typical import TYPICAL, Typical
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,26 @@ def build(method: Method, context: DrafterContext) -> MedusaDrafter:
 
 
 MEDUSA = AddOn("medusa", Medusa, MedusaConfig, training_config="drafter-medusa", toy={"depths": 12})
+SPEC = MethodSpec(
+    "medusa",
+    "Medusa heads: codes ahead are guessed from the last feature alone; exact by Gumbel match",
+    "heads",
+    drafter=build,
+    tree="grown_8_2",
+    add_ons=(MEDUSA,),
+    weavable=True,
+    paper="2401.10774",
+)
 METHODS = (
-    MethodSpec(
-        "medusa",
-        "Medusa heads: codes ahead are guessed from the last feature alone; exact by Gumbel match",
-        "heads",
-        drafter=build,
-        tree="grown_8_2",
-        add_ons=(MEDUSA,),
-        weavable=True,
-        paper="2401.10774",
+    SPEC,
+    SPEC.preset(
+        "medusa-paper",
+        "relaxed: Medusa as published: a tree of 63 nodes, typical acceptance",
+        tree="grown_63_4",
+        mode="point",
+        verifier="rejection",
+        relaxation=Typical,
+        settings=TYPICAL,
     ),
     MethodSpec(
         "vadusa",

@@ -310,16 +310,24 @@ def build_window(method: Method, context: DrafterContext) -> jacobi.JacobiDrafte
 PARALLELSPEC = AddOn(
     "parallelspec", ParallelSpec, ParallelSpecConfig, training_config="drafter-parallelspec", toy={"depths": 12}
 )
+SPEC = MethodSpec(
+    "parallelspec",
+    "ParallelSpec: mask tokens guess all depths in one drafter pass; exact by Gumbel match",
+    "heads",
+    drafter=build,
+    tree="grown_8_3",
+    add_ons=(PARALLELSPEC,),
+    weavable=True,
+    paper="2410.05589",
+)
 METHODS = (
-    MethodSpec(
-        "parallelspec",
-        "ParallelSpec: mask tokens guess all depths in one drafter pass; exact by Gumbel match",
-        "heads",
-        drafter=build,
-        tree="grown_8_3",
-        add_ons=(PARALLELSPEC,),
-        weavable=True,
-        paper="2410.05589",
+    SPEC,
+    SPEC.preset(
+        "parallelspec-paper",
+        "ParallelSpec as published: EAGLE-1's tree of 25 nodes from one pass, rejection; exact in distribution",
+        tree="mc_sim_7b_63",
+        mode="sampled",
+        verifier="rejection",
     ),
     MethodSpec(
         "jacobi-parallel",

@@ -172,16 +172,23 @@ SETTINGS = (
     Setting("reach", 8, "codes that are compared at most", low=1),
     Setting("smooth", 0.2, "probability given to codes that look like those found", low=0, high=1),
 )
+SPEC = MethodSpec(
+    "sam",
+    "no drafter: what followed similar contexts in the picture and a small corpus; plain decoding's codes",
+    "lookup",
+    drafter=build,
+    tree="grown_8_2",
+    settings=SETTINGS,
+    add_ons=(SAM,),
+    weavable=True,
+    paper="2411.10666",
+)
 METHODS = (
-    MethodSpec(
-        "sam",
-        "no drafter: what followed similar contexts in the picture and a small corpus; plain decoding's codes",
-        "lookup",
-        drafter=build,
-        tree="grown_8_2",
-        settings=SETTINGS,
-        add_ons=(SAM,),
-        weavable=True,
-        paper="2411.10666",
+    SPEC,
+    SPEC.preset(
+        "sam-paper",
+        "SAM decoding as published: 40 codes behind the longest suffix of five or more; plain decoding's codes",
+        tree="chain_40",
+        defaults={"match": "codes", "least": 5, "reach": 40, "smooth": 0.0},
     ),
 )

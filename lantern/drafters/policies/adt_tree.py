@@ -8,7 +8,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.drafters.policies.policy import ADAPTIVE, GROWTH, WITHOUT_GRAPHS, Layer, State, StatelessPolicy
+from lantern.core.types import Step
+from lantern.drafters.policies.policy import (
+    ADAPTIVE,
+    GROWTH,
+    WITHOUT_GRAPHS,
+    Layer,
+    Limits,
+    State,
+    StatelessPolicy,
+    published,
+)
 from lantern.methods.spec import MethodSpec, Setting
 
 LEAST, MOST = 0.05, 0.95  # bounds of the acceptance at neighbours
@@ -48,6 +58,54 @@ class AdtTree(StatelessPolicy):
         return layer.match.masked_fill(is_out[:, None], -torch.inf), state
 
 
+@dataclass(frozen=True)
+class AdtBisection(StatelessPolicy):
+    """Inherits depth d and width k of the tree from the codes before, and moves both after each step by bisection.
+
+    With a the share of the depth d that was accepted,
+
+        a >= `rate`:  d = ceil((d + depth) / 2),  k = floor((k + 1) / 2)          deeper and narrower
+        a <  `rate`:  d = floor((d + 1) / 2),     k = ceil((k + width) / 2)       shallower and wider
+
+    Pictures start with d = `depth` / 2 and k = `width` / 2. Only decided codes are read. ValueError for a rate outside
+    (0, 1].
+    """
+
+    rate: float = 0.5
+    depth: int = 10
+    width: int = 20
+    is_predictable: ClassVar[bool] = False
+    saves: ClassVar[bool] = True
+    reads_neighbours: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate is {self.rate}, wanted above 0, at most 1")
+
+    def begin(self, size: Limits) -> State:
+        """Return depth and width of the first tree of each image."""
+        return tuple(torch.full((size.images,), -(-most // 2), device=size.device) for most in (self.depth, self.width))
+
+    def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
+        """Return log probabilities to match, -inf beyond depth and width; only the k best nodes are extended."""
+        assert layer.match is not None
+        depth, width = state
+        rank = torch.arange(layer.width, device=depth.device)
+        order = (layer.reach[:, None] > layer.reach[..., None]).sum(-1)
+        is_out = (layer.depth >= depth)[:, None, None] | (rank >= width[:, None, None])
+        return layer.match.masked_fill(is_out | (order >= width[:, None])[..., None], -torch.inf), state
+
+    def observe(self, state: State, step: Step, chances: Float[Tensor, "b n"]) -> State:
+        """Return depth and width after a step; those of finished images do not matter."""
+        assert step.verdict is not None
+        depth, width = state
+        is_good = step.verdict.length >= self.rate * depth
+        return (
+            torch.where(is_good, (depth + self.depth + 1) // 2, (depth + 1) // 2),
+            torch.where(is_good, (width + 1) // 2, (width + self.width + 1) // 2),
+        )
+
+
 METHODS = (
     MethodSpec(
         "adt-tree",
@@ -59,5 +117,23 @@ METHODS = (
         add_ons=("eagle1",),
         engines=WITHOUT_GRAPHS,
         paper="2512.21857",
+    ),
+    MethodSpec(
+        "adt-tree-paper",
+        "ADT-Tree as published: depth and width inherited and bisected, rejection; exact in distribution",
+        "eagle",
+        drafter="lantern.drafters.eagle.dynamic:build",
+        policy=AdtBisection,
+        settings=(
+            *published(nodes=58, width=20, depth=10),
+            Setting("rate", 0.5, "accepted share of the depth from which the next tree is deeper", low=0, high=1),
+            ADAPTIVE,
+        ),
+        add_ons=("eagle1",),
+        engines=WITHOUT_GRAPHS,
+        paper="2512.21857",
+        mode="point",
+        verifier="rejection",
+        page="adt-tree",
     ),
 )

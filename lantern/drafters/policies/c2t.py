@@ -1,5 +1,6 @@
 """C2T: a small classifier predicts which drafted nodes are accepted (classifier-based tree construction)."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -113,20 +114,30 @@ PART = AddOn(
     task="lantern.training.policy:C2TTask",
     toy={"hidden": 8},
 )
+PAPER_PART = dataclasses.replace(PART, name="c2t-paper", training_config="policy-c2t-paper")
+SPEC = MethodSpec(
+    "c2t",
+    "C2T: a small classifier selects the nodes that are worth their time; exact by Gumbel match",
+    "eagle",
+    drafter="lantern.drafters.eagle.dynamic:build",
+    policy=C2TPolicy,
+    settings=(
+        *GROWTH,
+        Setting("threshold", 0.03, "confidence below which a node is dropped", low=0, high=1),
+        ADAPTIVE,
+    ),
+    add_ons=("eagle1", PART),
+    engines=WITHOUT_GRAPHS,
+    paper="2502.13652",
+)
 METHODS = (
-    MethodSpec(
-        "c2t",
-        "C2T: a small classifier selects the nodes that are worth their time; exact by Gumbel match",
-        "eagle",
-        drafter="lantern.drafters.eagle.dynamic:build",
-        policy=C2TPolicy,
-        settings=(
-            *GROWTH,
-            Setting("threshold", 0.03, "confidence below which a node is dropped", low=0, high=1),
-            ADAPTIVE,
-        ),
-        add_ons=("eagle1", PART),
-        engines=WITHOUT_GRAPHS,
-        paper="2502.13652",
+    SPEC,
+    SPEC.preset(
+        "c2t-paper",
+        "C2T as published: a classifier of three features, EAGLE-2's tree, rejection; exact in distribution",
+        defaults={"nodes": 59, "width": 10, "depth": 6, "spread": 1.0},
+        add_ons=("eagle1", PAPER_PART),
+        mode="point",
+        verifier="rejection",
     ),
 )

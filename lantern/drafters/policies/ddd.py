@@ -58,23 +58,31 @@ class Ddd(StatelessPolicy):
         return TreeSize(size.nodes, torch.where(is_over, size.depth.clamp(max=pool.deepest), size.depth))
 
 
-METHODS = (
-    MethodSpec(
-        "ddd",
-        "DDD: drafts go on while enough probability is alive; exact by Gumbel match",
-        "eagle",
-        drafter="lantern.drafters.eagle.dynamic:build",
-        policy=Ddd,
-        settings=(
-            *GROWTH,
-            Setting(
-                "alive", 0.2, "probability that the target follows the beam, below which drafting stops", low=0, high=1
-            ),
-            Setting("check", 1, "depth from which it may stop", low=1),
-            ADAPTIVE,
+SPEC = MethodSpec(
+    "ddd",
+    "DDD: drafts go on while enough probability is alive; exact by Gumbel match",
+    "eagle",
+    drafter="lantern.drafters.eagle.dynamic:build",
+    policy=Ddd,
+    settings=(
+        *GROWTH,
+        Setting(
+            "alive", 0.2, "probability that the target follows the beam, below which drafting stops", low=0, high=1
         ),
-        add_ons=("eagle1",),
-        engines=WITHOUT_GRAPHS,
-        paper="2409.00142",
+        Setting("check", 1, "depth from which it may stop", low=1),
+        ADAPTIVE,
+    ),
+    add_ons=("eagle1",),
+    engines=WITHOUT_GRAPHS,
+    paper="2409.00142",
+)
+METHODS = (
+    SPEC,
+    SPEC.preset(
+        "ddd-paper",
+        "DDD as published: up to 11 depths of ten nodes, ranked by q, rejection; exact in distribution",
+        defaults={"nodes": 59, "width": 10, "depth": 11, "spread": 1.0},
+        mode="point",
+        verifier="rejection",
     ),
 )

@@ -6,6 +6,7 @@ policies thus estimate the same quantity. Where a policy stops it returns -inf: 
 make the next tree smaller.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -28,6 +29,14 @@ GROWTH = (
     Setting("depth", 6, "depth of a tree", low=1, high=MAX_DEPTH),
     Setting("spread", 1.25, "standard deviation of the target's scores about the drafter's", low=0),
 )
+
+
+def published(*, nodes: int, width: int, depth: int) -> tuple[Setting, ...]:
+    """Return the settings of a published dynamic tree, whose nodes are ranked by q itself: spread is 1."""
+    sizes = {"nodes": nodes, "width": width, "depth": depth, "spread": 1.0}
+    return tuple(dataclasses.replace(one, default=sizes[one.name]) for one in GROWTH)
+
+
 # of adaptive trees: their size changes from step to step, which a CUDA graph cannot
 WITHOUT_GRAPHS = tuple(name for name in ENGINES if name != "graph")
 ADAPTIVE = Setting("adaptive", True, "whether the policy chooses the size of the next tree; CUDA graphs need false")

@@ -1,5 +1,6 @@
 """RADAR: a small recurrent network decides after each draft pass whether to run another (trained by REINFORCE)."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -133,19 +134,29 @@ PART = AddOn(
     task="lantern.training.policy:RadarTask",
     toy={"beam": 4, "hidden": 8},
 )
+PAPER_PART = dataclasses.replace(PART, name="radar-paper", training_config="policy-radar-paper")
+SPEC = MethodSpec(
+    "radar",
+    "RADAR: a recurrent network decides after each draft pass whether another pays; exact by Gumbel match",
+    "eagle",
+    drafter="lantern.drafters.eagle.dynamic:build",
+    policy=RadarPolicy,
+    settings=(
+        *GROWTH,
+        Setting("threshold", 0.5, "probability of stopping above which it stops", low=0, high=1),
+        ADAPTIVE,
+    ),
+    add_ons=("eagle1", PART),
+    engines=WITHOUT_GRAPHS,
+)
 METHODS = (
-    MethodSpec(
-        "radar",
-        "RADAR: a recurrent network decides after each draft pass whether another pays; exact by Gumbel match",
-        "eagle",
-        drafter="lantern.drafters.eagle.dynamic:build",
-        policy=RadarPolicy,
-        settings=(
-            *GROWTH,
-            Setting("threshold", 0.5, "probability of stopping above which it stops", low=0, high=1),
-            ADAPTIVE,
-        ),
-        add_ons=("eagle1", PART),
-        engines=WITHOUT_GRAPHS,
+    SPEC,
+    SPEC.preset(
+        "radar-paper",
+        "RADAR as published: up to 7 depths of ten nodes, ranked by q, rejection; exact in distribution",
+        defaults={"nodes": 59, "width": 10, "depth": 7, "spread": 1.0},
+        add_ons=("eagle1", PAPER_PART),
+        mode="point",
+        verifier="rejection",
     ),
 )

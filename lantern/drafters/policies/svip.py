@@ -39,21 +39,27 @@ class Svip(StatelessPolicy):
         return layer.match.masked_fill(is_over[..., None], -torch.inf), state
 
 
+SPEC = MethodSpec(
+    "svip",
+    "SVIP: nothing is drafted below a distribution that is too uncertain; exact by Gumbel match",
+    "eagle",
+    drafter="lantern.drafters.eagle.dynamic:build",
+    policy=Svip,
+    settings=(
+        *GROWTH,
+        Setting("c", 0.15, "factor of the entropy", low=0),
+        Setting("threshold", 0.65, "square root of c times the entropy above which drafting stops", low=0),
+        ADAPTIVE,
+    ),
+    add_ons=("eagle1",),
+    engines=WITHOUT_GRAPHS,
+    paper="2411.18462",
+)
 METHODS = (
-    MethodSpec(
-        "svip",
-        "SVIP: nothing is drafted below a distribution that is too uncertain; exact by Gumbel match",
-        "eagle",
-        drafter="lantern.drafters.eagle.dynamic:build",
-        policy=Svip,
-        settings=(
-            *GROWTH,
-            Setting("c", 0.15, "factor of the entropy", low=0),
-            Setting("threshold", 0.65, "square root of c times the entropy above which drafting stops", low=0),
-            ADAPTIVE,
-        ),
-        add_ons=("eagle1",),
-        engines=WITHOUT_GRAPHS,
-        paper="2411.18462",
+    SPEC,
+    SPEC.preset(
+        "svip-paper",
+        "SVIP as published: a chain that ends at the first distribution of more than 0.6 nats; exact by Gumbel match",
+        defaults={"nodes": 12, "width": 1, "depth": 12, "threshold": 0.3},
     ),
 )

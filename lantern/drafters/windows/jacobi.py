@@ -205,27 +205,39 @@ def build(method: Method, context: DrafterContext) -> JacobiDrafter:
     )
 
 
+SJD = MethodSpec(
+    "sjd",
+    "no drafter: a window of codes is tested and sampled again in every pass (speculative Jacobi); exact in "
+    "distribution",
+    "windows",
+    drafter=build,
+    mode="jacobi",
+    verifier="coupling-independent",
+    settings=(WINDOW, INIT),
+    paper="2410.01699",
+)
+SCD = MethodSpec(
+    "scd",
+    "no drafter: as sjd, but codes of the window are kept wherever they can be (coupled); exact in distribution",
+    "windows",
+    drafter=build,
+    mode="jacobi",
+    verifier="coupling",
+    settings=(WINDOW, INIT),
+    paper="2510.24211",
+)
 METHODS = (
-    MethodSpec(
-        "sjd",
-        "no drafter: a window of codes is tested and sampled again in every pass (speculative Jacobi); exact in "
-        "distribution",
-        "windows",
-        drafter=build,
-        mode="jacobi",
-        verifier="coupling-independent",
-        settings=(WINDOW, INIT),
-        paper="2410.01699",
+    SJD,
+    SJD.preset(
+        "sjd-paper",
+        "speculative Jacobi as published: a window of 16 codes that begins with random ones; exact in distribution",
+        defaults={"window": 16, "init": "random"},
     ),
-    MethodSpec(
-        "scd",
-        "no drafter: as sjd, but codes of the window are kept wherever they can be (coupled); exact in distribution",
-        "windows",
-        drafter=build,
-        mode="jacobi",
-        verifier="coupling",
-        settings=(WINDOW, INIT),
-        paper="2510.24211",
+    SCD,
+    SCD.preset(
+        "scd-paper",
+        "coupled Jacobi as published: a window of 64 codes that begins with random ones; exact in distribution",
+        defaults={"window": 64, "init": "random"},
     ),
     MethodSpec(
         "gumbel-jacobi",

@@ -77,21 +77,27 @@ class Cool(RelaxationDefaults):
         return (middle.square().sum(-1) + spread[0] + spread[1]).clamp(min=0.0).sqrt()
 
 
+SPEC = MethodSpec(
+    "cool",
+    "relaxed: COOL-SD, drafts count omega times, early ones more",
+    "eagle",
+    drafter="lantern.drafters.eagle.drafter:build",
+    tree="grown_8_2",
+    mode="sampled",
+    verifier="rejection",
+    relaxation=Cool,
+    settings=(
+        Setting("omega", 1.1, "mean factor of a draft's probability", low=0, high=1e6, sweep=(1.1, 1.5, 2.0)),
+        Setting("nu", 0.7, "rate at which the factor falls with depth; 0 is constant", low=0, high=10),
+    ),
+    add_ons=("eagle1",),
+    paper="2601.09212",
+)
 METHODS = (
-    MethodSpec(
-        "cool",
-        "relaxed: COOL-SD, drafts count omega times, early ones more",
-        "eagle",
-        drafter="lantern.drafters.eagle.drafter:build",
-        tree="grown_8_2",
-        mode="sampled",
-        verifier="rejection",
-        relaxation=Cool,
-        settings=(
-            Setting("omega", 1.1, "mean factor of a draft's probability", low=0, high=1e6, sweep=(1.1, 1.5, 2.0)),
-            Setting("nu", 0.7, "rate at which the factor falls with depth; 0 is constant", low=0, high=10),
-        ),
-        add_ons=("eagle1",),
-        paper="2601.09212",
+    SPEC,
+    SPEC.preset(
+        "cool-paper",
+        "relaxed: COOL-SD as published: a chain of five codes, of which early ones count more",
+        tree="chain_5",
     ),
 )

@@ -24,6 +24,11 @@ class Lantern(ClaimingRule):
     k: int = 100
     delta: float | int = 0.1
 
+    @property
+    def bound(self) -> float:
+        """delta."""
+        return self.delta
+
     def __post_init__(self) -> None:
         self.check_residual()
         if not math.isfinite(self.delta) or not 0 <= self.delta <= 1:
@@ -37,6 +42,7 @@ class Lantern(ClaimingRule):
 DELTA = Setting(
     "delta", 0.1, "largest probability that a draft claims from others", low=0, high=1, sweep=(0.05, 0.1, 0.2)
 )
+SHARED = Setting("shared", False, "whether the siblings of a node share one delta; as published each has its own")
 METHODS = (
     MethodSpec(
         "lantern",
@@ -71,6 +77,7 @@ METHODS = (
             Setting("k", 1000, "nearest codes that count as alike; 0 is exact", low=0, high=1023),
             DELTA,
             dataclasses.replace(RESIDUAL, default="released"),
+            SHARED,
         ),
         add_ons=("eagle1",),
         paper="2410.03355",

@@ -137,9 +137,15 @@ class Neighbourhood(RelaxationDefaults, ABC):
         """Return the k nearest codes of each code."""
         return self.table[codes, : self.k].long()
 
-    def claim(self, codes: Int[Tensor, "*n"], own: Float[Tensor, "*n"], near: Float[Tensor, "*n k"]) -> Claim:
-        """Return the mass of the neighbours within the budget, and its mean distance."""
-        is_taken, mass = longest_prefix(near, self.budget(own))
+    def claim(
+        self,
+        codes: Int[Tensor, "*n"],
+        own: Float[Tensor, "*n"],
+        near: Float[Tensor, "*n k"],
+        spent: Float[Tensor, "*n"] | float = 0.0,
+    ) -> Claim:
+        """Return the mass of the neighbours within the budget, of which `spent` is gone, and its mean distance."""
+        is_taken, mass = longest_prefix(near, (self.budget(own) - spent).clamp(min=0.0))
         if self.distances is None:
             return Claim(is_taken, mass)
         travelled = (near * is_taken * self.distances[codes, : self.k]).sum(-1)
@@ -166,10 +172,13 @@ RESIDUAL = Setting(
 class ClaimingRule(Neighbourhood):
     """Acceptance by p(x) plus the claimed mass: LANTERN and LANTERN++ differ only in the budget.
 
-    `residual` selects the distribution after a rejection: "paper", or "released" for the authors' code.
+    `residual` selects the distribution after a rejection: "paper", or "released" for the authors' code. As published,
+    each test has a budget of its own. With `shared`, the siblings of a node share one: the total variation of the tests
+    before is subtracted.
     """
 
     residual: str = "paper"
+    shared: bool = False
     judges_codes: ClassVar[bool] = True
 
     @property
@@ -180,7 +189,8 @@ class ClaimingRule(Neighbourhood):
     def judge(self, trial: Trial) -> Ruling:
         """Test x with its raised probability."""
         near = self.neighbours(trial.codes)
-        claim = self.claim(trial.codes, trial.own_p, trial.p.gather(1, near))
+        spent = trial.spent if self.shared and trial.spent is not None else 0.0
+        claim = self.claim(trial.codes, trial.own_p, trial.p.gather(1, near), spent)
         if self.residual == "paper":
             left = residual_as_published(trial, near, claim)
         else:

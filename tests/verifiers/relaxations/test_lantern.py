@@ -11,6 +11,7 @@ from lantern.core.types import Claim, Generation, Ruling, Trial, Verifier
 from lantern.decoding import loop
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import named
+from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.greedy import GreedyVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.lantern import Lantern
@@ -184,3 +185,34 @@ def test_greedy_relaxation_by_hand() -> None:
 def test_options_out_of_range_raise(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_siblings_that_share_a_budget_claim_what_is_left_of_it() -> None:
+    rule = Lantern(LINE, k=3, delta=0.26, shared=True)
+    trial = Trial(P, Q, ZERO, False, spent=torch.tensor([0.1]))
+    assert rule.judge(trial).mass.item() == pytest.approx(0.2 + 0.1)
+    assert Lantern(LINE, k=3, delta=0.26).judge(trial).mass.item() == pytest.approx(0.2 + 0.25)
+    assert rule.judge(Trial(P, Q, ZERO, False, spent=torch.tensor([0.9]))).mass.item() == pytest.approx(0.2)
+
+
+def test_the_excess_counts_what_codes_spend_beyond_delta() -> None:
+    """A wide tree tests several siblings a code, each with delta of its own, unless they share it."""
+    target = tiny_target()
+    table = proximity_table(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)), 23)
+    excess = {}
+    for shared in (False, True):
+        method = METHODS["lantern-paper"].with_options(k=10, delta=0.05, residual="paper", shared=shared)
+        parts = build_decoder(
+            method, target, sampling=Sampling(guidance=3), drafter_module=tiny_eagle(target), neighbours=table
+        )
+        made = parts.generate(tiny_condition((4, 1, 6)), keys=[(0, 0), (0, 1), (0, 2)])
+        assert made.excess is not None
+        assert (made.excess <= made.total_variation).all() and (made.total_variation <= made.excess + 16 * 0.05).all()
+        excess[shared] = float(made.excess.sum())
+    assert 0 <= excess[True] < excess[False]
+
+
+def test_rules_without_a_bound_report_no_excess() -> None:
+    target = tiny_target()
+    parts = build_decoder("eagle1", target, sampling=Sampling(guidance=3), drafter_module=tiny_eagle(target))
+    assert parts.generate(tiny_condition((4,)), keys=[(0, 0)]).excess is None

@@ -1,0 +1,53 @@
+"""Typical acceptance of Medusa: a draft is accepted if the target finds it probable enough."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lantern.core.types import RelaxationDefaults, Ruling, Trial
+from lantern.methods.spec import Setting
+from lantern.verifiers.relaxations import neighbours
+
+
+@dataclass(frozen=True, eq=False)
+class Typical(RelaxationDefaults):
+    """Accept x if p(x) > min(epsilon, alpha exp(-H(p))), with H the entropy in nats; a rejection leaves p as it is.
+
+    Cai et al., "Medusa", arXiv:2401.10774, section 2.3. q is not read, so drafts are tested as point drafts. The code
+    after the last accepted one is sampled from p. epsilon = 1 and alpha large accept nothing but codes of probability 1
+    and are plain decoding.
+    """
+
+    epsilon: float | int = 0.09
+    alpha: float | int = 0.3
+    codebook: Float[Tensor, "v d"] | None = None
+    judges_codes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("epsilon", self.epsilon), ("alpha", self.alpha)):
+            if not math.isfinite(value) or value < 0:
+                raise ValueError(f"{name} is {value}, wanted a number from 0 on")
+
+    @property
+    def modes(self) -> frozenset[str]:
+        """Return the mode of point drafts."""
+        return frozenset({"point"})
+
+    def judge(self, trial: Trial) -> Ruling:
+        """Accept x for certain or not at all."""
+        entropy = torch.special.entr(trial.p).sum(1)
+        bar = (self.alpha * (-entropy).exp()).clamp(max=self.epsilon)
+        mass = (trial.own_p > bar).to(trial.p.dtype)
+        if self.codebook is None:
+            return Ruling(mass, trial.p)
+        return Ruling(mass, trial.p, neighbours.mean_distance(self.codebook, trial.codes, trial.p))
+
+
+TYPICAL = (
+    Setting("epsilon", 0.09, "probability from which a draft is always accepted", low=0, high=1, sweep=(0.3, 0.09)),
+    Setting("alpha", 0.3, "factor of exp(-entropy) from which a draft is accepted", low=0, high=1e6),
+)
