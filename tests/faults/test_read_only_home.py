@@ -66,7 +66,8 @@ def run(home: Path, folder: Path, *words: str, package: str = "none") -> tuple[i
     work, temporary = folder / "work", folder / "temporary"
     work.mkdir(exist_ok=True)
     temporary.mkdir(exist_ok=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "MPL", "LANTERN"))}
+    kept = ("PATH", "OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE")  # of others, some name cache folders
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
     environment |= {"HOME": str(home), "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", WATCHED, package, *words], cwd=work, env=environment, capture_output=True, text=True
