@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from lantern.cli.command import DONE, FAILED, Command, integer, one_of, run_command, size_of
 from lantern.core.config import one_line
@@ -148,7 +149,6 @@ def _devices() -> Iterator[Finding]:
 def _engines() -> Iterator[Finding]:
     try:
         from lantern.engines.cpu.build import find_compiler, missing
-        from lantern.engines.engine import ENGINES, engine
         from lantern.generation.generator import choose_method
         from lantern.models.folder import load_model
 
@@ -156,21 +156,28 @@ def _engines() -> Iterator[Finding]:
     except (ImportError, OSError, ValueError) as error:
         yield Finding(f"engines: not checked, {one_line(error)}")
         return
-    remark = model.engine.remark(model.target)
-    yield Finding(f"engine auto: {model.engine.name} ({model.engine.reason}){f'; {remark}' if remark else ''}")
-    for name in ENGINES:
-        if name not in ("auto", model.engine.name):
-            other = engine(name)
-            reason = other.available(model.target, can_wait=False)
-            remark = other.remark(model.target)
-            ready = f"available{f', but {remark}' if remark else ''}"
-            yield Finding(f"engine {name}: {reason or ready}")
+    yield from _engines_of(model.target)
     method = choose_method(model, "auto", report=lambda line: None)
     yield Finding(f"method auto: {method.label} ({method.reason}); `lantern tune` measures all methods")
     try:
         yield Finding(f"C++ library: {missing() or 'built'}; compiler {find_compiler()}")
     except ValueError as error:
         yield Finding(one_line(error))  # no fault: all other engines run without
+
+
+def _engines_of(target: Any) -> Iterator[Finding]:
+    """Yield what `auto` chooses for a target, and why each other engine can run it or not, in the engine's words."""
+    from lantern.engines.engine import ENGINES, engine
+
+    chosen = engine("auto").resolve(target)
+    remark = chosen.remark(target)
+    yield Finding(f"engine auto: {chosen.name} ({chosen.reason}){f'; {remark}' if remark else ''}")
+    for name in ENGINES:
+        if name not in ("auto", chosen.name):
+            other = engine(name)
+            reason, remark = other.available(target, can_wait=False), other.remark(target)
+            ready = f"available{f', but {remark}' if remark else ''}"
+            yield Finding(f"engine {name}: {reason or ready}")
 
 
 def _model() -> Iterator[Finding]:
@@ -190,7 +197,7 @@ def predicted(
     """Yield what a model needs on a device, from its configs and short measurements of the device."""
     from lantern.core.io import resolve_model
     from lantern.models.folder import pick_device, pick_dtype
-    from lantern.models.prediction import measure_device, memory_of, predict
+    from lantern.models.prediction import measure_device, memory_of, placed, predict
 
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
@@ -206,8 +213,8 @@ def predicted(
     yield Finding(
         f"batch {batch}: {_gib(total)} and what passes allocate for a moment; {where} has {_gib(there)}: {fits}"
     )
-    if found.engines is not None:
-        yield Finding(f"engines: {', '.join(sorted(found.engines))}; the others run LlamaGen's layers")
+    if not found.target.is_llamagen:
+        yield from _engines_of(placed(found.target, where, kind))
     bandwidth, rate = measure_device(where, kind)
     yield Finding(f"{where} copies {bandwidth / 1e9:.3g} GB/s and computes {rate / 1e9:.3g} GFLOP/s in {words}")
     for count in nodes:

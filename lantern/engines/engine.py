@@ -46,6 +46,10 @@ RENAMED_VARIANTS = {
 # Most codes per pass of reproducible decoding: linears were measured to round alike up to this number.
 MAX_REPRODUCIBLE = 16
 OTHER_LAYERS = "quantized weights and reproducible passes are for LlamaGen's layers, this model has others: omit them"
+NEWLINES = (
+    "engine needs passes of one size, this model's have newline tokens, which the host counts: use --engine eager"
+)
+UNTRIED = "it has not run models of transformers on a device yet, give --engine graph to try it"
 Module = TypeVar("Module", bound="nn.Module")
 
 
@@ -80,14 +84,18 @@ class Engine(ABC):
 
         With `can_wait` False a wait of more than two seconds (a build) is a reason.
         """
-        if target.engines is not None:
-            if self.name not in target.engines:
-                return f"the {self.name} engine runs LlamaGen's layers, not this model's: use --engine eager"
+        if not target.is_llamagen:
+            if (reason := self.refuses_layers(target)) is not None:
+                return reason
             if self.weights != "full" or self.rounds_wide:
                 return OTHER_LAYERS
         if self.rounds_wide and target.tok_embeddings.weight.device.type == "cuda":
             return "reproducible decoding is supported on CPUs only: omit reproducible, or use fp32"
         return None
+
+    def refuses_layers(self, target: "Target") -> str | None:
+        """Return why this engine cannot run a target whose layers are not LlamaGen's, or None if it can."""
+        return f"the {self.name} engine runs LlamaGen's layers, not this model's: use --engine eager"
 
     def remark(self, target: "Target") -> str | None:
         """Return what this engine does not do for a target that it can run, or None."""
@@ -111,7 +119,7 @@ class Engine(ABC):
         """Return the target with the engine's kind of weights."""
         if self.weights == "full":
             return target
-        if target.engines is not None:
+        if not target.is_llamagen:
             raise ValueError(OTHER_LAYERS)
         from lantern.engines.prepared import quantized
 
@@ -240,6 +248,10 @@ class EagerEngine(Engine):
 
     name: ClassVar[str] = "eager"
 
+    def refuses_layers(self, target: "Target") -> str | None:
+        """Return None: torch runs all layers."""
+        return None
+
     def _prepare(self, target: Any) -> "Target":
         return target
 
@@ -260,6 +272,8 @@ class AutoEngine(Engine):
         for name, reason in PREFERRED.get(device, ()):
             found = engine(name, **settings, reason=reason)
             why_not = found.available(target, can_wait=False)
+            if why_not is None and not target.is_llamagen:
+                why_not = UNTRIED
             if why_not is None:
                 return found
             return engine("eager", **settings, reason=f"{name} is not available: {why_not}")

@@ -75,9 +75,9 @@ class PreparedTarget(TargetDefaults):
         return self.module(*args, **kwargs)
 
     @property
-    def engines(self) -> frozenset[str] | None:  # type: ignore[override]
-        """Names of the engines that can run the original's passes, None for all."""
-        return self.module.engines
+    def is_llamagen(self) -> bool:  # type: ignore[override]
+        """Whether the original's layers are LlamaGen's."""
+        return self.module.is_llamagen
 
     @property
     def has_token_prompts(self) -> bool:  # type: ignore[override]

@@ -25,8 +25,8 @@ class Prediction:
     """Sizes of a model in a dtype, in bytes, and the work of its passes.
 
     `weights` are those of the target, of which a pass reads `read`; `pixels` those of the VQ tokenizer in fp32. `cache`
-    and `noise` are of one image at guidance. `products` are multiplications and additions of one code. `engines` are
-    those that run its passes, None for all.
+    and `noise` are of one image at guidance. `products` are multiplications and additions of one code. `target` has
+    no values.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Prediction:
     products: int
     codes: int
     grid: tuple[int, int]
-    engines: frozenset[str] | None
+    target: Any
 
     def memory(self, images: int = 1) -> int:
         """Return the bytes that stay allocated while images are decoded together."""
@@ -79,8 +79,16 @@ def predict(folder: Path, dtype: torch.dtype, *, size: tuple[int, int] | None = 
         products=2 * 2 * read,
         codes=raster.codes,
         grid=(raster.rows, raster.columns),
-        engines=target.engines,
+        target=target,
     )
+
+
+def placed(target: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return a target without values as engines see one on a device: its embeddings are empty tensors there."""
+    for module in target.modules():
+        if isinstance(module, nn.Embedding):
+            module.weight = nn.Parameter(torch.empty(0, module.embedding_dim, device=device, dtype=dtype))
+    return target
 
 
 def measure_device(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:

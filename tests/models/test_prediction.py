@@ -71,7 +71,14 @@ def test_a_shape_of_seven_billion_parameters_needs_its_config_only(
     assert main(["doctor", "--model", str(tmp_path), "--dtype", "bf16", "--batch", "2"]) == 0
     out = capsys.readouterr().out
     assert "janus: 6.52 billion parameters, 4 rows of 4 codes" in out and "12.2 GiB for the target" in out
-    assert "engines: eager; the others run LlamaGen's layers" in out
+    assert "ok      engine auto: eager (cpu is not available: the cpu engine runs LlamaGen's layers, not this" in out
+    for name, words in (
+        ("compile", "available"),
+        ("graph", "CUDA graphs need a CUDA device"),
+        ("cpu", "runs LlamaGen's"),
+    ):
+        (line,) = (line for line in out.splitlines() if line.startswith(f"ok      engine {name}: "))
+        assert words in line
     assert "plain decoding" in out and "a pass over 16 of each image's codes: at least" in out
 
 

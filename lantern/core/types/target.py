@@ -142,7 +142,7 @@ class TargetDefaults:
     is_batch_invariant: bool = False
     prompt_rows: int = 0
     make_uniforms: Callable[..., Tensor] | None = None
-    engines: frozenset[str] | None = None
+    is_llamagen: bool = True
     has_token_prompts: bool = False
 
     def read_prompt(
@@ -209,8 +209,8 @@ class Target(Protocol):
         ...
 
     @property
-    def engines(self) -> frozenset[str] | None:
-        """Names of the engines that can run its passes; None if none is excluded. Optional."""
+    def is_llamagen(self) -> bool:
+        """Whether its layers are LlamaGen's, which engines may run by themselves. Optional."""
         ...
 
     @property

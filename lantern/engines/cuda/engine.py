@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lantern.engines.cuda.rows import ROWS, constant_rows
-from lantern.engines.engine import Engine
+from lantern.engines.engine import NEWLINES, Engine
 
 if TYPE_CHECKING:
     from lantern.core.types import Drafter, Target
@@ -37,6 +37,10 @@ class GraphEngine(Engine):
         if device != "cuda" and self.without_kernels(target) is not None:
             return f"CUDA graphs need a CUDA device, the model is on {device}: use another engine, or move the model"
         return super().available(target, can_wait=can_wait)
+
+    def refuses_layers(self, target: "Target") -> str | None:
+        """Return a reason for passes with newlines; others are captured as torch runs them."""
+        return f"the {self.name} {NEWLINES}" if target.config.raster.newlines else None
 
     def remark(self, target: "Target") -> str | None:
         """Return why passes do not run as Triton kernels."""
@@ -92,7 +96,7 @@ class GraphEngine(Engine):
             from lantern.engines.cuda.target import KernelTarget
 
             return KernelTarget(target, self.rows)
-        if not self.compiles_steps:
+        if not self.compiles_steps or not target.is_llamagen:
             return target
         from lantern.engines.compiled import compiled
 

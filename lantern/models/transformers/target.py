@@ -128,6 +128,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
     """
 
     has_token_prompts = True
+    is_llamagen = False
 
     def __init__(
         self, body: Any, words: Any, embedding: Any, head: nn.Module, *, codes: int, family: str, raster: Raster
@@ -154,12 +155,6 @@ class TransformersTarget(nn.Module, TargetDefaults):
             raster=raster,
         )
         self.eval()
-
-    @property
-    def engines(self) -> frozenset[str]:  # type: ignore[override]
-        """Engines that run its passes: `compile` on a CPU only, and not with newlines, whose number the host reads."""
-        is_one_program = self.config.raster.newlines == 0 and self.tok_embeddings.weight.device.type == "cpu"
-        return frozenset({"eager", "compile"} if is_one_program else {"eager"})
 
     def head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
         """Map features to fp32 logits over codes."""
