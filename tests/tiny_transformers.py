@@ -3,6 +3,7 @@
 import json
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from lantern.models.transformers.chameleon_vq import PREFIX, VQDecoder
 from lantern.models.transformers.components import Components
 from lantern.models.transformers.emu3 import NEGATIVE
 from lantern.models.transformers.loading import FAMILIES
+from lantern.models.transformers.simplear import UNCONDITIONAL
 
 TEMPLATE = (
     "{% for message in messages %}<bos>User: {% for part in message['content'] %}{{ part['text'] }}{% endfor %}"
@@ -258,9 +260,108 @@ def _chameleon_grid(
     return torch.tensor([mapping.bpe2img[token] for token in found.tolist() if token != newline])
 
 
+LIQUID = [*WORDS, "Generate", "an", "image", "based", "on", "this", "description.", "<unconditional>"]
+LIQUID += ["<|endoftext|>"]  # which Qwen2 always has
+SIMPLEAR = [
+    "<unk>",
+    "<pad>",
+    "<|endoftext|>",
+    "<|t2i|>",
+    "<|soi|>",
+    *WORDS[9:],
+    "A",
+    "highly",
+    "realistic",
+    "image",
+    "An",
+]
+HEADS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def tiny_liquid(seed: int = 0) -> Any:
+    """Gemma with 24 codes behind its words and three unused tokens behind them, in a grid of 4 x 4."""
+    from transformers import GemmaConfig, GemmaForCausalLM
+
+    vq = {"embed_dim": 8, "num_embeddings": 24, "latent_channels": 32, "resolution": 8, "base_channels": 32}
+    config: Any = GemmaConfig(
+        vocab_size=len(LIQUID) + 27,
+        hidden_size=32,
+        intermediate_size=48,
+        head_dim=8,
+        num_key_value_heads=1,
+        **HEADS,
+    )
+    config.vq_config = vq | {"channel_multiplier": [1, 2], "num_res_blocks": 1}
+    model = randomise(GemmaForCausalLM(config), seed)
+    model.lm_head.weight.data.mul_(0.1)  # and the words, which are the same
+    return model
+
+
+def liquid_tokenizer() -> Any:
+    """The tokenizer of `tiny_liquid`."""
+    names = {"boi_token": "<boi>", "eoi_token": "<eoi>", "unconditional_token": "<unconditional>"}
+    return tokenizer(LIQUID, bos_token="<bos>", pad_token="<pad>", eos_token="<eos>", **names)
+
+
+def liquid_codes(model: Any, words: Any, prompt: str) -> torch.Tensor:
+    """Greedy codes by whole passes of the library, with guidance 7."""
+    texts = f"{prompt} Generate an image based on this description.<boi>", "<unconditional><boi>"
+    return _causal_grid(model, words, texts, codes=24, count=16, guidance=7.0)
+
+
+def tiny_simplear(seed: int = 0) -> Any:
+    """Qwen2 with 24 codes of three digits behind its words."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    size: dict[str, Any] = {"vocab_size": len(SIMPLEAR) + 24, "hidden_size": 32, "intermediate_size": 48}
+    config: Any = Qwen2Config(num_key_value_heads=2, **size, **HEADS)
+    config.vq_config = {"levels": [4, 3, 2]}
+    return randomise(Qwen2ForCausalLM(config), seed)
+
+
+def simplear_tokenizer() -> Any:
+    """The tokenizer of `tiny_simplear`."""
+    return tokenizer(list(dict.fromkeys(SIMPLEAR)), pad_token="<pad>", t2i_token="<|t2i|>", soi_token="<|soi|>")
+
+
+def simplear_codes(model: Any, words: Any, prompt: str) -> torch.Tensor:
+    """Greedy codes of 3 rows of 4 codes by whole passes of the library, with guidance 6."""
+    texts = f"<|t2i|>A highly realistic image of {prompt}<|soi|>", UNCONDITIONAL
+    return _causal_grid(model, words, texts, codes=24, count=12, guidance=6.0)
+
+
+@torch.no_grad()
+def _causal_grid(
+    model: Any, words: Any, texts: tuple[str, str], *, codes: int, count: int, guidance: float
+) -> torch.Tensor:
+    """Greedy codes of a causal language model, each by a pass over the whole sequence of each guidance row."""
+    rows, found = [words(text)["input_ids"] for text in texts], list[int]()
+    for _ in range(count):
+        sequences = (torch.tensor([ids + [len(words) + code for code in found]]) for ids in rows)
+        logits = [model(input_ids=ids).logits[0, -1, len(words) :][:codes] for ids in sequences]
+        found.append(int((logits[1] + guidance * (logits[0] - logits[1])).argmax()))
+    return torch.tensor(found)
+
+
 def assemble(family: str, model: Any, processor: Any, size: tuple[int, int] | None = None) -> Components:
     """The components of a model in memory."""
-    return import_module(FAMILIES[family]).assemble(model, processor, size)
+    made = import_module(FAMILIES[family]).assemble(model, processor, size)
+    if family == "liquid":
+        with TemporaryDirectory() as folder:
+            save_vqgan(model, Path(folder))
+            made.vq.read(Path(folder))
+    return made
+
+
+def save_vqgan(model: Any, folder: Path) -> None:
+    """Write the VQ tokenizer of a tiny Liquid as it is released with Chameleon."""
+    from transformers import ChameleonVQVAEConfig
+    from transformers.models.chameleon.modeling_chameleon import ChameleonVQVAE
+
+    config = ChameleonVQVAEConfig(**model.config.vq_config)
+    torch.manual_seed(1)
+    state = randomise(ChameleonVQVAE(config)).state_dict() | VQDecoder(config).eval().state_dict()
+    torch.save({"state_dict": state}, folder / "vqgan.ckpt")
 
 
 def save(family: str, model: Any, processor: Any, folder: Path) -> Path:
@@ -276,6 +377,8 @@ def save(family: str, model: Any, processor: Any, folder: Path) -> Path:
         config["architectures"] = ["ChameleonXLLMXForConditionalGeneration"]
         (folder / "config.json").write_text(json.dumps(config))
         torch.save({"state_dict": vq_decoder(model).state_dict()}, folder / "vqgan.ckpt")
+    if family == "liquid":
+        save_vqgan(model, folder)
     return folder
 
 

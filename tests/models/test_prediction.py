@@ -17,6 +17,8 @@ from lantern.models.folder import load_model
 from lantern.models.prediction import PROMPT, predict
 from tests import tiny_transformers as tiny
 
+SIMPLEAR = tiny.tiny_simplear, tiny.simplear_tokenizer
+
 
 def folder_of(path: Path, family: str) -> Path:
     model = tiny.tiny_emu3() if family == "emu3" else tiny.tiny_janus()
@@ -49,6 +51,20 @@ def test_sizes_are_those_of_the_model(tmp_path: Path, family: str, size: tuple[i
     spare = 2 * 2 * 2 * 2 * 8 * 4 if family == "emu3" else 0  # the slot of the last row's newline, never read
     assert found.cache == begun.cache.buffer.nbytes - spare
     assert found.noise == begun.noise.gumbel_table().nbytes  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("family", "size"), [("liquid", None), ("simplear", (48, 64))])
+def test_sizes_of_causal_models_are_those_that_are_loaded(
+    tmp_path: Path, family: str, size: tuple[int, int] | None
+) -> None:
+    make, words = (tiny.tiny_liquid, tiny.liquid_tokenizer) if family == "liquid" else SIMPLEAR
+    tiny.save(family, make(), words(), tmp_path)
+    found = predict(tmp_path, torch.float32, size=size)
+    parts = ("text", "vq") if family == "liquid" else ("text",)
+    loaded: Any = load_model(tmp_path, parts=parts, size=size)
+    assert found.weights == sum(weight.nbytes for weight in loaded.target.parameters())
+    assert found.pixels == sum(weight.nbytes for weight in loaded.vq.parameters())
+    assert found.codes == loaded.target.config.block_size
 
 
 def test_the_embedded_model_is_predicted() -> None:

@@ -26,8 +26,10 @@ from lantern.generation.generator import generate
 from lantern.generation.pipeline import LanternPipeline
 from lantern.methods.registry import METHODS, build_decoder
 from lantern.models.folder import load_model, model_of
+from lantern.models.transformers.causal import causal_target
 from lantern.models.transformers.chameleon_vq import read_decoder
 from lantern.models.transformers.components import Components
+from lantern.models.transformers.simplear import fsq_vectors
 from tests import tiny_transformers as tiny
 
 ZERO = torch.zeros(1, dtype=torch.long)
@@ -51,7 +53,10 @@ CASES = {
     "emu3": Case(tiny.tiny_emu3, tiny.emu3_processor, tiny.emu3_codes, 3.0, size=(24, 32)),
     "chameleon": Case(tiny.tiny_chameleon, tiny.chameleon_processor, tiny.chameleon_codes, 3.0),
     "lumina": Case(tiny.tiny_chameleon, tiny.chameleon_tokenizer, tiny.lumina_codes, 4.0, size=(4, 8)),
+    "liquid": Case(tiny.tiny_liquid, tiny.liquid_tokenizer, tiny.liquid_codes, 7.0),
+    "simplear": Case(tiny.tiny_simplear, tiny.simplear_tokenizer, tiny.simplear_codes, 6.0, size=(48, 64)),
 }
+PAINTED = [name for name in CASES if name != "simplear"]  # whose pixels are made here
 
 
 @cache
@@ -239,7 +244,7 @@ def test_pixels_undo_the_normalisation_of_the_processor(name: str) -> None:
         vq.decode(torch.where(codes == 0, 1000, codes))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PAINTED)
 def test_a_folder_in_the_released_layout_makes_pictures(
     name: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -259,7 +264,7 @@ def test_a_folder_in_the_released_layout_makes_pictures(
         assert np.array_equal(np.asarray(picture), expected.pixels.numpy())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PAINTED)
 def test_the_pipeline_gives_the_same_picture(name: str, root: Path) -> None:
     size = CASES[name].size
     pipe = LanternPipeline.from_pretrained(folder(name, root), size=size)
@@ -386,7 +391,7 @@ def test_folders_without_templates_and_vocabularies_are_refused(root: Path, tmp_
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PAINTED)
 def test_pictures_are_encoded_as_the_model_does(name: str) -> None:
     vq: Any = parts(name).vq
     library, raster = vq.vq, vq.raster
@@ -394,7 +399,7 @@ def test_pictures_are_encoded_as_the_model_does(name: str) -> None:
     pixels = 9 * torch.randn(
         2, 3, raster.rows * side, raster.columns * side, generator=torch.Generator().manual_seed(0)
     )
-    normal = pixels if name in ("chameleon", "lumina") else (pixels - vq.shift) / vq.scale
+    normal = pixels if name in ("chameleon", "lumina", "liquid") else (pixels - vq.shift) / vq.scale
     if name == "janus":  # LlamaGen's rule: the largest cosine
         found = library.quant_conv(library.encoder(normal)).movedim(1, -1).flatten(0, 2)
         expected = torch.cosine_similarity(found[:, None], library.quantize.embedding.weight[None], dim=-1).argmax(1)
@@ -406,7 +411,7 @@ def test_pictures_are_encoded_as_the_model_does(name: str) -> None:
     assert vq.encode(pixels).unique().numel() > 1
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PAINTED)
 def test_pictures_are_continued_from_their_first_row(name: str) -> None:
     made = model_of(parts(name), name=name)
     raster, side = made.target.config.raster, made.vq.config.downsample  # type: ignore[union-attr]
@@ -418,3 +423,66 @@ def test_pictures_are_continued_from_their_first_row(name: str) -> None:
     ]
     assert all(torch.equal(one.codes, found[0].codes) for one in found)
     assert found[0].statistics.forced == raster.columns
+
+
+def test_codes_of_a_model_without_pixels_are_written(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = ["--model", str(folder("simplear", root)), "--prompt", PROMPTS[0], "--size", "64x48", "--quiet"]
+    assert command.main([*call, "--out", str(tmp_path / "a.png")]) == 2
+    assert "pixels of SimpleAR are made by TorchScript programs" in capsys.readouterr().err
+    written = [*call, "--tokens", str(tmp_path / "grid.json"), "--temperature", "0"]
+    assert command.main([*written, "--method", "row-pool"]) == 0
+    text: Any = load_model(folder("simplear", root), parts=("text",)).text
+    expected = tiny.simplear_codes(model("simplear"), text.tokenizer, PROMPTS[0])
+    assert json.loads((tmp_path / "grid.json").read_text()) == expected.view(3, 4).tolist()
+    assert command.main([*written, "--method", "bounded-window", "--temperature", "1", "--k", "8"]) == 0
+    made = model_of(parts("simplear"), name="simplear")
+    picture = Image.new("RGB", (64, 48))
+    with pytest.raises(ValueError, match="write the codes only"):
+        generate(made, PROMPTS[:1], init_image=picture, keep_rows=1)
+
+
+def test_vectors_of_finite_scalar_quantisation_are_the_digits() -> None:
+    found = fsq_vectors((8, 8, 8, 5, 5, 5))
+    assert found.shape == (64000, 6) and len(found.unique(dim=0)) == 64000
+    assert found[0].tolist() == [-1] * 6 and found[-1].tolist() == [0.75] * 3 + [1] * 3
+    assert found[1 + 8 * 2 + 64 * 3 + 512 * 4].tolist() == [-0.75, -0.5, -0.25, 1, -1, -1]
+
+
+def test_a_causal_model_is_known_by_its_tokenizer_and_checked(root: Path, tmp_path: Path) -> None:
+    made = shutil.copytree(folder("liquid", root), tmp_path / "liquid")
+    target: Any = load_model(made, parts=()).target
+    assert target.config.family == "liquid"
+    (made / "vqgan.ckpt").unlink()
+    with pytest.raises(ValueError, match=r"holds no VQ tokenizer: put vqgan\.ckpt of Chameleon's release into it"):
+        load_model(made)
+    without = load_model(made, parts=("text",))
+    with pytest.raises(ValueError, match="loaded without its VQ"):
+        next(generate(without, PROMPTS[:1], method="plain"))
+    with pytest.raises(ValueError, match="the vocabulary has 53 tokens, wanted 40 of the tokenizer and 24 codes"):
+        causal_target(model("liquid"), range(40), 24, family="liquid", raster=parts("liquid").target.config.raster)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (made / name).unlink()
+    with pytest.raises(ValueError, match="model_type is 'gemma', wanted one of janus"):
+        load_model(made)
+
+
+def test_layers_that_are_not_reproduced_are_refused() -> None:
+    changed = tiny.tiny_simplear()
+    changed.config.layer_types = ["full_attention", "sliding_attention"]
+    with pytest.raises(ValueError, match="qwen2 has windows of attention or capped logits"):
+        tiny.assemble("simplear", changed, processor("simplear"))
+
+
+def test_another_causal_model_takes_the_place_of_a_familys_own(tmp_path: Path) -> None:
+    """Liquid was trained on several language models."""
+    other = tiny.tiny_simplear()
+    other.config.vq_config = tiny.tiny_liquid().config.vq_config
+    other.resize_token_embeddings(len(tiny.LIQUID) + 24, mean_resizing=False)
+    tiny.save("liquid", tiny.randomise(other), processor("liquid"), tmp_path)
+    made: Any = load_model(tmp_path)
+    assert made.target.config.family == "liquid" and type(made.target.body).__name__ == "Qwen2Model"
+    greedy = Sampling(guidance=7.0, temperature=0)
+    (found,) = generate(made, PROMPTS[:1], method="gumbel-jacobi", sampling=greedy, with_pixels=False)
+    assert found.codes.tolist() == tiny.liquid_codes(other, made.text.tokenizer, PROMPTS[0]).tolist()

@@ -19,6 +19,7 @@ from lantern.models.transformers.target import CodeEmbedding, CodeHead, Transfor
 
 CLASS = "ChameleonForConditionalGeneration"
 PROCESSOR = "AutoProcessor"
+READS_PROCESSOR = False  # pictures are made without it
 GENERATION = {"guidance": 3.0, "temperature": 0.7, "top_p": 0.9, "method": "auto"}
 
 

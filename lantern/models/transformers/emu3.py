@@ -16,6 +16,7 @@ from lantern.models.transformers.target import CodeEmbedding, CodeHead, Transfor
 
 CLASS = "Emu3ForConditionalGeneration"
 PROCESSOR = "AutoProcessor"
+READS_PROCESSOR = False  # pictures are made without it
 GENERATION = {"guidance": 3.0, "temperature": 1.0, "top_k": 2048, "method": "auto"}
 SIZE = (720, 720)
 NEWLINE = "<|extra_200|>"

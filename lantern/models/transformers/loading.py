@@ -13,8 +13,14 @@ from lantern.core.config import one_line, read_json_object
 from lantern.core.io import CONFIG_NAME, read_checksums, verify_files
 from lantern.models.transformers.components import Components
 
-# model_type of config.json -> the module of the family
-FAMILIES = {name: f"lantern.models.transformers.{name}" for name in ("janus", "emu3", "chameleon", "lumina")}
+# the family, mostly the model_type of config.json -> its module
+FAMILIES = {
+    name: f"lantern.models.transformers.{name}"
+    for name in ("janus", "emu3", "chameleon", "lumina", "liquid", "simplear")
+}
+# a token of the tokenizer, by which families of causal language models are known
+KNOWN_BY = {"liquid": "<boi>", "simplear": "<|t2i|>"}
+TOKENIZERS = ("added_tokens.json", "tokenizer_config.json", "tokenizer.json")
 MOST_BYTES = 1 << 26  # of a config, in which some models list their vocabulary
 RELEASED = ("multi_modality",)  # layouts that transformers does not load
 
@@ -25,11 +31,33 @@ def family_of(folder: Path) -> Any:
     kind = config.get("model_type")
     if kind == "chameleon" and "XLLMX" in str(config.get("architectures")):
         kind = "lumina"  # whose own class is Chameleon's
+    kind = kind if kind in FAMILIES or kind in RELEASED else _by_tokens(folder) or kind
     if kind in FAMILIES:
         return import_module(FAMILIES[kind])
     if kind in RELEASED:
         raise ValueError(f"{folder} has the released layout {kind!r}: convert it first (lantern convert FOLDER OUT)")
     raise ValueError(f"{folder / CONFIG_NAME}: model_type is {str(kind)[:40]!r}, wanted one of {', '.join(FAMILIES)}")
+
+
+def _by_tokens(folder: Path) -> str | None:
+    """Return the family of a causal language model by the tokens of its tokenizer, or None."""
+    for name in TOKENIZERS:
+        if (folder / name).is_file():
+            text = (folder / name).read_bytes()
+            for family, token in KNOWN_BY.items():
+                if f'"{token}"'.encode() in text:
+                    return family
+    return None
+
+
+def class_of(folder: Path, family: Any) -> Any:
+    """Return transformers' class of a model: the family's, or that of another causal language model in its place."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    named = (read_json_object(folder / CONFIG_NAME, most=MOST_BYTES).get("architectures") or [""])[0]
+    is_another = family.CLASS in CAUSAL.values() and named in CAUSAL.values()
+    return getattr(transformers, named if is_another else family.CLASS)
 
 
 def load(
@@ -50,7 +78,7 @@ def load(
     family = family_of(folder)
     if verify:
         verify_files(folder, read_checksums(folder))
-    kind = getattr(transformers, family.CLASS)
+    kind = class_of(folder, family)
     how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         with quiet():
@@ -58,30 +86,30 @@ def load(
                 folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **how
             )
             words = getattr(transformers, family.PROCESSOR)
-            processor = words.from_pretrained(folder, **how) if "text" in parts else None
+            is_read = "text" in parts or family.READS_PROCESSOR
+            processor = words.from_pretrained(folder, **how) if is_read else None
     except Exception as error:  # transformers and the readers below it raise of every kind for damaged files
-        raise ValueError(f"{folder} holds no {family.CLASS} that loads: {one_line(error)}") from error
+        raise ValueError(f"{folder} holds no {kind.__name__} that loads: {one_line(error)}") from error
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"{folder}: tensor {missing[0]!r} is missing, and {len(missing) - 1} more")
     made = assembled(folder, family, model.requires_grad_(False).to(device), processor, size)
-    if "vq" in parts:
+    if "vq" in parts or ("neighbours" in parts and made.vq.codebook.is_meta):
         made.vq.read(folder)
-    made.vq.to(device)
+    if not made.vq.codebook.is_meta:
+        made.vq.to(device)
     return made
 
 
 def shape_of(folder: Path, size: tuple[int, int] | None = None) -> Components:
     """Return the model of a folder's config on the meta device, without prompts; no weights are read or allocated."""
-    import transformers
-
     family = family_of(folder)
-    kind = getattr(transformers, family.CLASS)
+    kind = class_of(folder, family)
     try:
         config = kind.config_class.from_pretrained(folder, local_files_only=True)
         with quiet(), torch.device("meta"):
             model = kind._from_config(config, attn_implementation="sdpa")
     except Exception as error:  # as above
-        raise ValueError(f"{folder / CONFIG_NAME} is no config of {family.CLASS}: {one_line(error)}") from error
+        raise ValueError(f"{folder / CONFIG_NAME} is no config of {kind.__name__}: {one_line(error)}") from error
     made = assembled(folder, family, model, None, size)
     made.vq.outline()
     return made
