@@ -87,6 +87,7 @@ MODULES: dict[str, str] = {
     "cool-paper": "lantern.verifiers.relaxations.cool",
     "grouped": "lantern.verifiers.relaxations.grouped",
     "gsd": "lantern.verifiers.relaxations.grouped",
+    "pcg": "lantern.verifiers.relaxations.pcg",
     "tolerance": "lantern.verifiers.relaxations.tolerance",
     "vadusa": "lantern.drafters.heads.medusa",
 }
