@@ -251,6 +251,9 @@ EXERCISES: dict[str, Exercise | Installation] = {
         prepare=saved_results, is_slow=True
     ),
     "lantern leaderboard --from eval/results/leaderboard.json --docs board --out board": Exercise(is_slow=True),
+    "lantern leaderboard --pairs eagle2-paper==eagle1-paper --images 4 --out pairs": Exercise(
+        "--model {model} --engine eager --run pairs-run", replace={"4": "1"}
+    ),
     "lantern results": Exercise(),
     "lantern results --refresh equality_int8 leaderboard-figures": Exercise(replace=REFRESHED, codes=(2,)),
     "python -m lantern.eval.gpu_campaign --minutes 30 --out gpu": Exercise("--device cpu --toy", is_slow=True),

@@ -175,16 +175,16 @@ def name_of(spec: str, variant: Variant) -> str:
     return f"{spec} | {variant}"
 
 
-def record(made: Generation, seconds: float) -> dict[str, Any]:
-    """Return the record of one picture."""
+def record(made: Generation, seconds: float, number: int = 0) -> dict[str, Any]:
+    """Return the record of picture `number` of a batch."""
     return {
         "seconds": seconds,
-        "passes": int(made.passes[0]),
-        "total_variation": float(made.total_variation[0]),
-        "relaxed": float(made.relaxed[0]),
-        "reached": made.reached[0].tolist(),
-        "accepted": made.accepted[0].tolist(),
-        "codes": pack(made.codes[0]),
+        "passes": int(made.passes[number]),
+        "total_variation": float(made.total_variation[number]),
+        "relaxed": float(made.relaxed[number]),
+        "reached": made.reached[number].tolist(),
+        "accepted": made.accepted[number].tolist(),
+        "codes": pack(made.codes[number]),
     }
 
 

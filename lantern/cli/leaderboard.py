@@ -1,6 +1,7 @@
 """`lantern leaderboard`: measures every method on one model in one run, as figures, a table and a plot."""
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 NAME = "leaderboard"
 FILES = (f"{NAME}.json", f"{NAME}.png", f"{NAME}.svg")
+PAIRS = "pairs.json"
+PICTURES = 64  # of each method of a pair
 DISTRIBUTION = ("guidance", "top_k", "top_p")
 TEMPERATURES, IMAGES = (1.0, 0.0), (8, 4)
 
@@ -71,7 +74,15 @@ def _what(group: Any) -> None:
         nargs="+",
         type=integer(1, 10**5),
         metavar="N",
-        help="pictures per method: one number, or one for each temperature (default 8 at the first, 4 at others)",
+        help="pictures per method: one number, or one for each temperature (default 8 at the first, 4 at others; "
+        f"for pairs {PICTURES}, at the first temperature)",
+    )
+    group.add_argument(
+        "--pairs",
+        nargs="*",
+        metavar="A==B",
+        help="instead of the table: compare these pairs of methods by codes per pass and total variation, on the same "
+        "pictures, in batches and without timing (default: those of the published methods), as pairs.json",
     )
     group.add_argument(
         "--equal-budget",
@@ -111,7 +122,9 @@ def _how(group: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure what is missing, compute quality metrics, write; or only write. Return 1 if an exact method failed."""
-    check_results(args, FILES)
+    check_results(args, FILES if args.pairs is None else (PAIRS,))
+    if args.pairs is not None:
+        return compare(args)
     from lantern.core.config import read_json_object
     from lantern.core.io import write_json
     from lantern.eval.boards.leaderboard_report import check_page
@@ -131,6 +144,31 @@ def run(args: argparse.Namespace) -> int:
     for failure in figures["failures"]:
         complain(failure)
     return FAILED if figures["failures"] else DONE
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Compare pairs of methods, write the figures, and print a line for each pair."""
+    import torch
+
+    from lantern.core.io import write_json
+    from lantern.eval.boards import pairs as board
+    from lantern.eval.boards.contest import Setting
+
+    chosen = [board.parse_pair(text) for text in args.pairs] or list(board.PAIRS)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    images = (args.images or [PICTURES])[0]
+    args.images, args.equal_budget, args.methods = None, 0, ["eagle1"]
+    options = options_of(args)
+    sampling = dict(options.sampling) | {"temperature": options.temperatures[0]}
+    setting = Setting(dataclasses.replace(options, sampling=sampling))
+    figures = board.Pairs(setting, chosen, images=images).measure()
+    out = args.out or results_folder()
+    write_json(out / PAIRS, figures)
+    report(out / PAIRS, args.quiet)
+    for line in board.lines(figures):
+        print(line)
+    return DONE
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:

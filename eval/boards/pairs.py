@@ -1,0 +1,225 @@
+"""Fair tests of pairs of methods: the same pictures by both, compared by codes per pass and total variation.
+
+Both methods of a pair decode the same prompts with the same seeds, in batches. Codes per pass do not depend on the load
+of the machine, so nothing is timed. Ratio and difference have bootstrap intervals over pictures, resampled for both
+methods together. There is a verdict only where the interval excludes equality and both networks were trained for the
+same number of steps. Each batch is stored when it ends, so an interrupted run resumes.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.core.config import one_line, read_json_object
+from lantern.core.io import write_json
+from lantern.eval.boards.contest import NodeCount, Setting, how_to_get, made_with, parts_of
+from lantern.eval.boards.equal_budget import at_tree
+from lantern.eval.boards.rounds import as_dict, open_folder, record, step_compression
+from lantern.eval.metrics.distances import Estimate, bootstrap, mean_estimate
+from lantern.eval.speed.contenders import Job, assemble, condition_of, method_of
+from lantern.eval.speed.race import rounded
+
+VERSUS = "=="  # between the methods of a pair on the command line
+BATCH = 8
+LEAST = 3  # pictures, below which there is no verdict
+# what the papers compare with, at the same tree or window, and our form of a method with the published one
+PAIRS = (
+    ("eagle2-paper", "eagle1-paper"),
+    ("eagle3-paper", "eagle2-paper"),
+    ("poss-paper", "eagle2-paper"),
+    ("vispec-paper", "eagle2-paper"),
+    ("fr-spec-paper", "eagle2-paper"),
+    ("ddd-paper", "eagle2-paper"),
+    ("c2t-paper", "eagle2-paper"),
+    ("radar-paper", "eagle2-paper"),
+    ("adt-tree-paper", "eagle2-paper"),
+    ("parallelspec-paper", "eagle1-paper"),
+    ("medusa-paper", "medusa:tree=grown_63_4"),
+    ("sam-eagle1", "eagle1:tree=grown_12_2"),
+    ("sam-paper", "sam"),
+    ("scd:window=16", "sjd:window=16"),
+    ("scd:window=32", "sjd:window=32"),
+    ("scd:window=64", "sjd:window=64"),
+    ("gsd", "sjd-paper"),
+    ("specmquant-paper", "specmquant"),
+    ("lantern-paper", "eagle2-paper"),
+    ("lantern-paper:shared=true", "lantern-paper"),
+    ("lantern++-paper", at_tree("eagle1-rejection", "naive_extend_57")),
+    ("cool-paper", at_tree("eagle1-rejection", "chain_5")),
+    ("eagle1", "eagle1-rejection"),
+    ("eagle2", "eagle2-paper"),
+)
+
+
+def parse_pair(text: str) -> tuple[str, str]:
+    """Return the two methods of "A==B"; ValueError for another form."""
+    first, sign, second = text.partition(VERSUS)
+    if not sign or not first or not second or VERSUS in second:
+        raise ValueError(f"--pairs {text[:60]!r}, wanted METHOD{VERSUS}METHOD, such as eagle2{VERSUS}eagle1")
+    return first, second
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of methods on the model of a `Setting`: `images` pictures of each method, `batch` at a time."""
+
+    setting: Setting
+    pairs: Sequence[tuple[str, str]]
+    images: int = 64
+    batch: int = BATCH
+
+    @cached_property
+    def specs(self) -> list[str]:
+        """All methods, each once. ValueError for an unknown method or setting."""
+        found = list(dict.fromkeys(spec for pair in self.pairs for spec in pair))
+        for spec in found:
+            method_of(self.setting.model, spec)
+        return found
+
+    @cached_property
+    def header(self) -> dict[str, Any]:
+        """What must be the same when a run resumes; pairs and numbers of pictures may change."""
+        shared = ("model", "fingerprint", "variant", "seed", "prompts", "surroundings")
+        setting, options = self.setting, self.setting.options
+        sampling = setting.model.sampling(**options.sampling)
+        return (
+            {name: setting.header[name] for name in shared}
+            | {"parts": parts_of(setting.model), "sampling": dataclasses.asdict(sampling), "batch": self.batch}
+            | {"commit": setting.surroundings["commit"]}
+        )
+
+    def measure(self) -> dict[str, Any]:
+        """Decode what is missing and return all figures for JSON."""
+        folder = open_folder(self.setting.options.run, self.header).path
+        bar = self.setting.bar(len(self.specs), "methods", "methods")
+        rows, records = {}, {}
+        for spec in self.specs:
+            try:
+                records[spec] = self._records(spec, folder)
+            except ValueError as error:
+                rows[spec] = {"reason": one_line(error)[:300]} | {"command": how_to_get(self.setting.model, spec)}
+            else:
+                rows[spec] = self._row(spec, records[spec])
+            bar.update()
+        bar.close()
+        return {
+            "what": "pairs",
+            **self.header,
+            "surroundings": self.setting.surroundings,
+            "images": self.images,
+            "methods": [{"method": spec} | row for spec, row in rows.items()],
+            "pairs": [self._pair(pair, rows, records) for pair in self.pairs if all(spec in records for spec in pair)],
+        }
+
+    def _records(self, spec: str, folder: Path) -> list[dict[str, Any]]:
+        """Return one record per picture, from the folder or by decoding."""
+        setting, found = self.setting, []
+        decoder = None
+        for first in range(0, self.images, self.batch):
+            numbers = range(first, min(first + self.batch, self.images))
+            name = hashlib.sha256(f"{spec} {first} {len(numbers)}".encode()).hexdigest()[:16]
+            path = folder / "batches" / f"{name}.json"
+            if not path.is_file():
+                if decoder is None:
+                    model = setting.stable.model(setting.options.variant)
+                    sampling = setting.model.sampling(**setting.options.sampling)
+                    decoder = assemble(model, method_of(setting.model, spec), sampling)
+                keys = [(setting.options.seed, number) for number in numbers]
+                job = Job(condition_of(setting.model, setting.options.prompts, list(numbers)), keys)
+                count = NodeCount()
+                made = decoder.generate(job.condition, keys=job.keys, prompts=None, callback=count)
+                one = {"nodes": count.per_pass, "images": [record(made, 0.0, i) for i in range(len(numbers))]}
+                write_json(path, one | {"method": spec})
+            entry = read_json_object(path)
+            found += [image | {"nodes": entry["nodes"]} for image in entry["images"]]
+        return found
+
+    def _row(self, spec: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        codes = self.setting.model.target.config.block_size
+        variant = self.setting.options.variant
+        spent = torch.tensor([one["total_variation"] / codes for one in records], dtype=torch.float64)
+        return {
+            "step_compression": as_dict(step_compression(records, codes)),
+            "total_variation": as_dict(mean_estimate(spent, seed=0)),
+            "nodes_per_pass": rounded(sum(one["nodes"] for one in records) / len(records)),
+            "made_with": made_with(self.setting.stable.model(variant), spec, variant),
+        }
+
+    def _pair(
+        self,
+        pair: tuple[str, str],
+        rows: Mapping[str, Mapping[str, Any]],
+        records: Mapping[str, Sequence[Mapping[str, Any]]],
+    ) -> dict[str, Any]:
+        codes = self.setting.model.target.config.block_size
+        refusal = refusal_of(*(rows[spec]["made_with"]["training_steps"] for spec in pair), images=self.images)
+        ratio = codes_ratio(*(records[spec] for spec in pair))
+        apart = variation_difference(*(records[spec] for spec in pair), codes=codes)
+        return {
+            "pair": list(pair),
+            "codes_ratio": as_dict(ratio),
+            "variation_difference": as_dict(apart),
+            "no_verdict": refusal,
+            "codes": None if refusal else verdict(ratio, 1.0, "more codes per pass", "fewer codes per pass"),
+            "variation": None if refusal else verdict(apart, 0.0, "more total variation", "less total variation"),
+        }
+
+
+def codes_ratio(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Estimate:
+    """Return codes per pass of one method over the other's, on the same pictures."""
+    table = torch.tensor([[float(b["passes"]), float(a["passes"])] for a, b in zip(mine, other, strict=True)])
+    return bootstrap(table.double(), lambda drawn: drawn[..., 0].mean(-1) / drawn[..., 1].mean(-1), seed=0)
+
+
+def variation_difference(
+    mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], *, codes: int
+) -> Estimate:
+    """Return the difference of total variation per code, on the same pictures."""
+    pairs = zip(mine, other, strict=True)
+    apart = [(a["total_variation"] - b["total_variation"]) / codes for a, b in pairs]
+    return mean_estimate(torch.tensor(apart, dtype=torch.float64), seed=0)
+
+
+def verdict(found: Estimate, equal: float, above: str, below: str) -> str | None:
+    """Return which side of equality the whole interval is on, None if it contains it."""
+    assert found.low is not None and found.high is not None
+    if found.low <= equal <= found.high:
+        return None
+    return above if found.value > equal else below
+
+
+def refusal_of(mine: Mapping[str, int | None], other: Mapping[str, int | None], *, images: int) -> str | None:
+    """Return why two methods allow no verdict: networks of other or unknown training, or too few pictures.
+
+    Networks that both read do not matter, nor does training that only one needs.
+    """
+    if images < LEAST:
+        return f"{images} pictures, wanted at least {LEAST}"
+    own = {name: steps for name, steps in mine.items() if name not in other}
+    its = {name: steps for name, steps in other.items() if name not in mine}
+    if not own or not its or set(own.values()) == set(its.values()) != {None}:
+        return None
+    shown = [", ".join(f"{name} {steps or 'not recorded'}" for name, steps in one.items()) for one in (own, its)]
+    return f"trained for other numbers of steps: {shown[0]}; {shown[1]}"
+
+
+def lines(figures: Mapping[str, Any]) -> list[str]:
+    """Return the figures as lines of text, one per pair."""
+    found = []
+    for one in figures["pairs"]:
+        ratio, apart = one["codes_ratio"], one["variation_difference"]
+        text = f"codes per pass x {ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+        if apart["value"] or apart["low"] != apart["high"]:
+            text += f", total variation {apart['value']:+.4f} ({apart['low']:+.4f} to {apart['high']:+.4f})"
+        said = [word for word in (one["codes"], one["variation"]) if word]
+        if one["no_verdict"]:
+            said = [f"no verdict: {one['no_verdict']}"]
+        found.append("; ".join([f"{' against '.join(one['pair'])}: {text}", *said]))
+    found += [f"{one['method']}: not measured, {one['reason']}" for one in figures["methods"] if "reason" in one]
+    return found

@@ -1,0 +1,76 @@
+"""Fair tests of pairs: paired intervals, verdicts, and runs that resume."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lantern.cli.leaderboard import main
+from lantern.eval.boards.pairs import (
+    PAIRS,
+    codes_ratio,
+    lines,
+    parse_pair,
+    refusal_of,
+    variation_difference,
+    verdict,
+)
+from lantern.eval.metrics.distances import Estimate
+from lantern.methods import METHODS
+from tests.tiny_folder import save_tiny_model
+
+
+def records(passes: list[int], variation: float = 0.0) -> list[dict[str, Any]]:
+    return [{"passes": count, "total_variation": variation} for count in passes]
+
+
+def test_both_methods_are_resampled_together() -> None:
+    found = codes_ratio(records([10, 20, 60]), records([20, 40, 120]))
+    assert (found.low, found.value, found.high) == (2.0, 2.0, 2.0)
+    apart = variation_difference(records([1, 1], 3.2), records([1, 1], 1.6), codes=16)
+    assert apart.value == pytest.approx(0.1) and apart.low == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("low", "high", "word"), [(1.01, 1.3, "more"), (0.7, 0.99, "less"), (0.9, 1.1, None)])
+def test_a_verdict_needs_an_interval_without_equality(low: float, high: float, word: str | None) -> None:
+    assert verdict(Estimate((low + high) / 2, low, high), 1.0, "more", "less") == word
+
+
+def test_networks_of_other_training_allow_no_verdict() -> None:
+    assert refusal_of({"drafter": None}, {"drafter": None}, images=64) is None  # the same network
+    assert refusal_of({}, {"drafter": 640}, images=64) is None
+    assert refusal_of({"parts/eagle3": 640}, {"drafter": 640}, images=64) is None
+    assert "parts/poss 300; drafter 640" in str(refusal_of({"parts/poss": 300}, {"drafter": 640}, images=64))
+    assert "not recorded" in str(refusal_of({"parts/poss": None}, {"drafter": None}, images=64))
+    assert refusal_of({}, {}, images=2) == "2 pictures, wanted at least 3"
+
+
+def test_published_pairs_name_known_methods() -> None:
+    for spec in (spec for pair in PAIRS for spec in pair):
+        name, _, rest = spec.partition(":")
+        given = dict(pair.split("=", 1) for pair in rest.split(",") if pair)
+        METHODS[name].with_options(**METHODS[name].parsed(given))
+
+
+def test_a_pair_is_two_methods() -> None:
+    assert parse_pair("sjd:window=4==scd") == ("sjd:window=4", "scd")
+    with pytest.raises(ValueError, match="wanted METHOD==METHOD"):
+        parse_pair("eagle1")
+
+
+def test_pairs_are_measured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_tiny_model(tmp_path / "tiny")
+    arguments = ["--model", str(folder), "--pairs", "gumbel-jacobi==eagle1", "poss==eagle1", "--images", "5"]
+    arguments += ["--engine", "eager", "--run", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--quiet"]
+    assert main(arguments) == 0
+    figures = json.loads((tmp_path / "out/pairs.json").read_text())
+    (pair,) = [one for one in figures["pairs"] if one["pair"][0] == "gumbel-jacobi"]
+    assert pair["codes_ratio"]["value"] > 0 and pair["variation_difference"]["value"] == 0 and figures["fingerprint"]
+    assert figures["surroundings"]["commit"] == figures["commit"] and figures["images"] == 5
+    assert lines(figures) == capsys.readouterr().out.splitlines()
+    monkeypatch.setattr("lantern.eval.boards.pairs.assemble", None)  # nothing is decoded again
+    assert main([*arguments, "--overwrite"]) == 0
+    assert json.loads((tmp_path / "out/pairs.json").read_text())["pairs"] == figures["pairs"]
