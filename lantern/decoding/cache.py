@@ -1,5 +1,6 @@
 """The key-value cache, the mask of a pass over a draft tree, and the pass over the prompt that fills the cache."""
 
+import copy
 import dataclasses
 import hashlib
 from collections import OrderedDict
@@ -62,13 +63,34 @@ class StaticCache:
         self.columns, lines = columns, codes // columns if columns else 0
         self._slots, self._first_staged_newline = prefix + codes + stage, prefix + codes + stage + lines
         size = (2 * layers, images * rows, heads, self._slots + (lines + stage if columns else 0), head_dim)
-        self.buffer = torch.zeros(size, dtype=dtype, device=device)
-        self._layers = [self.buffer[2 * layer : 2 * layer + 2] for layer in range(layers)]
-        self._rows = torch.arange(images * rows, device=device)[:, None]
-        self.first = torch.zeros(images * rows, 1, dtype=torch.long, device=device)
+        first = torch.zeros(images * rows, 1, dtype=torch.long, device=device)
+        self._hold(torch.zeros(size, dtype=dtype, device=device), first)
         ends = torch.arange(1, lines + 1, device=device) * columns - 1 + prefix
         # the slot that each newline follows
         self._ahead = torch.cat([ends, torch.arange(stage if columns else 0, device=device) + prefix + codes])
+
+    def _hold(self, buffer: Float[Tensor, "2l rows h s d"], first: Int[Tensor, "rows 1"]) -> None:
+        self.buffer, self.first = buffer, first
+        self._layers = [buffer[layer : layer + 2] for layer in range(0, len(buffer), 2)]
+        self._rows = torch.arange(len(first), device=first.device)[:, None]
+
+    @classmethod
+    def joined(cls, parts: Sequence["StaticCache"]) -> "StaticCache":
+        """Return a cache of the images of caches of one `form`, which are views of its memory from then on."""
+        made = copy.copy(parts[0])
+        made.images = sum(part.images for part in parts)
+        made._hold(torch.cat([part.buffer for part in parts], 1), torch.cat([part.first for part in parts]))
+        at = 0
+        for part in parts:
+            rows = slice(at, at := at + len(part.first))
+            part._hold(made.buffer[:, rows], made.first[rows])
+        return made
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What caches must have in common to be joined."""
+        sizes = (self.rows, self.prefix, self.codes, self.stage, self.columns, self.least_rows)
+        return (*sizes, self.buffer.dtype, self.buffer.device)
 
     @property
     def slots(self) -> int:

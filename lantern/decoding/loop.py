@@ -246,6 +246,24 @@ def draft(drafter: Drafter, step: Step | None) -> DraftTree:
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """The arguments of the target's pass in a step, and the code number of each node."""
+
+    inputs: Float[Tensor, "rows n c"]
+    positions: Int[Tensor, "rows n"]
+    mask: Float[Tensor, "rows n s"]
+    cache: StaticCache
+    slots: Int[Tensor, "rows n"]
+    places: Int[Tensor, "b n"]
+    taps: tuple[int, ...] = ()
+
+    def scores(self, target: Target) -> Scores:
+        """Run the pass. Targets need no argument `taps` unless a drafter has some."""
+        reported: dict[str, Any] = {"taps": self.taps} if self.taps else {}
+        return target(self.inputs, self.positions, self.mask, cache=self.cache, slots=self.slots, **reported)
+
+
+@dataclass(frozen=True)
 class Verified:
     """Result of a tree: the verdict, the codes it adds, and how many of them lie within the picture."""
 
@@ -324,8 +342,7 @@ class Run:
         *,
         is_lazy: bool = False,
     ) -> None:
-        # Targets need no argument `taps` unless a drafter has some.
-        self._reported: dict[str, Any] = {"taps": taps} if taps else {}
+        self.taps = taps
         self.target, self.begun, self.distribution = target, begun, distribution
         self.cache, self.noise, self.is_lazy = begun.cache, begun.noise, is_lazy
         self.count, self.depth = target.config.block_size, depth
@@ -383,15 +400,23 @@ class Run:
         return Prefill(begun.features, begun.mask, self.codes[:, 0], begun.fused, condition)
 
     def score(self, tree: DraftTree) -> Scores:
-        """Run the target over the tree; all rows of an image see the same codes."""
+        """Run the target over the tree."""
+        inputs = self.inputs(tree)
+        return self.with_forced(inputs.scores(self.target), inputs)
+
+    def inputs(self, tree: DraftTree) -> Inputs:
+        """Return the pass over the tree; all rows of an image see the same codes."""
         rows, config, shape = self.cache.rows, self.target.config, tree.scored or tree.shape
         mask = self._mask.update(self.known - 1, shape.ancestors)
         places = (self.known[:, None] - 1 + shape.depths).clamp(max=self.count - 1)
         positions = (places + config.cls_token_num).repeat_interleave(rows, 0)
         inputs = self.target.tok_embeddings(tree.tokens).repeat_interleave(rows, 0)
         slots = self._slots[: shape.num_nodes].expand(len(positions), -1)
-        scores = self.target(inputs, positions, mask, cache=self.cache, slots=slots, **self._reported)
-        return scores if self.begun.forced is None else self.begun.forced.scores(scores, places + 1)
+        return Inputs(inputs, positions, mask, self.cache, slots, places, self.taps)
+
+    def with_forced(self, scores: Scores, inputs: Inputs) -> Scores:
+        """Return the scores of a pass with those of forced codes in place of the target's."""
+        return scores if self.begun.forced is None else self.begun.forced.scores(scores, inputs.places + 1)
 
     def advance(self, tree: DraftTree, scores: Scores, verified: Verified) -> Step:
         """Count the new codes as known; on the device only."""
@@ -478,12 +503,22 @@ class DraftedStepper(Stepper):
 
     def work(self) -> Step:
         """Draft, score, verify and commit."""
+        tree, inputs = self.prepare()
+        scores = inputs.scores(self.target)
+        self.watch.lap("score")
+        return self.finish(tree, inputs, scores)
+
+    def prepare(self) -> tuple[DraftTree, Inputs]:
+        """Draft; return the tree and the pass that scores it."""
         tree = self.programs.draft(self.drafter, self.step)
         if self.run.begun.forced is not None:
             tree = self.run.begun.forced.tree(tree, self.run.known)
         self.watch.lap("propose")
-        scores = self.run.score(tree)
-        self.watch.lap("score")
+        return tree, self.run.inputs(tree)
+
+    def finish(self, tree: DraftTree, inputs: Inputs, scores: Scores) -> Step:
+        """Verify and commit."""
+        scores = self.run.with_forced(scores, inputs)
         verified = self.programs.verify(self.run, self.verifier, tree, scores)
         self.watch.lap("walk")
         self.step = self.run.advance(tree, scores, verified)
@@ -515,28 +550,47 @@ def generate(
     count as drafted codes that were accepted. The host waits for the device only when the slowest image could be done.
     ValueError for a verifier that cannot verify this drafter's trees.
     """
-    check_modes(drafter, verifier)
-    condition = condition.to(target.tok_embeddings.weight.device)
-    watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
-    kept = steps if keep_steps else None
+    watch, steps = Stopwatch(target.tok_embeddings.weight.device, is_timed), list[Step]()
+    kept, programs = steps if keep_steps else None, programs or Programs()
     # 1) the prompt gives code 0
     how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible, "forced": forced}
-    begun = start_for(drafter, target, condition, sampling=sampling, keys=keys, **how)
-    distribution = sampling.untruncated() if verifier.reads_untruncated else sampling
-    programs = programs or Programs()
-    # On a GPU the host would wait for the device at every look.
-    is_lazy = programs.may_look and condition.device.type == "cpu" and not drafter.reads_leftovers
-    run = Run(target, begun, distribution, drafter.max_nodes, drafter.depth, drafter.taps, is_lazy=is_lazy)
-    run.counters.bound = verifier.bound
-    report(run.sample_first(verifier), callback, kept)
-    drafter.begin(run.prefill(condition), begun.noise)
+    parts: dict[str, Any] = {"drafter": drafter, "verifier": verifier, "programs": programs, "watch": watch}
+    own, first = begin(target, condition, sampling=sampling, keys=keys, **parts, **how)
+    report(first, callback, kept)
     watch.lap("prefill")
-    stepper = programs.wrap(DraftedStepper(run, drafter, verifier, programs, watch))
+    stepper, run = programs.wrap(own), own.run
     while not run.is_done():
         # 2) observe the last step and propose a tree, score it, walk it and commit the path
         report(stepper.take_step(), callback, kept)
         watch.lap("commit")
     return run.generation(steps, watch.seconds)
+
+
+@torch.no_grad()
+def begin(
+    target: Target,
+    condition: Condition,
+    *,
+    sampling: Sampling,
+    keys: Sequence[tuple[int, int]],
+    drafter: Drafter,
+    verifier: Verifier,
+    programs: Programs,
+    watch: Stopwatch,
+    **how: Any,
+) -> tuple[DraftedStepper, Step]:
+    """Begin a generation: return its stepper and the step that gives code 0. `how` is as for `cache.start`."""
+    check_modes(drafter, verifier)
+    condition = condition.to(target.tok_embeddings.weight.device)
+    begun = start_for(drafter, target, condition, sampling=sampling, keys=keys, **how)
+    distribution = sampling.untruncated() if verifier.reads_untruncated else sampling
+    # On a GPU the host would wait for the device at every look.
+    is_lazy = programs.may_look and condition.device.type == "cpu" and not drafter.reads_leftovers
+    run = Run(target, begun, distribution, drafter.max_nodes, drafter.depth, drafter.taps, is_lazy=is_lazy)
+    run.counters.bound = verifier.bound
+    first = run.sample_first(verifier)
+    drafter.begin(run.prefill(condition), begun.noise)
+    return DraftedStepper(run, drafter, verifier, programs, watch), first
 
 
 def start_for(drafter: Drafter, target: Target, condition: Condition, **how: Any) -> Start:

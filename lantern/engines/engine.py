@@ -70,6 +70,7 @@ class Engine(ABC):
     compiles_steps: bool = False
     reason: str = field(default="", compare=False)
     name: ClassVar[str]
+    has_free_rows: ClassVar[bool] = False  # whether the number of rows may change between passes at no cost
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
@@ -149,6 +150,14 @@ class Engine(ABC):
         `lines` are the guidance rows of all images. Otherwise codes may differ where two are equal within rounding.
         """
         return self.rounds_wide and target.tok_embeddings.weight.device.type == "cpu" and nodes <= MAX_REPRODUCIBLE
+
+    def needs_waves(self, target: "Target") -> str | None:
+        """Return why a picture cannot join a batch that is under way, or None if it can."""
+        if not self.has_free_rows or self.compiles_steps:
+            return f"the {self.name} engine prepares steps for a fixed number of pictures"
+        if target.tok_embeddings.weight.device.type != "cpu":
+            return "on a GPU one step of a whole batch has less overhead than a step of each picture"
+        return None
 
     def most_nodes(self, lines: int) -> int | None:
         """Return how many nodes per line a pass scores at no cost; None: not known, measure it.
@@ -247,6 +256,7 @@ class EagerEngine(Engine):
     """Passes as torch runs them."""
 
     name: ClassVar[str] = "eager"
+    has_free_rows: ClassVar[bool] = True
 
     def refuses_layers(self, target: "Target") -> str | None:
         """Return None: torch runs all layers."""

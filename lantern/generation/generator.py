@@ -19,7 +19,7 @@ from torch import Tensor
 from lantern.core.config import is_debugging, one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Generation, Step
-from lantern.decoding.loop import Stopwatch
+from lantern.decoding.loop import DraftedStepper, Stopwatch
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import forced_of, with_init_image
 from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
@@ -316,6 +316,16 @@ class Generator:
         with self._watched_layers():
             return self.parts.generate(condition, keys=keys, callback=both(callback, self.record), forced=forced)
 
+    @property
+    def needs_waves(self) -> str | None:
+        """Why a picture cannot join those under way (`begin`), or None if it can."""
+        return "layers are watched" if self.debug else self.parts.needs_waves
+
+    def begin(self, request: Request) -> tuple[DraftedStepper, Step]:
+        """Begin a picture whose steps `decoding.joint` takes; return its stepper and the step of code 0."""
+        keys, forced = [(request.seed, request.number)], forced_of([request], self.model.target.config.block_size)
+        return self.parts.begin(self.condition([request]), keys=keys, forced=forced)
+
     def _watched_layers(self) -> AbstractContextManager[None]:
         if not self.debug:
             return nullcontext()
@@ -358,7 +368,24 @@ def make_batch(
     clock.lap("text")
     generation = generator.decode(condition, requested, callback)
     clock.lap("decode")
-    pictures = finish_batch(generator, requested, generation, seconds=clock.seconds, with_pixels=with_pixels)
+    return finish_batch(generator, requested, generation, seconds=clock.seconds, with_pixels=with_pixels)
+
+
+def finish_batch(
+    generator: Generator,
+    requested: Sequence[Request],
+    generation: Generation,
+    *,
+    seconds: Mapping[str, float],
+    with_pixels: bool,
+    images: int | None = None,
+) -> list[Picture]:
+    """Return the pictures of a decoded batch; NotFiniteError, which holds the finite ones, if some are not finite.
+
+    `seconds` are those spent so far, by phase; `images` is the largest number decoded together, None: those requested.
+    """
+    images = images or len(requested)
+    pictures = with_statistics(generator, requested, generation, seconds, with_pixels, images)
     is_finite = [True] * len(requested) if generation.is_finite is None else generation.is_finite.tolist()  # sync
     if not all(is_finite):
         lost = requested[is_finite.index(False)]
@@ -370,13 +397,13 @@ def make_batch(
     return pictures
 
 
-def finish_batch(
+def with_statistics(
     generator: Generator,
     requested: Sequence[Request],
     generation: Generation,
-    *,
     seconds: Mapping[str, float],
     with_pixels: bool,
+    images: int,
 ) -> list[Picture]:
     """Decode the codes of a batch to pixels and add statistics; `seconds` are those spent so far, by phase."""
     clock = Stopwatch(generator.model.device, True)
@@ -393,11 +420,11 @@ def finish_batch(
                 generation,
                 i,
                 shares,
-                generator.parts.promise(len(requested)),
+                generator.parts.promise(images),
                 0 if request.forced is None else int((request.forced >= 0).sum()),
             ),
             columns=generator.model.target.config.raster.columns,
-            batch=len(requested),
+            batch=images,
         )
         for i, request in enumerate(requested)
     ]

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from lantern.core.sampling import Sampling
-    from lantern.core.types import Condition, Drafter, Generation, Target, Verifier
+    from lantern.core.types import Condition, Drafter, Generation, Step, Target, Verifier
     from lantern.decoding.cache import PromptCache
+    from lantern.decoding.loop import DraftedStepper
     from lantern.drafters.eagle.eagle1 import Eagle
     from lantern.drafters.policies.policy import StepCosts
 
@@ -215,6 +216,36 @@ class Decoder:
         if self.drafter is None or self.verifier is None:
             return plain.generate(self.target, condition, **given)
         return loop.generate(self.target, condition, drafter=self.drafter, verifier=self.verifier, **given)
+
+    @property
+    def needs_waves(self) -> str | None:
+        """Why pictures cannot join a batch that is under way (`begin`), or None if they can."""
+        if self.method.spec.loop is not None:
+            return f"method {self.method.name} has a loop of its own"
+        return self.engine.needs_waves(self.target)
+
+    def begin(
+        self, condition: "Condition", *, keys: Sequence[tuple[int, int]], **how: Any
+    ) -> "tuple[DraftedStepper, Step]":
+        """Begin a generation whose steps `decoding.joint` takes; return its stepper and the step of code 0.
+
+        `how` is cache, forced of `decoding.loop.generate`.
+        """
+        from lantern.decoding import loop
+        from lantern.decoding.joint import NoDrafts
+        from lantern.verifiers.gumbel import GumbelVerifier
+
+        self.target.refresh()
+        given: dict[str, Any] = {
+            "sampling": self.sampling,
+            "drafter": self.drafter or NoDrafts(),
+            "verifier": self.verifier or GumbelVerifier(),
+            "programs": self.engine.programs(),
+            "watch": loop.Stopwatch(condition.device, False),
+            "prompts": self.prompts,
+            "reproducible": self.engine.rounds_wide,
+        }
+        return loop.begin(self.target, condition, keys=keys, **given, **how)
 
     def promise(self, images: int) -> Promise:
         """Return what the pictures of a batch have in common with plain decoding's, as this engine keeps it."""

@@ -15,6 +15,7 @@ import openai
 from PIL import Image
 
 from lantern.core.sampling import Sampling
+from lantern.decoding.joint import Joint
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request
 from lantern.generation.serving.app import Limits
@@ -137,7 +138,7 @@ def test_service_routes(served: Served, model: Model) -> None:
     assert [one.id for one in served.client.models.list()] == [model.name]
     assert httpx.get(f"{served.url}/health").status_code == 200
     assert httpx.get(f"{served.url}/ready").status_code == 200
-    assert "version" in httpx.get(f"{served.url}/version").json()
+    assert httpx.get(f"{served.url}/version").json()["needs_waves"] is None
     text = httpx.get(f"{served.url}/metrics").text
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(lines[f'lantern:generation_tokens_total{{model_name="{model.name}"}}']) > 0
@@ -176,9 +177,115 @@ def test_cancelled_and_expired_pictures_are_not_made(model: Model) -> None:
         worker.submit([job(4, send(4))])
 
 
-def test_a_batch_that_is_cancelled_while_it_decodes_is_given_up(model: Model) -> None:
+METHODS_OF_ROWS = ["plain", "gumbel-jacobi", "eagle1", "sjd"]
+
+
+@pytest.mark.parametrize("method", [*METHODS_OF_ROWS, None])
+def test_a_picture_that_joins_others_is_the_picture_alone(model: Model, method: str | None) -> None:
+    """Jobs come one by one, each after some steps of those under way; None: of several methods at a time."""
+    methods = METHODS_OF_ROWS if method is None else [method] * 4
+    requests = [Request(prompt=PROMPT, seed=seed) for seed in range(4)]
+
+    def worker_of(*numbers: int) -> tuple[Worker, list[Job], dict[int, Any]]:
+        found = dict[int, Any]()
+
+        def send(i: int) -> Any:
+            return lambda kind, value, index: found.__setitem__(i, value if kind == "done" else found.get(i))
+
+        jobs = [Job(requests[i], methods[i], Sampling(guidance=2 + i), send(i)) for i in numbers]
+        return Worker(model, batch=3), jobs, found
+
+    worker, jobs, found = worker_of(0, 1, 2, 3)
+    most = 0
+    while len(found) < 4 or any(picture is None for picture in found.values()):
+        if jobs:
+            worker.submit([jobs.pop(0)])
+        worker.turn()
+        most = max(most, worker.running)
+    assert most > 1
+    for i in range(4):
+        alone, (one,), expected = worker_of(i)
+        alone.submit([one])
+        while i not in expected:
+            alone.turn()
+        assert np.array_equal(found[i].codes, expected[i].codes)
+        assert np.array_equal(found[i].pixels, expected[i].pixels)
+
+
+def test_rows_of_cancelled_and_expired_pictures_are_free_at_once(model: Model) -> None:
+    heard = dict[int, list[str]]()
+
+    def send(seed: int) -> Any:
+        return lambda kind, value, index: heard.setdefault(seed, []).append(kind)
+
+    worker, jobs = Worker(model, batch=2), [job(seed, send(seed)) for seed in range(4)]
+    worker.submit(jobs)
+    worker.turn()
+    assert (worker.running, worker.queued) == (2, 2)
+    jobs[0].is_cancelled, jobs[1].deadline = True, 0.0
+    worker.turn()
+    assert (worker.running, worker.queued) == (2, 0) and heard == {1: ["failed"]}
+    while worker.running:
+        worker.turn()
+    assert heard == {1: ["failed"], 2: ["done"], 3: ["done"]}
+
+
+def test_where_memory_runs_out_fewer_pictures_are_decoded_at_a_time(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, step = dict[int, Any](), Joint.step
+
+    def send(seed: int) -> Any:
+        return lambda kind, value, index: made.__setitem__(seed, (kind, value))
+
+    def limited(self: Joint, steppers: Any) -> Any:
+        if len(steppers) > 2:
+            raise MemoryError
+        return step(self, steppers)
+
+    monkeypatch.setattr(Joint, "step", limited)
+    worker = Worker(model, batch=4)
+    worker.submit([job(seed, send(seed)) for seed in range(4)])
+    while len(made) < 4:
+        worker.turn()
+    assert worker.batch == 2
+    for seed, (kind, picture) in made.items():
+        assert kind == "done" and picture.request.seed == seed
+
+
+def test_a_fault_of_a_step_fails_its_pictures_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, step = list[str](), Joint.step
+    worker = Worker(model, batch=2)
+    worker.submit([job(seed, lambda kind, value, index: heard.append(kind)) for seed in range(3)])
+    monkeypatch.setattr(Joint, "step", lambda self, steppers: 1 / 0)
+    worker.turn()
+    monkeypatch.setattr(Joint, "step", step)
+    assert heard == ["failed", "failed"]
+    while len(heard) < 3:
+        worker.turn()
+    assert heard[2] == "done" and worker.running == 0
+
+
+def test_methods_with_loops_of_their_own_are_decoded_in_waves(model: Model) -> None:
+    made = list[Any]()
+    worker = Worker(model, batch=2)
+    jobs = [
+        Job(Request(prompt=PROMPT, seed=i), name, Sampling(), lambda kind, value, index: made.append((kind, value)))
+        for i, name in enumerate(["plain", "zipar", "zipar", "plain"])
+    ]
+    worker.submit(jobs)
+    while len(made) < 4:
+        worker.turn()
+    assert [(kind, picture.statistics.method) for kind, picture in made] == [
+        ("done", name) for name in ("plain", "zipar", "zipar", "plain")
+    ]
+
+
+@pytest.mark.parametrize("method", ["plain", "zipar"])  # zipar: a wave
+def test_a_batch_that_is_cancelled_while_it_decodes_is_given_up(model: Model, method: str) -> None:
     worker, heard = Worker(model, batch=1), list[str]()
     one = job(0, lambda kind, value, index: stop(kind), partials=3)
+    one.method = method
 
     def stop(kind: str) -> None:
         heard.append(kind)

@@ -335,6 +335,7 @@ class CpuEngine(Engine):
     """
 
     name: ClassVar[str] = "cpu"
+    has_free_rows: ClassVar[bool] = True
 
     def available(self, target: Target, *, can_wait: bool = True) -> str | None:
         """Return a reason for other devices, dtypes and widths, and where the library is missing."""

@@ -253,9 +253,9 @@ def build_app(service: Service) -> FastAPI:
         return Response(status_code=200 if service.is_ready and service.worker.is_alive() else 503)
 
     @app.get("/version")
-    async def version() -> dict[str, str]:
-        """The version of lantern."""
-        return {"version": __version__}
+    async def version() -> dict[str, str | None]:
+        """The version of lantern; why batches are decoded to their end before others start, or None if they are not."""
+        return {"version": __version__, "needs_waves": service.worker.needs_waves}
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -1,8 +1,8 @@
-"""The thread that owns the model: a bounded queue of pictures, and batches of those that decode alike."""
+"""The thread that owns the model: a bounded queue of pictures, and rows in which pictures are decoded together."""
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,13 +13,21 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
-from lantern.generation.generator import BatchSize, Generator, choose_method, make_batches
+from lantern.decoding.joint import Joint
+from lantern.generation.generator import (
+    BatchSize,
+    Generator,
+    choose_method,
+    finish_batch,
+    is_out_of_memory,
+    make_batches,
+)
 from lantern.generation.images import NotFiniteError, Picture
 from lantern.generation.progress import Canvas
 from lantern.generation.requests import Request
 from lantern.models.folder import Model
 
-KEPT = 8  # assembled decoders, one for each method and sampling in use
+KEPT = 8  # assembled decoders that no picture uses
 
 
 class QueueFullError(Exception):
@@ -31,8 +39,8 @@ class Job:
     """One picture of a request.
 
     `send` is called from the model thread: with ("partial", pixels, index), then ("done", picture, None) or ("failed",
-    exception, None). `is_cancelled` is set by the other side; such a picture is not started, and a batch of which no
-    picture is wanted any more is given up.
+    exception, None). `is_cancelled` is set by the other side; such a picture is not started, or
+    leaves its row; a wave of which no picture is wanted any more ends.
     """
 
     request: Request
@@ -46,20 +54,22 @@ class Job:
 
     @property
     def kind(self) -> tuple[str | None, Sampling]:
-        """What pictures of one batch have in common."""
+        """What pictures of one wave have in common."""
         return self.method, self.sampling
 
 
 class AbandonedError(Exception):
-    """Ends a batch whose pictures are all cancelled."""
+    """Ends a wave whose pictures are all cancelled."""
 
 
 class Worker(threading.Thread):
-    """Decodes queued pictures in batches of at most `batch`, in the order of arrival.
+    """Decodes queued pictures, at most `batch` at a time, in the order of arrival.
 
-    A batch holds pictures of one method and one sampling; noise is that of (seed, number), so a picture does not depend
-    on what else is in its batch, as far as the engine keeps that (`Statistics.promise`). `observe` receives the wait in
-    seconds of each started picture and the size of each batch.
+    A picture joins those under way as soon as a row is free, whatever its method and sampling, and leaves its row when
+    its codes are complete, when it is cancelled or when its time is up (`decoding.joint`). A method or an engine
+    that has no free rows (`Decoder.needs_waves`) decodes a batch of pictures of one method and one sampling to its end.
+    Noise is that of (seed, number), so a picture does not depend on what else is decoded, as far as the engine keeps
+    that (`Statistics.promise`). `observe` receives the waits in seconds of pictures that start.
     """
 
     def __init__(
@@ -74,13 +84,25 @@ class Worker(threading.Thread):
         self.model, self.batch, self.waiting, self.observe = model, batch, waiting, observe
         self._queue: deque[Job] = deque()
         self._changed = threading.Condition()
-        self._decoders: OrderedDict[Any, Generator] = OrderedDict()
-        self._is_stopping, self.running = False, 0
+        self._idle: list[tuple[Any, Generator]] = []  # the latest last
+        self._rows: list[Row] = []
+        self._wave: list[Job] = []
+        self._joint, self._is_stopping = Joint(), False
 
     @property
     def queued(self) -> int:
         """Pictures that wait."""
         return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """Pictures that are being decoded."""
+        return len(self._rows) + len(self._wave)
+
+    @property
+    def needs_waves(self) -> str | None:
+        """Why pictures are decoded in waves, whatever their method; None if they are not."""
+        return self.model.engine.resolve(self.model.target).needs_waves(self.model.target)
 
     def check(self, method: str | None, sampling: Sampling) -> None:
         """Raise ValueError for a method that the model cannot decode with."""
@@ -104,45 +126,117 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         """Decode until stopped and the queue is empty."""
-        while (jobs := self._next()) is not None:
-            if jobs:
-                self.observe([time.monotonic() - job.queued for job in jobs])
-                self.running = len(jobs)
-                try:
-                    self._decode(jobs)
-                except Exception as error:  # any fault of one batch must not end the server
-                    for job in jobs:
-                        job.send("failed", error, None)
-                finally:
-                    self.running = 0
+        while self._wait():
+            self.turn()
 
-    def _next(self) -> list[Job] | None:
-        """Wait for pictures and return those of the next batch, without cancelled and expired ones."""
+    def turn(self) -> None:
+        """Free the rows of pictures that are not wanted any more, start waiting ones, and take a step of each."""
+        self._rows = [row for row in self._rows if self._is_wanted(row.job)]
+        self._admit()
+        try:
+            self._step()
+        except Exception as error:  # any fault of one batch must not end the server
+            self._give_up(error)
+
+    def _wait(self) -> bool:
+        """Return True once there is something to do, False to end."""
         with self._changed:
-            while not self._queue:
+            while not self._queue and not self._rows:
                 if self._is_stopping:
-                    return None
+                    return False
+                self._joint = Joint()  # frees its memory
                 self._changed.wait()
-            kind, taken, left = self._queue[0].kind, list[Job](), deque[Job]()
-            for job in self._queue:
-                if job.kind == kind and len(taken) < self.batch:
-                    taken.append(job)
-                else:
-                    left.append(job)
-            self._queue = left
-        ready = []
-        for job in taken:
-            if job.deadline is not None and time.monotonic() > job.deadline:
-                job.send("failed", TimeoutError("the request waited longer than its time limit"), None)
-            elif not job.is_cancelled:
-                ready.append(job)
-        return ready
+        return True
 
-    def _decode(self, jobs: list[Job]) -> None:
+    def _is_wanted(self, job: Job) -> bool:
+        """Return whether a picture is still wanted; its time-out is reported."""
+        if job.deadline is not None and time.monotonic() > job.deadline:
+            job.send("failed", TimeoutError("the request took longer than its time limit"), None)
+            return False
+        return not job.is_cancelled
+
+    def _admit(self) -> None:
+        """Start pictures while rows are free; one that needs a wave waits until all rows are."""
+        while len(self._rows) < self.batch and self._queue:
+            job = self._queue[0]
+            if not self._is_wanted(job):
+                self._take(job)
+                continue
+            try:
+                generator = self._decoder(job)
+                if generator.needs_waves is None:
+                    waited = time.monotonic() - job.queued
+                    self._rows.append(Row(job, generator))
+                    self._take(job)
+                    self.observe([waited])
+                    continue
+                self._keep(job, generator)
+            except Exception as error:
+                if is_out_of_memory(error) and self._rows:
+                    self.batch = len(self._rows)
+                    return
+                self._take(job)
+                job.send("failed", error, None)
+                continue
+            if self._rows:
+                return
+            self._decode_wave(self._next_wave(job.kind))
+
+    def _keep(self, job: Job, generator: Generator) -> None:
+        """Keep a decoder that no picture uses any more."""
+        self._idle = [*self._idle, (job.kind, generator)][-max(KEPT, self.batch) :]
+
+    def _take(self, job: Job) -> None:
+        with self._changed:
+            self._queue.remove(job)
+
+    def _step(self) -> None:
+        """Take a step of each picture, and send those that are complete."""
+        if not self._rows:
+            return
+        begun = time.perf_counter()
+        steps = self._joint.step([row.stepper for row in self._rows])
+        share = (time.perf_counter() - begun) / len(steps)
+        for row, step in zip(self._rows, steps, strict=True):
+            row.seconds["decode"] += share
+            row.watch(step)
+        done = [row for row in self._rows if row.stepper.run.is_done()]
+        self._rows = [row for row in self._rows if row not in done]
+        for row in done:
+            row.send_picture(self.batch)
+            self._keep(row.job, row.generator)
+
+    def _give_up(self, error: Exception) -> None:
+        """End all pictures under way with an error; where memory ran out, start fewer of them again."""
+        lost, self._rows, self._joint, self._idle = self._rows, [], Joint(), []
+        if is_out_of_memory(error) and len(lost) > 1:
+            self.batch = len(lost) // 2
+            with self._changed:
+                self._queue.extendleft(row.job for row in reversed(lost))
+        else:
+            for row in lost:
+                row.job.send("failed", error, None)
+
+    def _next_wave(self, kind: Any) -> list[Job]:
+        """Take the pictures of the next wave off the queue, without cancelled and expired ones."""
+        with self._changed:
+            taken = [job for job in self._queue if job.kind == kind][: self.batch]
+            self._queue = deque(job for job in self._queue if job not in taken)
+        return [job for job in taken if self._is_wanted(job)]
+
+    def _decode_wave(self, jobs: list[Job]) -> None:
+        self._wave = jobs
+        self.observe([time.monotonic() - job.queued for job in jobs])
         generator = self._decoder(jobs[0])
         watch = Watch(generator, jobs)
+
+        def look(step: Step) -> None:
+            if all(job.is_cancelled for job in jobs):
+                raise AbandonedError
+            watch(step)
+
         try:
-            for pictures in make_batches(generator, [job.request for job in jobs], with_pixels=True, callback=watch):
+            for pictures in make_batches(generator, [job.request for job in jobs], with_pixels=True, callback=look):
                 for job, picture in zip(jobs[watch.done :], pictures, strict=False):
                     job.send("done", picture, None)
                 watch.done += len(pictures)
@@ -153,23 +247,50 @@ class Worker(threading.Thread):
             for job in jobs[watch.done :]:
                 found: Picture | None = sound.get(id(job.request))
                 job.send(*(("failed", error, None) if found is None else ("done", found, None)))
+        except Exception as error:
+            for job in jobs[watch.done :]:
+                job.send("failed", error, None)
+        finally:
+            self._wave = []
+            self._keep(jobs[0], generator)
 
     def _decoder(self, job: Job) -> Generator:
-        """Return the decoder of a kind of picture, kept from an earlier batch if there was one."""
-        if job.kind not in self._decoders:
-            method = choose_method(self.model, job.method, sampling=job.sampling)
-            size = BatchSize(self.batch, lambda tried, fits: setattr(self, "batch", min(self.batch, fits)))
-            self._decoders[job.kind] = Generator(self.model, method, job.sampling, size=size)
-        self._decoders.move_to_end(job.kind)
-        while len(self._decoders) > KEPT:
-            self._decoders.popitem(last=False)
-        return self._decoders[job.kind]
+        """Return a decoder for a picture that no other picture uses, kept from an earlier one if there was one."""
+        for place, (kind, generator) in reversed(list(enumerate(self._idle))):
+            if kind == job.kind:
+                del self._idle[place]
+                return generator
+        method = choose_method(self.model, job.method, sampling=job.sampling)
+        size = BatchSize(self.batch, lambda tried, fits: setattr(self, "batch", min(self.batch, fits)))
+        return Generator(self.model, method, job.sampling, size=size)
+
+
+class Row:
+    """A picture that is being decoded, with the decoder that it uses alone."""
+
+    def __init__(self, job: Job, generator: Generator) -> None:
+        self.job, self.generator, begun = job, generator, time.perf_counter()
+        self.watch = Watch(generator, [job])
+        self.stepper, first = generator.begin(job.request)
+        self.watch(first)
+        self.seconds = {"prompt": time.perf_counter() - begun, "decode": 0.0}
+
+    def send_picture(self, together: int) -> None:
+        """Decode the codes to pixels and send the picture; `together` is the largest number decoded together."""
+        generation = self.stepper.run.generation([], {})
+        how: dict[str, Any] = {"seconds": self.seconds, "with_pixels": True, "images": together}
+        try:
+            (picture,) = finish_batch(self.generator, [self.job.request], generation, **how)
+        except Exception as error:
+            self.job.send("failed", error, None)
+        else:
+            self.job.send("done", picture, None)
 
 
 class Watch:
-    """Callback of a batch: sends partial pictures, and ends a batch that is not wanted any more.
+    """Callback of pictures that are decoded: sends partial pictures.
 
-    `done` is the number of finished pictures, where little memory splits the batch.
+    `done` is the number of finished pictures, where little memory splits a wave.
     """
 
     def __init__(self, generator: Generator, jobs: Sequence[Job]) -> None:
@@ -180,8 +301,6 @@ class Watch:
 
     def __call__(self, step: Step) -> None:
         """Look at one pass."""
-        if all(job.is_cancelled for job in self._jobs):
-            raise AbandonedError
         if not self._has_partials:
             return
         self._canvas.add(step)

@@ -1,0 +1,114 @@
+"""Joined decoding: a generation has the codes that it has alone, whenever it begins and whatever shares its passes."""
+
+import shutil
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.core.sampling import Sampling
+from lantern.decoding.cache import StaticCache
+from lantern.decoding.joint import Joint
+from lantern.decoding.loop import DraftedStepper
+from lantern.engines.engine import engine
+from lantern.methods.registry import METHODS, Decoder, add_ons_of, build_decoder
+from lantern.verifiers.relaxations.neighbours import proximity_table
+from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
+from tests.tiny_parts import tiny_part
+
+CPU = pytest.param("cpu", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"))
+TARGET = tiny_target(dim=64, vocab_size=32, block_size=36)
+EAGLE = tiny_eagle(TARGET)
+CONDITION = tiny_condition((4, 1, 6))
+KEYS = [(9, 0), (9, 1), (4, 7), (2, 3)]
+CODEBOOK = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+SAMPLING = Sampling(guidance=3, top_k=12)
+# plain, a window, a static and a dynamic tree, a rejection with noise of its own, relaxations with theirs
+NAMES = ["plain", "gumbel-jacobi", "eagle1", "eagle2", "eagle1-rejection", "sjd", "lantern", "bounded-window", "eagle3"]
+
+
+def decoder(name: str, sampling: Sampling = SAMPLING, kind: str = "eager") -> Decoder:
+    method = METHODS[name]
+    return build_decoder(
+        method.with_options(k=8) if method.settings.get("k", 0) > 8 else method,
+        TARGET,
+        sampling=sampling,
+        drafter_module=EAGLE,
+        add_ons={part: tiny_part(part, TARGET) for part in add_ons_of(METHODS[name])},
+        neighbours=proximity_table(CODEBOOK, 12),
+        codebook=CODEBOOK,
+        engine=engine(kind),
+    )
+
+
+def begun(made: Decoder, i: int) -> DraftedStepper:
+    return made.begin(select(CONDITION, [i % 3]), keys=[KEYS[i]])[0]
+
+
+def alone(made: Decoder, i: int) -> Tensor:
+    joint, stepper = Joint(), begun(made, i)
+    while not stepper.run.is_done():
+        joint.step([stepper])
+    return stepper.run.generation([], {}).codes[0]
+
+
+def staggered(decoders: Mapping[int, Decoder], every: int = 3, dropped: int | None = None) -> dict[int, Tensor]:
+    """Begin decoder i at step `every` x i; the generation `dropped` leaves after two steps, unfinished."""
+    joint, running, made, number = Joint(), dict[int, DraftedStepper](), dict[int, Tensor](), 0
+    while running or number <= every * max(decoders):
+        if number % every == 0 and number // every in decoders:
+            running[number // every] = begun(decoders[number // every], number // every)
+        if dropped is not None and number == every * dropped + 2:
+            del running[dropped]
+        if running:
+            joint.step(list(running.values()))
+        for i in [i for i, stepper in running.items() if stepper.run.is_done()]:
+            made[i] = running.pop(i).run.generation([], {}).codes[0]
+        number += 1
+    return made
+
+
+@pytest.mark.parametrize("kind", ["eager", CPU])
+@pytest.mark.parametrize("name", NAMES)
+def test_codes_are_those_of_the_generation_alone(name: str, kind: str) -> None:
+    made = staggered({i: decoder(name, kind=kind) for i in range(4)}, dropped=1)
+    assert sorted(made) == [0, 2, 3]
+    for i, codes in made.items():
+        one = decoder(name, kind=kind)
+        assert torch.equal(codes, alone(one, i))
+        whole = one.generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
+        assert torch.equal(codes, whole.codes[0])
+
+
+def test_methods_and_samplings_share_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [("plain", SAMPLING), ("plain", Sampling(guidance=6, temperature=0.7)), ("eagle1", Sampling(guidance=1))]
+    expected = [alone(decoder(*kind), i) for i, kind in enumerate(kinds)]
+    rows, call = set[int](), type(TARGET).forward
+    monkeypatch.setattr(
+        type(TARGET), "forward", lambda self, x, *given, **how: (rows.add(len(x)), call(self, x, *given, **how))[1]
+    )
+    made = staggered({i: decoder(*kind) for i, kind in enumerate(kinds)}, every=1)
+    assert all(torch.equal(made[i], codes) for i, codes in enumerate(expected))
+    assert 4 in rows  # both guidance rows of both plain pictures
+
+
+def test_joined_caches_are_views() -> None:
+    size = {"layers": 1, "rows": 2, "heads": 1, "head_dim": 4, "prefix": 1, "codes": 4, "stage": 2}
+    parts = [StaticCache(images=1, **size, dtype=torch.float32, device="cpu") for _ in range(3)]
+    for i, part in enumerate(parts):
+        part.buffer.fill_(i)
+    whole = StaticCache.joined(parts)
+    assert whole.images == 3 and whole.buffer[0, :, 0, 0, 0].tolist() == [0, 0, 1, 1, 2, 2]
+    whole.buffer[:, 2:4] = 7
+    assert (parts[1].layer(0) == 7).all() and (parts[0].layer(0) == 0).all()
+
+
+def test_a_mutant_that_mixes_up_the_parts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lantern.decoding import joint
+
+    split = joint.split
+    monkeypatch.setattr(joint, "split", lambda scores, parts: split(scores, parts)[::-1])
+    made = staggered({i: decoder("plain") for i in range(2)}, every=1)
+    monkeypatch.undo()
+    assert any(not torch.equal(made[i], alone(decoder("plain"), i)) for i in made)
