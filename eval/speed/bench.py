@@ -207,8 +207,8 @@ def seconds_beside(model: Model, options: BenchOptions) -> dict[str, float]:
     if model.takes_prompts:
         work["text"] = lambda: condition_of(model, options.prompts, [0])
     if model.vq is not None:
-        vq, codes = model.vq, torch.zeros(1, model.target.config.block_size, dtype=torch.long, device=model.device)
-        work["vq"] = lambda: vq.decode(codes)
+        codes = torch.zeros(1, model.target.config.block_size, dtype=torch.long, device=model.device)
+        work["vq"] = lambda: model.pictures(codes)
     with torch.inference_mode():
         for name, run in work.items():
             run()

@@ -134,6 +134,10 @@ class Engine(ABC):
         """Return a drafter's module as this engine runs it: by default, as it is."""
         return module
 
+    def prepare_vq(self, vq: Module) -> Module:
+        """Return a VQ tokenizer whose decoder this engine runs: by default, the given one."""
+        return vq
+
     def refuses(self, drafter: "Drafter") -> str | None:
         """Return why this engine cannot decode with a drafter, or None if it can."""
         if self.rounds_wide and drafter.max_nodes > MAX_REPRODUCIBLE:

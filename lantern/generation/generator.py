@@ -34,7 +34,6 @@ from lantern.methods.registry import (
 )
 from lantern.methods.spec import Promise
 from lantern.models.folder import Model
-from lantern.models.llamagen.vqvae import to_uint8
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -335,10 +334,9 @@ class Generator:
 
     def pixels(self, codes: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
         """Decode codes to pixels; where memory runs out the batch is decoded in halves."""
-        assert self.model.vq is not None
         try:
             with torch.inference_mode():
-                return to_uint8(self.model.vq.decode(codes))
+                return self.model.pictures(codes)
         except Exception as error:  # other errors are raised again
             if not is_out_of_memory(error):
                 raise

@@ -80,7 +80,7 @@ from lantern.models.folder import (
 from lantern.models.folder import FOLDER as ADD_ONS_NAME
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
-from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.trial import try_components
 from lantern.verifiers.relaxations.neighbours import save_table
 
@@ -562,7 +562,7 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError("the pipeline has no vqvae, without which codes are not decoded")
         if output_type not in ("pil", "pt", "np"):
             raise ValueError(f"output_type is {output_type!r}, wanted pil, pt or np")
-        pixels = to_uint8(self.vqvae.decode(codes.flatten(1).to(self.vqvae.device)))
+        pixels = self.model.pictures(codes.flatten(1).to(self.vqvae.device))
         return convert(enlarge(pixels, scale, resample), output_type)
 
     def _make(

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from lantern.core.config import build_config, load_config, one_line, read_json_object
@@ -51,7 +51,7 @@ from lantern.engines.engine import engine as make_engine
 from lantern.methods.registry import check_name, find_add_on
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
-from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.models.transformers.components import Components, Pixels, Prompts
 from lantern.models.transformers.target import TargetConfig, TransformersTarget
 
@@ -150,6 +150,11 @@ class Model:
             "in 8 bits": self.engine.weights == "int8",
         }
         return ", ".join(word for word, holds in words.items() if holds) or "as torch runs them"
+
+    def pictures(self, codes: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
+        """Return the pictures of codes, decoded as the engine runs the VQ tokenizer; ValueError as `VQVAE.decode`."""
+        assert self.vq is not None
+        return to_uint8(self.engine.prepare_vq(self.vq).decode(codes))
 
     @property
     def codebook(self) -> Float[Tensor, "v d"] | None:

@@ -24,7 +24,7 @@ from lantern.engines.cpu.compiler import ABI, CompilerError, Variant, compile_li
 
 LOG = logging.getLogger("lantern")
 PACKAGED = Path(__file__).with_name("lib")  # written by hatch_build.py
-FUNCTIONS = ("pass", "linear", "steps", "sample")  # with a status as result
+FUNCTIONS = ("pass", "linear", "steps", "sample", "convolution")  # with a status as result
 INSTEAD = "use --engine eager"
 
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ABI = 2  # as `lantern_abi` of steps.cpp
+ABI = 3  # as `lantern_abi` of steps.cpp
 # the first includes the others
 SOURCES = [
-    Path(__file__).with_name(name) for name in ("steps.cpp", "sampling.h", "pass.cpp", "tiles.h", "thread_policy.h")
+    Path(__file__).with_name(name)
+    for name in ("steps.cpp", "convolution.h", "sampling.h", "pass.cpp", "tiles.h", "thread_policy.h")
 ]
 # No contraction: fused multiply-adds are written out, or results would depend on the size of a tile. -O3 was measured
 # to make the same passes in the same time.

@@ -362,6 +362,12 @@ class CpuEngine(Engine):
 
         return packed_drafter(module, int8=self.weights == "int8")
 
+    def prepare_vq(self, vq: Module) -> Module:
+        """Return LlamaGen's tokenizer with packed convolutions in its decoder; others as they are."""
+        from lantern.engines.cpu.vq import packed_vq
+
+        return packed_vq(vq)
+
     def fused_decoder(
         self, target: Target, sampling: Sampling, drafter: Drafter | None, verifier: Verifier | None
     ) -> Callable[..., Generation] | None:

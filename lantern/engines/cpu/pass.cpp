@@ -10,6 +10,7 @@
 //   tile     up to 12 rows by one panel: sums are kept in registers during the loop over inputs
 //   phase    the work of all threads between two barriers; five per layer
 
+#pragma once
 #include "thread_policy.h"
 #include "tiles.h"
 

@@ -1,12 +1,13 @@
 // Whole steps of plain decoding, or of a Jacobi window under fixed noise, in one call: the inputs of the pass, the pass,
 // the samples (`sampling.h`), the match, and the commit. Plain decoding is a window of one code.
 
+#include "convolution.h"
 #include "sampling.h"
 
 extern "C" {
 
 // ABI number of this library. Increase it together with `ABI` of build.py when a structure or function changes.
-int32_t lantern_abi() { return 2; }
+int32_t lantern_abi() { return 3; }
 
 struct StepArgs {
     int32_t images, nodes, codes, prefix, conditioning, top_k, interval, is_random, is_half;

@@ -1,0 +1,233 @@
+// 3x3 convolutions of a tokenizer's decoder in fp32: Winograd's F(4x4, 3x3) (arXiv:1509.09308), which multiplies a
+// quarter as often as a sum over the nine weights. Group normalisation with SiLU, doubling of the resolution by the
+// nearest neighbour, and the addition of the block's input are part of the convolution.
+//
+//   tile    4 x 4 outputs, which depend on a patch of 6 x 6 inputs
+//   point   one of the 36 numbers into which a patch is transformed; a point of all tiles is multiplied as a matrix
+//   block   the tiles of a task of a thread; its size depends on the shapes only, and so do all bits
+
+#pragma once
+#include "pass.cpp"
+
+extern "C" {
+
+struct ConvolutionArgs {
+    int32_t images, inputs, outputs, height, width; // of the output
+    int32_t is_doubled, groups, threads;            // groups 0: no normalisation
+    float eps;
+    const float *x;           // (images, height, width, inputs); half as high and wide if `is_doubled`
+    const float *gamma, *beta; // (inputs): of the normalisation
+    const float *weights;     // (outputs / 32, 36, inputs, 32): the transformed weights
+    const float *bias;        // (outputs)
+    const float *residual;    // (images, height, width, outputs), or null; may be `out`
+    float *out;               // (images, height, width, outputs)
+};
+}
+
+namespace {
+
+constexpr int SPAN = 4, PATCH = 6, POINTS = PATCH * PATCH, MOST_TILES = TILE;
+constexpr int64_t LONG = 1 << 28; // more products of inputs and outputs wait little for other threads
+
+// The transforms evaluate polynomials at 0, +-sqrt(1/2), +-sqrt(2) and infinity. Rounding errors are half of those of the
+// usual points 0, +-1, +-2.
+constexpr float SMALL = 0.70710678f, LARGE = 1.41421356f;
+
+// Transforms six numbers of a patch, `step` apart, to six points.
+inline void to_points(const Lanes *d, int step, Lanes *v) {
+    const Lanes d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step], d4 = d[4 * step], d5 = d[5 * step];
+    const Lanes both = all(-2.5f), half = all(-0.5f), two = all(-2.0f);
+    const Lanes even = fma(two, d2, d4), odd = fma(two, d1, d3), wider = fma(half, d2, d4), change = fma(half, d1, d3);
+    v[0] = fma(both, d2, d0 + d4);
+    v[step] = fma(all(SMALL), odd, even);
+    v[2 * step] = fma(all(-SMALL), odd, even);
+    v[3 * step] = fma(all(LARGE), change, wider);
+    v[4 * step] = fma(all(-LARGE), change, wider);
+    v[5 * step] = fma(both, d3, d1 + d5);
+}
+
+// Transforms six points, `step` apart, to four outputs.
+inline void from_points(const Lanes *m, int step, Lanes *y) {
+    const Lanes m1 = m[step], m2 = m[2 * step], m3 = m[3 * step], m4 = m[4 * step];
+    const Lanes even = m1 + m2, odd = all(SMALL) * (m1 - m2), wider = m3 + m4, change = all(LARGE) * (m3 - m4);
+    y[0] = m[0] + even + wider;
+    y[step] = odd + change;
+    y[2 * step] = fma(all(0.5f), even, all(2.0f) * wider);
+    y[3 * step] = fma(all(0.5f), odd, fma(all(2.0f), change, m[5 * step]));
+}
+
+struct Convolution {
+    const ConvolutionArgs &of;
+    const int deep = of.is_doubled ? of.height / 2 : of.height, broad = of.is_doubled ? of.width / 2 : of.width;
+    const int tiles_across = (of.width + SPAN - 1) / SPAN;
+    const int tiles = tiles_across * ((of.height + SPAN - 1) / SPAN);
+    const int blocks = std::max((tiles + MOST_TILES - 1) / MOST_TILES, std::min(tiles, 2));
+    // Sums and sums of squares per image, row and input; then factors and offsets of the normalisation.
+    std::vector<float> sums = std::vector<float>(of.groups ? size_t(of.images) * deep * 2 * of.inputs : 0);
+    std::vector<float> factors = std::vector<float>(size_t(of.images) * 2 * of.inputs);
+
+    explicit Convolution(const ConvolutionArgs &args) : of(args) {}
+
+    // Buffers of a thread.
+    struct Room {
+        Lined<float> pixels, points, products;
+        explicit Room(const ConvolutionArgs &of)
+            : pixels(PATCH * (SPAN * MOST_TILES + 2) * WIDTH), points(size_t(POINTS) * MOST_TILES * of.inputs),
+              products(POINTS * MOST_TILES * PANEL) {}
+    };
+
+    // Adds up a row of pixels.
+    void add_up(int row) {
+        const float *x = of.x + size_t(row) * broad * of.inputs;
+        float *to = &sums[size_t(row) * 2 * of.inputs];
+        for (int i = 0; i < broad; i++, x += of.inputs)
+            for (int c = 0; c < of.inputs; c += WIDTH) {
+                const Lanes value = load(x + c);
+                store(to + c, load(to + c) + value);
+                store(to + of.inputs + c, fma(value, value, load(to + of.inputs + c)));
+            }
+    }
+
+    // Normalises group `group` of an image: y = factor x + offset.
+    void normalise(int image, int group) {
+        const int size = of.inputs / of.groups;
+        const size_t n = of.inputs;
+        double sum = 0, squares = 0;
+        for (int row = 0; row < deep; row++)
+            for (int c = group * size; c < (group + 1) * size; c++) {
+                sum += sums[(size_t(image) * deep + row) * 2 * n + c];
+                squares += sums[(size_t(image) * deep + row) * 2 * n + n + c];
+            }
+        const double count = double(deep) * broad * size, mean = sum / count;
+        const double inverse = 1 / std::sqrt(std::max(squares / count - mean * mean, 0.0) + of.eps);
+        float *to = &factors[image * 2 * n];
+        for (int c = group * size; c < (group + 1) * size; c++) {
+            to[c] = float(of.gamma[c] * inverse);
+            to[n + c] = float(of.beta[c] - mean * of.gamma[c] * inverse);
+        }
+    }
+
+    // Copies 16 inputs of the patches of `count` tiles side by side to `to`, normalised, zero outside of the image.
+    void stage(int image, int down, int across, int count, int c, float *to) const {
+        const Lanes factor = load(&factors[size_t(image) * 2 * of.inputs + c]);
+        const Lanes offset = load(&factors[(size_t(image) * 2 + 1) * of.inputs + c]);
+        const int first = SPAN * across - 1, pitch = SPAN * count + 2;
+        for (int i = 0; i < PATCH; i++) {
+            const int y = SPAN * down - 1 + i;
+            if (y < 0 || y >= of.height) {
+                std::fill(to, to + pitch * WIDTH, 0.0f);
+                to += pitch * WIDTH;
+                continue;
+            }
+            const float *row = of.x + (size_t(image) * deep + (y >> of.is_doubled)) * broad * of.inputs + c;
+            for (int x = first; x < first + pitch; x++, to += WIDTH) {
+                Lanes value = {};
+                if (x >= 0 && x < of.width) {
+                    value = load(row + size_t(x >> of.is_doubled) * of.inputs);
+                    if (of.groups) {
+                        value = fma(value, factor, offset);
+                        value = value / (exp(-value) + 1.0f);
+                    }
+                }
+                store(to, value);
+            }
+        }
+    }
+
+    // Transforms 16 inputs of a patch; its points are `apart` numbers apart.
+    static void transform(const float *pixels, int pitch, float *points, size_t apart) {
+        Lanes patch[POINTS], turned[POINTS];
+#pragma GCC unroll 6
+        for (int i = 0; i < PATCH; i++)
+#pragma GCC unroll 6
+            for (int j = 0; j < PATCH; j++) patch[i * PATCH + j] = load(pixels + (i * pitch + j) * WIDTH);
+#pragma GCC unroll 6
+        for (int j = 0; j < PATCH; j++) to_points(patch + j, PATCH, turned + j);
+#pragma GCC unroll 6
+        for (int i = 0; i < PATCH; i++) {
+            to_points(turned + i * PATCH, 1, patch + i * PATCH);
+#pragma GCC unroll 6
+            for (int j = 0; j < PATCH; j++) store(points + (i * PATCH + j) * apart, patch[i * PATCH + j]);
+        }
+    }
+
+    // Transforms the points of a tile to 4 x 4 of 16 outputs, adds bias and residual, and writes those in the image.
+    void finish(int image, int tile, int o, const float *products, size_t apart) const {
+        Lanes points[POINTS], turned[POINTS], results[SPAN];
+#pragma GCC unroll 36
+        for (int i = 0; i < POINTS; i++) points[i] = load(products + i * apart);
+#pragma GCC unroll 6
+        for (int j = 0; j < PATCH; j++) from_points(points + j, PATCH, turned + j);
+        const int top = tile / tiles_across * SPAN, left = tile % tiles_across * SPAN;
+        const Lanes bias = load(of.bias + o);
+#pragma GCC unroll 4
+        for (int i = 0; i < SPAN; i++) {
+            from_points(turned + i * PATCH, 1, results);
+            if (top + i >= of.height) break;
+            const size_t row = (size_t(image) * of.height + top + i) * of.width;
+#pragma GCC unroll 4
+            for (int j = 0; j < SPAN; j++) {
+                if (left + j >= of.width) break;
+                const size_t at = (row + left + j) * of.outputs + o;
+                const Lanes sum = results[j] + bias;
+                store(of.out + at, of.residual ? sum + load(of.residual + at) : sum);
+            }
+        }
+    }
+
+    void run(int image, int block, Room &room) const {
+        const int begin = int(int64_t(tiles) * block / blocks), end = int(int64_t(tiles) * (block + 1) / blocks);
+        const int count = end - begin, inputs = of.inputs;
+        for (int tile = begin; tile < end;) {
+            const int across = tile % tiles_across, some = std::min(end - tile, tiles_across - across);
+            for (int c = 0; c < inputs; c += WIDTH) {
+                stage(image, tile / tiles_across, across, some, c, room.pixels.data());
+                for (int t = 0; t < some; t++)
+                    transform(&room.pixels[t * SPAN * WIDTH], SPAN * some + 2,
+                              &room.points[size_t(tile - begin + t) * inputs + c], size_t(count) * inputs);
+            }
+            tile += some;
+        }
+        Plain<float> operand(count, inputs);
+        for (int p = 0; p < of.outputs / PANEL; p++) {
+            for (int point = 0; point < POINTS; point++) {
+                float *to = &room.products[size_t(point) * count * PANEL];
+                operand.take(&room.points[size_t(point) * count * inputs], count, inputs);
+                multiply(operand, of.weights, p * POINTS + point, [&](int m, Lanes left, Lanes right) {
+                    store(to + m * PANEL, left);
+                    store(to + m * PANEL + WIDTH, right);
+                });
+            }
+            for (int t = 0; t < count; t++)
+                for (int half = 0; half < PANEL; half += WIDTH)
+                    finish(image, begin + t, p * PANEL + half, &room.products[t * PANEL + half], size_t(count) * PANEL);
+        }
+    }
+
+    void run() {
+        const int64_t work = int64_t(of.images) * of.height * of.width * of.inputs * of.outputs;
+        if (work >= LONG) return run(of.threads);
+        with_threads({of.inputs, of.outputs, of.images * of.height, of.width}, of.threads, [&](int n) { run(n); });
+    }
+
+    void run(int threads) {
+        std::vector<Room> rooms(threads, Room(of)); // no exception may leave a parallel region
+#pragma omp parallel num_threads(threads)
+        {
+            if (of.groups) {
+#pragma omp for
+                for (int row = 0; row < of.images * deep; row++) add_up(row);
+#pragma omp for
+                for (int i = 0; i < of.images * of.groups; i++) normalise(i / of.groups, i % of.groups);
+            }
+#pragma omp for schedule(dynamic)
+            for (int i = 0; i < of.images * blocks; i++) run(i / blocks, i % blocks, rooms[omp_get_thread_num()]);
+        }
+    }
+};
+
+} // namespace
+
+extern "C" int64_t lantern_convolution(const ConvolutionArgs *args) {
+    return guarded([&] { return Convolution(*args).run(), 0; });
+}

@@ -1,0 +1,142 @@
+"""The packed VQ decoder: convolutions against torch in fp64, and pictures against those of torch."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lantern.engines.cpu import vq as packing
+from lantern.engines.cpu.engine import CpuEngine
+from lantern.engines.cpu.vq import Convolution, PackedDecoder, packed_vq
+from lantern.engines.engine import EAGER
+from lantern.models.folder import load_model
+from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
+
+MOST_DIFFERENT = 1e-3  # share of bytes that may differ from torch's, by 1
+ASSETS = Path(__file__).parents[3] / "assets" / "lantern-emoji"
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def initialised(module: Module) -> Module:
+    """Give random weights of the size of trained ones, offsets and factors included."""
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in module.named_parameters():
+        if parameter.ndim > 1:
+            scale = 1.0 if "embedding" in name else 1.5 / parameter[0].numel() ** 0.5
+            nn.init.normal_(parameter, 0, scale, generator=generator)
+        else:
+            nn.init.normal_(parameter, float("norm" in name and "weight" in name), 0.1, generator=generator)
+    return module.eval()
+
+
+@torch.no_grad()
+def reference(conv: nn.Conv2d, norm: nn.GroupNorm | None, x: Tensor, *, is_doubled: bool) -> Tensor:
+    """Return the convolution in fp64, channels last."""
+    y = x.double().permute(0, 3, 1, 2)
+    if norm is not None:
+        y = F.silu(F.group_norm(y, norm.num_groups, norm.weight.double(), norm.bias.double(), norm.eps))
+    y = F.interpolate(y, scale_factor=2.0) if is_doubled else y
+    bias = None if conv.bias is None else conv.bias.double()
+    return F.conv2d(y, conv.weight.double(), bias, padding=1).permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "inputs", "outputs", "normed", "is_doubled"),
+    [
+        ((4, 4), 32, 32, True, False),
+        ((13, 9), 32, 64, True, False),  # patches and blocks of all kinds of edges
+        ((1, 1), 16, 3, False, False),
+        ((3, 50), 48, 32, False, False),  # more tiles side by side than a block has
+        ((7, 5), 32, 96, False, True),
+    ],
+)
+@torch.no_grad()
+def test_a_convolution_is_that_of_fp64_within_rounding(
+    size: tuple[int, int], inputs: int, outputs: int, normed: bool, is_doubled: bool
+) -> None:
+    torch.manual_seed(0)
+    conv = initialised(nn.Conv2d(inputs, outputs, 3, padding=1, bias=normed))
+    norm = initialised(nn.GroupNorm(inputs // 4, inputs, eps=1e-6)) if normed else None
+    x = torch.randn(2, *size, inputs) + 3.0
+    made = Convolution(conv, norm, is_doubled=is_doubled)(x)
+    expected = reference(conv, norm, x, is_doubled=is_doubled)
+    assert (made[..., :outputs] - expected).abs().max() <= 2e-6 * expected.abs().max()
+
+
+@torch.no_grad()
+def test_a_residual_may_be_replaced_by_the_result() -> None:
+    conv = initialised(nn.Conv2d(32, 32, 3, padding=1))
+    x, own = torch.randn(2, 6, 6, 32), torch.randn(2, 6, 6, 32)
+    expected = Convolution(conv)(x) + own
+    made = Convolution(conv)(x, residual=own, out=own)
+    assert made is own and torch.equal(own, expected)
+
+
+@torch.no_grad()
+def test_bits_depend_neither_on_threads_nor_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv, norm = initialised(nn.Conv2d(32, 64, 3, padding=1)), initialised(nn.GroupNorm(32, 32))
+    x, packed = torch.randn(3, 24, 20, 32), Convolution(conv, norm)
+    alone = torch.cat([packed(image[None]) for image in x])
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        for _ in range(5):  # the first calls of a kind use one thread
+            assert torch.equal(packed(x), alone)
+
+
+@torch.no_grad()
+def test_pictures_of_the_embedded_model_are_those_of_torch() -> None:
+    model = load_model(ASSETS, parts=("vq",), engine="cpu")
+    assert model.vq is not None
+    codes = torch.randint(model.vq.config.codebook_size, (4, 256), generator=torch.Generator().manual_seed(0))
+    check(model.pictures(codes), to_uint8(model.vq.decode(codes)))
+
+
+@torch.no_grad()
+def test_pictures_of_a_tokenizer_with_four_resolutions_are_those_of_torch() -> None:
+    config = VQConfig(
+        codebook_size=64, encoder_ch_mult=(1, 1, 2, 2), decoder_ch_mult=(1, 1, 2, 2), z_channels=32, ch=32
+    )
+    vq = initialised(VQVAE(config))
+    codes = torch.randint(64, (2, 49), generator=torch.Generator().manual_seed(1))
+    check(to_uint8(packed_vq(vq).decode(codes)), to_uint8(vq.decode(codes)))
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_pictures_of_vq16_at_256_pixels_are_those_of_torch() -> None:
+    vq = initialised(VQVAE(VQConfig.named("VQ-16")))
+    codes = torch.randint(16384, (1, 256), generator=torch.Generator().manual_seed(1))
+    check(to_uint8(packed_vq(vq).decode(codes)), to_uint8(vq.decode(codes)))
+
+
+def check(made: Tensor, expected: Tensor) -> None:
+    """Bytes differ by at most 1, and few do."""
+    apart = (made.int() - expected.int()).abs()
+    assert expected.float().std() > 20, "no picture to compare"
+    assert apart.max() <= 1 and (apart > 0).float().mean() < MOST_DIFFERENT
+
+
+def test_a_packed_tokenizer_follows_its_weights_and_is_kept() -> None:
+    vq = initialised(VQVAE(VQConfig(codebook_size=64, encoder_ch_mult=(1, 1), decoder_ch_mult=(1, 1), ch=32)))
+    first = packed_vq(vq)
+    assert (
+        isinstance(first.decoder, PackedDecoder)
+        and packed_vq(vq) is first
+        and not isinstance(vq.decoder, PackedDecoder)
+    )
+    with torch.no_grad():
+        vq.decoder.conv_out.weight.mul_(2)
+    assert packed_vq(vq) is not first
+
+
+def test_other_tokenizers_and_engines_decode_through_torch() -> None:
+    sizes: dict[str, Any] = {"codebook_size": 64, "encoder_ch_mult": (1, 1), "decoder_ch_mult": (1, 1), "ch": 32}
+    vq, narrow = VQVAE(VQConfig(**sizes)), VQVAE(VQConfig(**sizes, z_channels=24))
+    assert EAGER.prepare_vq(vq) is vq and CpuEngine().prepare_vq(narrow) is narrow
+    half = vq.bfloat16()
+    assert packing.packed_vq(half) is half
