@@ -41,7 +41,8 @@ class BenchOptions:
     """Options of a bench. `methods` are specs as for `contenders.method_of`; empty means the model's own and "auto".
 
     Empty `kinds` means all kinds of the device. Plain decoding, which is always measured, also runs in the kinds
-    `baselines`. Passes over `nodes` nodes are timed in the fastest variants.
+    `baselines`. Variants of kinds not in `kinds` are left out if short decodings show that they are slow
+    (`race.leave_out_slow`). Passes over `nodes` nodes are timed in the fastest variants.
     """
 
     model: str = "lantern-emoji"
@@ -71,12 +72,12 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         method_of(model, spec)
     stable = Stable(model, reproducible=options.reproducible)
     copy_gbps = copy_bandwidth(model.device)
-    races, phases, curves, failed = [], [], [], []
+    races, phases, curves, failed, slow = [], [], [], [], []
     for batch in options.batches:
         chosen = variants(options.kinds or kinds_of(model.device), options.dtypes, options.baselines)
         lineup = line_up(stable, specs, chosen, sampling, batch)
         jobs = jobs_of(model, options, batch)
-        entries = run_race(lineup, jobs, device=model.device, is_quiet=options.is_quiet)
+        entries = run_race(lineup, jobs, device=model.device, is_quiet=options.is_quiet, asked=options.kinds)
         found = phase_figures(entries, jobs[0], batch, copy_gbps, sampling)
         rows = batch * sampling.rows
         races.append(race_figures(entries, batch, copy_gbps, rows) | {"bounds": bounds(entries, found)})
@@ -85,6 +86,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
             curve = PassCurve(stable, sampling, jobs[0])
             curves = [curve.measure(one, options.nodes, copy_gbps=copy_gbps) for one in quickest(entries)]
         failed += [failure | {"batch": batch} for failure in lineup.failed]
+        slow += [one | {"batch": batch} for one in lineup.slow]
     return {
         "what": "model",
         **about(model),
@@ -99,6 +101,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         "memory": memory_figures(options, specs, races[0], model) if options.has_memory else [],
         "beside": seconds_beside(model, options),
         "failed": failed,
+        "left_out": slow,
         "failures": broken_promises(races),
         "load_average": {"begin": before, "end": load_average()},
     }

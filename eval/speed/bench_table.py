@@ -14,6 +14,8 @@ def render(figures: Mapping[str, Any]) -> str:
     lines += _model_lines(figures) if figures["what"] == "model" else _shape_lines(figures)
     for failure in figures["failed"]:
         lines.append(f"not measured: {failure['method']} {failure['variant']}: {failure['reason']}")
+    for one in figures.get("left_out", ()):
+        lines.append(f"left out: {one['variant']}, {one['pass_ms']:g} ms a pass of plain decoding")
     return "\n".join(line[:WIDTH].rstrip() for line in lines)
 
 

@@ -163,10 +163,11 @@ class Job:
 
 @dataclass
 class Lineup:
-    """The contenders that run on this machine, and the reason for each one that does not."""
+    """The contenders that run on this machine, the reason for each one that does not, and variants left out as slow."""
 
     contenders: list[Contender] = field(default_factory=list)
     failed: list[dict[str, str]] = field(default_factory=list)
+    slow: list[dict[str, str | float]] = field(default_factory=list)
 
     def drop(self, contender: Contender, error: Exception) -> None:
         """Move a contender to the failed ones."""

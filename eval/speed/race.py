@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from lantern.core.types import Generation, Step
 from lantern.eval.metrics.distances import bootstrap
-from lantern.eval.speed.contenders import Contender, Job, Lineup, warm_up
+from lantern.eval.speed.contenders import METHOD_KINDS, PLAIN, Contender, Job, Lineup, Variant, warm_up
 
 Result = TypeVar("Result")
 
@@ -150,6 +151,7 @@ def rounded(value: float) -> float:
 
 
 WARM_UP_PASSES = 6
+RANKING_RUNS = 3  # short decodings of a variant, of which the first may compile
 
 
 @dataclass(frozen=True)
@@ -206,9 +208,55 @@ class _WarmError(Exception):
     """Ends a warm-up generation early."""
 
 
-def run_race(lineup: Lineup, jobs: Sequence[Job], *, device: torch.device, is_quiet: bool) -> list[Entry]:
-    """Warm up all contenders on every job, then time them in interleaved rounds; failed ones are dropped."""
+def leave_out_slow(lineup: Lineup, job: Job, asked: Collection[str], *, device: torch.device) -> None:
+    """Rank the variants by short plain decodings, and remove the contenders of slow ones from the lineup.
+
+    A variant is slow if a pass takes more than STEADY times that of the fastest, it is not one of the two fastest, and
+    its kind is not in `asked`. The fastest plain decoding is therefore always measured in full.
+    """
+    spent: dict[Variant, float] = {}
+
+    def rank(contender: Contender) -> None:
+        spent[contender.variant] = min(pass_seconds(contender, job, device) for _ in range(RANKING_RUNS))
+
+    plain = Lineup([one for one in lineup.contenders if one.is_plain], lineup.failed)
+    warm_up(plain, rank)
+    ordered = sorted(spent, key=spent.__getitem__)
+    slow = [one for one in ordered[2:] if one.kind not in asked and spent[one] > STEADY * spent[ordered[0]]]
+    failed = {one["variant"] for one in lineup.failed if one["method"] == PLAIN}
+    lineup.slow += [{"variant": str(one), "pass_ms": rounded(1e3 * spent[one])} for one in slow]
+    lineup.contenders = [
+        one
+        for one in lineup.contenders
+        if one.variant not in slow and not (one.is_plain and str(one.variant) in failed)
+    ]
+
+
+def pass_seconds(contender: Contender, job: Job, device: torch.device) -> float:
+    """Return the mean seconds of the first few passes after the prompt."""
+    times: list[float] = []
+
+    def watch(step: Step) -> None:
+        times.append(now(device))
+        if step.index >= WARM_UP_PASSES:
+            raise _WarmError
+
+    with suppress(_WarmError):
+        contender.decode(job, callback=watch)
+    return (times[-1] - times[0]) / max(len(times) - 1, 1)
+
+
+def run_race(
+    lineup: Lineup, jobs: Sequence[Job], *, device: torch.device, is_quiet: bool, asked: Collection[str] = METHOD_KINDS
+) -> list[Entry]:
+    """Warm up all contenders on every job, then time them in interleaved rounds; failed ones are dropped.
+
+    Those in slow variants of other kinds than `asked` are left out (`leave_out_slow`).
+    """
     report: Callable[[str], object] = (lambda text: None) if is_quiet else (lambda text: print(text, file=sys.stderr))
+    if any(one.variant.kind not in asked for one in lineup.contenders):
+        report("ranking the variants of plain decoding")
+        leave_out_slow(lineup, jobs[0], asked, device=device)
     report(f"warming up {len(lineup.contenders)} contenders")
     warm_up(lineup, lambda contender: warm(contender, jobs))
     field = list(lineup.contenders)
@@ -228,10 +276,8 @@ def warm(contender: Contender, jobs: Sequence[Job]) -> None:
             raise _WarmError
 
     for job in jobs[1:]:
-        try:
+        with suppress(_WarmError):
             contender.decode(job, callback=stop)
-        except _WarmError:
-            continue
 
 
 def fastest(entries: Sequence[Entry]) -> Entry:

@@ -1,5 +1,6 @@
 """The bench: results, checked promises, and figures."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,9 +13,10 @@ import torch
 
 from lantern.cli.main import main
 from lantern.eval.speed import bench as speed
+from lantern.eval.speed import race
 from lantern.eval.speed.bench import BenchOptions
 from lantern.eval.speed.bench_table import WIDTH, render
-from lantern.eval.speed.contenders import Job, Stable, Variant, kinds_of, line_up, variants
+from lantern.eval.speed.contenders import Job, Lineup, Stable, Variant, kinds_of, line_up, variants
 from lantern.eval.speed.race import Entry, Made, identity, results
 from lantern.eval.speed.surroundings import commit, surroundings
 from lantern.generation.tuning import quick
@@ -173,6 +175,42 @@ def test_the_command_runs_plain_decoding_in_every_way_unless_told(monkeypatch: p
     assert [tuple(one.kinds) for one in seen] == [("cpu",)] * 2
     assert seen[0].baselines == kinds_of(CPU) and list(seen[1].baselines) == ["eager"]
     assert "cpu+int8" in seen[0].baselines and "compile+int8" in seen[0].baselines
+
+
+@pytest.mark.parametrize(
+    ("asked", "left"),
+    [
+        ((), {"compile bf16", "cpu bf16", "cpu+int8 bf16"}),  # within 1.5 of the fastest
+        (("eager",), {"eager bf16", "compile bf16", "cpu bf16", "cpu+int8 bf16"}),
+    ],
+)
+def test_slow_variants_that_nobody_asked_for_are_left_out(
+    model: Model, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], left: set[str]
+) -> None:
+    milliseconds = {"eager": 16.0, "compile": 14.0, "cpu": 12.0, "cpu+int8": 10.0}
+    parts = line_up(Stable(model), ["eagle1"], EAGER, model.sampling()).contenders
+    every = [dataclasses.replace(one, variant=Variant(kind, "bf16")) for kind in milliseconds for one in parts]
+    monkeypatch.setattr(race, "pass_seconds", lambda one, job, device: milliseconds[one.variant.kind] / 1e3)
+    lineup, (job, *_) = Lineup(every), speed.jobs_of(model, BenchOptions(images=1), 1)
+    race.leave_out_slow(lineup, job, asked, device=CPU)
+    assert {str(one.variant) for one in lineup.contenders} == left and len(lineup.contenders) == 2 * len(left)
+    assert [one["variant"] for one in lineup.slow] == ([] if asked else ["eager bf16"])
+
+
+def test_the_two_fastest_variants_are_always_measured(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    milliseconds = {"eager": 16.0, "compile": 99.0, "cpu": 1.0}
+    plain = line_up(Stable(model), [], EAGER, model.sampling()).contenders[0]
+    lineup = Lineup([dataclasses.replace(plain, variant=Variant(kind, "bf16")) for kind in milliseconds])
+    monkeypatch.setattr(race, "pass_seconds", lambda one, job, device: milliseconds[one.variant.kind] / 1e3)
+    race.leave_out_slow(lineup, speed.jobs_of(model, BenchOptions(images=1), 1)[0], (), device=CPU)
+    assert [one.variant.kind for one in lineup.contenders] == ["eager", "cpu"]
+    assert lineup.slow == [{"variant": "compile bf16", "pass_ms": 99.0}]
+
+
+def test_a_pass_is_timed_in_a_few_steps(model: Model) -> None:
+    plain = line_up(Stable(model), [], EAGER, model.sampling()).contenders[0]
+    (job, *_) = speed.jobs_of(model, BenchOptions(images=1), 1)
+    assert 0 < race.pass_seconds(plain, job, CPU) < 10
 
 
 def test_all_contenders_make_the_pictures_of_a_round(model: Model) -> None:
