@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, Command, Names, existing, integer, real, run_command
+from lantern.cli.command import DONE, Command, Names, existing, integer, real, run_command, size_of
 from lantern.training.stages import (
     ALL,
     ALL_OPTIONS,
@@ -25,7 +25,10 @@ from lantern.training.stages import (
     find_stage,
 )
 
-TYPES = {"existing path": existing, "path": Path, "count": integer(0, 10**9), "number": real(0, 10**6), "text": str}
+TYPES = {
+    **{"existing path": existing, "path": Path, "count": integer(0, 10**9), "number": real(0, 10**6), "text": str},
+    "size": size_of,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -223,7 +223,9 @@ def load_model(
 
         read = parts("auto") if callable(parts) else parts
         found = load_transformers(folder, where, kind, parts=read, size=size, verify=verify)
-        return model_of(found, name=shown_name(name, folder), folder=folder, engine=make_engine(engine))
+        drafter = load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in read else None
+        own: dict[str, Any] = {"name": shown_name(name, folder), "folder": folder, "drafter": drafter}
+        return model_of(found, engine=make_engine(engine), **own)
     if size is not None:
         raise ValueError(f"model {shown_name(name, folder)} makes pictures of one size: omit the size")
     index = read_index(folder)

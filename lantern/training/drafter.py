@@ -13,26 +13,30 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from lantern.core.io import load_component, save_component, weights_digest
+from lantern.core.io import load_component, read_config, save_component, weights_digest
 from lantern.core.sampling import Sampling
 from lantern.drafters.examples import Examples, Prediction, Trainee
+from lantern.models.folder import pick_dtype
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
+from lantern.models.transformers.loading import load as load_transformers
+from lantern.models.transformers.target import TransformersTarget
 from lantern.training.config import load_training_config, with_overrides
 from lantern.training.data import Prepared
 from lantern.training.draft_metrics import Draft, HeldOutDrafts
 from lantern.training.feature_cache import FeatureCache
-from lantern.training.features import Captions, captions_name
+from lantern.training.features import Captions, captions_name, training_device
 from lantern.training.kinds import find_kind, load_kind, new_module
 from lantern.training.log import save_sheet
 from lantern.training.loop import LoopConfig, Task, step_seed
 from lantern.training.loop import train as run_loop
 from lantern.training.losses import Objective, acceptance, feature_regression
 from lantern.training.schedule import adjusted
-from lantern.training.teacher import Source, Teacher
+from lantern.training.teacher import AnyTeacher, Source, Teacher, TokenTeacher
 
 MOST = 1 << 31  # different pictures of an online run
+LLAMAGEN = ("t2i", "c2i")  # model_type of a transformer component
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class DrafterTask(Task):
     def __init__(
         self,
         config: DrafterConfig,
-        target: Transformer,
+        target: Transformer | TransformersTarget,
         source: Source,
         *,
         module: torch.nn.Module | None = None,
@@ -135,17 +139,17 @@ class DrafterTask(Task):
 
     def _draft(self, examples: Examples) -> list[tuple[Draft, Prediction]]:
         """Return the target's and the drafter's distributions at every depth."""
-        head = cast(Transformer, self.frozen[0]).head
         # guided logits rounded to bf16 would be another distribution
         with torch.no_grad(), torch.autocast(examples.codes.device.type, enabled=False):
-            p = self.sampling.filtered(head(examples.guided)).exp()
+            p = self.sampling.filtered(self._logits(examples.rows, examples)).exp()
         made = []
         for predicted in self.trainee.training_predictions(examples, self.config.unroll):
             logits = predicted.logits
-            if logits is None:
-                features = predicted.features if predicted.rows is None else examples.guide(predicted.rows)
-                assert features is not None
-                logits = head(features)
+            if predicted.rows is not None:
+                logits = self._logits(predicted.rows, examples)
+            elif logits is None:
+                assert predicted.features is not None
+                logits = self.target.head(predicted.features)
             made.append(
                 (
                     Draft(predicted.depth, predicted.places, p[:, predicted.places], self.sampling.filtered(logits)),
@@ -153,6 +157,18 @@ class DrafterTask(Task):
                 )
             )
         return made
+
+    @property
+    def target(self) -> Any:
+        """The target."""
+        return self.frozen[0]
+
+    def _logits(self, rows: Tensor, examples: Examples) -> Tensor:
+        """Return the guided logits of features (b 2 m c); LlamaGen's head is linear, so one product is enough."""
+        if not self.target.has_token_prompts:
+            return self.target.head(examples.guide(rows))
+        dtype = self.target.tok_embeddings.weight.dtype
+        return examples.guide(self.target.head(rows.flatten(0, 1).to(dtype)).unflatten(0, rows.shape[:2]))
 
     def _loss(self, draft: Draft, predicted: Prediction, examples: Examples) -> Tensor:
         """Return one value per entry, with the drafter's weights."""
@@ -205,7 +221,7 @@ class DrafterTask(Task):
         save_component(self.drafter.state_dict(), self.trainee.config, folder / "drafter", dtype=torch.bfloat16)
 
 
-def make_source(config: DrafterConfig, teacher: Teacher, root: Path, signature: str) -> Source:
+def make_source(config: DrafterConfig, teacher: AnyTeacher, root: Path, signature: str) -> Source:
     """Return the teacher itself, or the cache of its pictures on disk, which is filled first."""
     if config.source == "online":
         return teacher
@@ -214,15 +230,36 @@ def make_source(config: DrafterConfig, teacher: Teacher, root: Path, signature: 
     return cache
 
 
+def main_captions(prepared: Prepared) -> list[str]:
+    """Return the first caption of each training picture."""
+    return [record.captions[0][0] for record in prepared.records if record.split == "train"]
+
+
+def for_tokens(config: DrafterConfig) -> DrafterConfig:
+    """Return the config for a target of transformers; ValueError for another kind or form than it can have."""
+    form = config.model.get("form", "rows")
+    if config.kind != "eagle1" or form != "rows":
+        raise ValueError(f'kind is {config.kind} in form "{form}", wanted eagle1 in form "rows" for this target')
+    return with_overrides(config, model=config.model | {"form": form})
+
+
+def made_module(config: DrafterConfig, model: Any, init: Path | None) -> torch.nn.Module:
+    """Return a new module for a target, or the one of a folder."""
+    if init is not None:
+        return load_kind(config.kind, init, model)
+    return new_module(config.kind, model, config.model, seed=config.loop.seed)
+
+
 def make_teacher(
     config: DrafterConfig, target: Transformer, captions: Captions, prepared: Prepared, reads: frozenset[str]
 ) -> Teacher:
     """Return a teacher that generates pictures for the main captions of training pictures."""
-    texts = [record.captions[0][0] for record in prepared.records if record.split == "train"]
-    return Teacher(target, captions, texts, sampling=config.sampling, seed=config.loop.seed, reads=reads)
+    return Teacher(
+        target, captions, main_captions(prepared), sampling=config.sampling, seed=config.loop.seed, reads=reads
+    )
 
 
-def sign(config: DrafterConfig, teacher: Teacher, read: str) -> str:
+def sign(config: DrafterConfig, teacher: AnyTeacher, read: str) -> str:
     """Return a name for a teacher's pictures that depends on weights, captions, sampling and extras."""
     weights, numbers = weights_digest(teacher.target.state_dict()), (config.loop.seed, config.pictures, config.shard)
     made = repr((weights, read, numbers, teacher.slots, teacher.sampling, sorted(teacher.reads)))
@@ -235,7 +272,7 @@ def train(
     out: Path,
     data: Path,
     target: Path,
-    text_encoder: Path,
+    text_encoder: Path | None = None,
     tokenizer: Path | None = None,
     kind: str | None = None,
     init: Path | None = None,
@@ -244,8 +281,12 @@ def train(
     steps: int | None = None,
     decay: int | None = None,
     minutes: float | None = None,
+    size: tuple[int, int] | None = None,
 ) -> None:
     """Train a drafter for a target and write `out/drafter`; resume what `out` holds.
+
+    `target` is a transformer component, whose captions `text_encoder` encodes, or a model folder of transformers, for
+    pictures of `size` (height, width) in pixels; for the latter kind eagle1 in form "rows" is trained.
 
     `init` is a trained drafter of the same kind to start from, LANTERN's released ones included; it keeps its sizes.
     With `vq`, samples are pictures. Features of captions and pictures are cached in `cache`, by default `out`; runs may
@@ -254,16 +295,30 @@ def train(
     if kind is not None and kind != config.kind:
         raise ValueError(f"the config trains kind {config.kind}, got --kind {kind}: give a config of that kind")
     config = with_overrides(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
-    model = load_component(Transformer, TransformerConfig, target)
-    if init is None:
-        module = new_module(config.kind, model, config.model, seed=config.loop.seed)
+    prepared, cache = Prepared.open(data), cache or out
+    if read_config(target).get("model_type") not in LLAMAGEN:
+        config = for_tokens(config)
+        found = load_transformers(
+            target, training_device(), pick_dtype("auto", training_device()), parts=("text",), size=size
+        )
+        assert found.text is not None
+        model, texts = found.target, main_captions(prepared)
+        module = made_module(config, model, init)
+        teacher: AnyTeacher = TokenTeacher(
+            found.target, found.text, texts, sampling=config.sampling, seed=config.loop.seed
+        )
+        read = hashlib.sha256(repr(texts).encode()).hexdigest()
     else:
-        module = load_kind(config.kind, init, model)
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
-    prepared, encoder = Prepared.open(data), TextEncoder.from_pretrained(text_encoder, tokenizer)
-    cache, read = cache or out, captions_name(text_encoder, prepared)
-    captions = Captions.encode(encoder, prepared, cache / read, slots=config.slots)
-    teacher = make_teacher(config, model, captions, prepared, cast(Trainee, module).reads)
+        if text_encoder is None:
+            raise ValueError(
+                f"{target} is a transformer of LlamaGen: give the folder of its text encoder (--text-encoder)"
+            )
+        model = load_component(Transformer, TransformerConfig, target)
+        module = made_module(config, model, init)
+        model.to(training_device())
+        encoder, read = TextEncoder.from_pretrained(text_encoder, tokenizer), captions_name(text_encoder, prepared)
+        captions = Captions.encode(encoder, prepared, cache / read, slots=config.slots)
+        teacher = make_teacher(config, model, captions, prepared, cast(Trainee, module).reads)
     source = make_source(config, teacher, cache, sign(config, teacher, read))
     pictures = load_component(VQVAE, VQConfig, vq) if vq is not None else None
     run_loop(DrafterTask(config, model, source, module=module, vq=pictures), config.loop, out=out)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.io import atomic_write
-from lantern.training.teacher import Teacher
+from lantern.training.teacher import AnyTeacher
 
 SPARE = 1 << 26  # bytes of the disk that stay free
 BATCH = 64  # pictures generated together
@@ -41,12 +41,12 @@ class FeatureCache:
         """Numbers of the files."""
         return range(-(-self.pictures // self.shard))
 
-    def estimate(self, teacher: Teacher) -> int:
+    def estimate(self, teacher: AnyTeacher) -> int:
         """Return the bytes of the tensors of all pictures."""
         each = sum(math.prod(shape) * dtype.itemsize for shape, dtype in teacher.shapes().values())
         return each * self.pictures
 
-    def fill(self, teacher: Teacher) -> None:
+    def fill(self, teacher: AnyTeacher) -> None:
         """Generate the missing shards, each of several processes its share, and print the disk space it takes.
 
         ValueError if the disk has less space.
@@ -79,7 +79,7 @@ class FeatureCache:
     def _path(self, shard: int) -> Path:
         return self.folder / f"{shard:05d}.safetensors"
 
-    def _announce(self, teacher: Teacher, share: float) -> None:
+    def _announce(self, teacher: AnyTeacher, share: float) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         total, free = self.estimate(teacher), shutil.disk_usage(self.folder).free
         each = format_bytes(total / self.pictures)
@@ -89,7 +89,7 @@ class FeatureCache:
             advice = 'use fewer pictures, or "source": "online"'
             raise ValueError(f"{text} do not fit on a disk with {format_bytes(free)} left: {advice}")
 
-    def _make(self, teacher: Teacher, shards: Sequence[int], *, is_quiet: bool) -> None:
+    def _make(self, teacher: AnyTeacher, shards: Sequence[int], *, is_quiet: bool) -> None:
         from safetensors.torch import save_file
         from tqdm import tqdm
 

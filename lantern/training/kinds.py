@@ -15,7 +15,6 @@ from lantern.methods.registry import add_ons
 from lantern.methods.spec import AddOn
 from lantern.models.llamagen.checkpoint import read_checkpoint
 from lantern.models.llamagen.lantern_layout import is_foreign_config
-from lantern.models.llamagen.transformer import Transformer
 
 
 def kinds(stage: str = "drafter") -> dict[str, AddOn]:
@@ -33,15 +32,20 @@ def find_kind(name: str, stage: str = "drafter") -> AddOn:
     return known[name]
 
 
-def new_module(kind: str, target: Transformer, fields: dict[str, Any], *, seed: int) -> nn.Module:
+def digest_of(target: Any) -> str | None:
+    """Return the digest of a target's weights; None for one of transformers, whose weights are read in any dtype."""
+    return None if target.has_token_prompts else weights_digest(target.state_dict())
+
+
+def new_module(kind: str, target: Any, fields: dict[str, Any], *, seed: int) -> nn.Module:
     """Return a new module for a target; `fields` change its config."""
     entry = find_kind(kind)
-    module = entry.module(entry.config.for_target(target.config, target=weights_digest(target.state_dict()), **fields))
+    module = entry.module(entry.config.for_target(target.config, target=digest_of(target), **fields))
     cast(Trainee, module).init_for(target, torch.Generator().manual_seed(seed))
     return module
 
 
-def load_kind(kind: str, folder: Path, target: Transformer) -> nn.Module:
+def load_kind(kind: str, folder: Path, target: Any) -> nn.Module:
     """Load a trained module to continue from and record this target in its config; LANTERN's folders load too."""
     entry = find_kind(kind)
     build, config = entry.module, entry.config
@@ -58,5 +62,5 @@ def load_kind(kind: str, folder: Path, target: Transformer) -> nn.Module:
         got, expected = getattr(module.config, name), getattr(target.config, name)
         if got != expected:
             raise ValueError(f"{folder}: {name} is {got}, the target has {expected}: it was made for another one")
-    module.config = replace(module.config, target=weights_digest(target.state_dict()))
+    module.config = replace(module.config, target=digest_of(target))
     return module.train()

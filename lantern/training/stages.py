@@ -21,7 +21,7 @@ class Option:
     """A command-line option of stages: its help, the kind of its value, and a second name."""
 
     help: str
-    kind: Literal["existing path", "path", "count", "number", "text", "flag"] = "existing path"
+    kind: Literal["existing path", "path", "count", "number", "text", "size", "flag"] = "existing path"
     other_name: str = ""
 
 
@@ -107,8 +107,8 @@ STAGES = {
         "train",
         "DrafterConfig",
         summary="train a drafter for a target",
-        required=("data", "target", "text_encoder"),
-        optional=("tokenizer", "kind", "init", "vq", "cache", "steps", "decay", "minutes"),
+        required=("data", "target"),
+        optional=("text_encoder", "tokenizer", "size", "kind", "init", "vq", "cache", "steps", "decay", "minutes"),
     ),
     "policy": Stage(
         "lantern.training.policy",
@@ -136,8 +136,9 @@ OPTIONS = {
     "path": Option("pictures to read, instead of the config's path"),
     "profile": Option("output of `lantern tune`: the times of steps"),
     "records": Option("file written by lantern-generate --record, or a folder of such files"),
+    "size": Option("width and height in pixels (WxH), for a target of transformers that makes several sizes", "size"),
     "steps": Option("number of steps, instead of the config's", "count"),
-    "target": Option("folder of the trained target"),
+    "target": Option("folder of the trained target, or of a model of transformers"),
     "text_encoder": Option("folder of the text encoder"),
     "tokenizer": Option("folder of the text encoder's tokenizer"),
     "vq": Option("folder of the trained VQ tokenizer"),

@@ -9,10 +9,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition
+from lantern.core.types import Condition, Step
 from lantern.decoding.plain import generate
 from lantern.drafters.examples import fused_layers
 from lantern.models.llamagen.transformer import Transformer
+from lantern.models.transformers.components import Prompts
+from lantern.models.transformers.target import TransformersTarget
 from lantern.training.features import Captions
 from lantern.training.loop import step_seed
 
@@ -79,6 +81,43 @@ def read_pictures(
     return {name: torch.stack(rows, dim=1) for name, rows in parts.items() if name == "rows" or name in reads}
 
 
+class TokenTeacher:
+    """A target of transformers as a teacher: pictures by number, as `Teacher` makes them.
+
+    `rows` are the features of plain decoding itself. `sampling` must have guidance: ValueError.
+    """
+
+    slots, reads = 0, frozenset[str]()
+
+    def __init__(
+        self, target: TransformersTarget, prompts: Prompts, texts: Sequence[str], *, sampling: Sampling, seed: int
+    ) -> None:
+        if sampling.rows != 2:
+            raise ValueError(f"guidance is {sampling.guidance}, wanted above 1: the drafter reads both guidance rows")
+        self.target, self.prompts, self.texts = target, prompts, list(texts)
+        self.sampling, self.seed = sampling, seed
+
+    def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
+        """Generate these pictures on the target's device."""
+        features = list[Tensor]()
+
+        def keep(step: Step) -> None:
+            assert step.scores is not None
+            features.append(step.scores.features)
+
+        texts = [self.texts[step_seed(self.seed, number, 0) % len(self.texts)] for number in numbers]
+        keys = [(self.seed, number) for number in numbers]
+        condition = self.prompts.condition(texts)
+        codes = generate(self.target, condition, sampling=self.sampling, keys=keys, callback=keep).codes
+        return {"codes": codes.int(), "rows": torch.cat(features, 1).unflatten(0, (len(numbers), 2)).bfloat16()}
+
+    def shapes(self) -> Shapes:
+        """Return shape and dtype of one picture's tensors."""
+        config = self.target.config
+        rows = (2, config.block_size, config.dim)
+        return {"codes": ((config.block_size,), torch.int32), "rows": (rows, torch.bfloat16)}
+
+
 class Teacher:
     """Generates picture number i with a caption and noise that depend on the seed and i alone, not on the batch.
 
@@ -129,3 +168,6 @@ class Teacher:
         if "layers" in self.reads:
             found["layers"] = ((2, 3, config.block_size, config.dim), half)
         return found
+
+
+AnyTeacher = Teacher | TokenTeacher

@@ -110,6 +110,11 @@ class TransformerConfig:
         return self.dim // self.n_head
 
     @property
+    def query_heads(self) -> int:
+        """Number of heads of queries, the same as of keys."""
+        return self.n_head
+
+    @property
     def ffn_dim(self) -> int:
         """Hidden size of the SwiGLU feed-forward."""
         hidden = int(2 * 4 * self.dim / 3)

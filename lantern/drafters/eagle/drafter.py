@@ -55,7 +55,7 @@ class EagleDrafter(DrafterDefaults):
             raise ValueError(
                 f"the drafter has (dim, block_size) {got}, its target {expected}: use a drafter trained for it"
             )
-        slots = target.config.cls_token_num - 1 if module.config.form == "rows" else 0
+        slots = max(target.config.cls_token_num - 1, 0) if module.config.form == "rows" else 0
         if module.config.cls_token_num != slots:
             got = module.config.cls_token_num
             raise ValueError(f"the drafter has {got} conditioning slots, wanted {slots} for this target")
@@ -68,7 +68,7 @@ class EagleDrafter(DrafterDefaults):
         self.sampling = sampling
         self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
         self.rows = sampling.rows if module.config.form == "rows" else 1
-        self.needs_whole_prefix = module.config.form == "rows"
+        self.needs_whole_prefix = module.config.cls_token_num > 0
         self.taps = module.taps
         self.most_committed = 0  # codes that a step may commit, if its tree is deeper than this drafter's
         self.chooser: Chooser | None = None

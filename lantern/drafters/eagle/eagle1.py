@@ -6,7 +6,8 @@ target's head turns it into a distribution. Two forms:
     guided  one row, on the guidance-combined feature F* = f_u + s (f_c - f_u), whose head logits are the guided
             logits. It starts at pair 0: the prompt enters only through features.
     rows    as released with LANTERN: both guidance rows, logits combined, and before pair 0 the features of the
-            prompt, each paired with code 0's embedding.
+            prompt, each paired with code 0's embedding. For targets of transformers, whose head need not be linear and
+            whose prompts have no slots, it starts at pair 0.
 
 Other drafters that grow trees in the same way (`drafters/eagle/drafter.py`) derive from `Eagle` and override what is
 read of the target (`taps`, `enter`), which layers run at a depth (`forward`), and how a feature becomes logits
@@ -83,16 +84,16 @@ class EagleConfig:
         check_limits(self, "dim", "n_head", "ffn_dim", "vocab_size", "block_size")
 
     @classmethod
-    def for_target(cls, config: TransformerConfig, **changes: Any) -> Self:
+    def for_target(cls, config: Any, **changes: Any) -> Self:
         """Return a config with its target's width, heads, feed-forward and rotary table."""
         form = changes.get("form", "guided")
         fields = {
             "dim": config.dim,
-            "n_head": config.n_head,
+            "n_head": config.query_heads,
             "ffn_dim": config.ffn_dim,
             "vocab_size": config.vocab_size,
             "block_size": config.block_size,
-            "cls_token_num": config.cls_token_num - 1 if form == "rows" else 0,
+            "cls_token_num": max(config.cls_token_num - 1, 0) if form == "rows" else 0,
             "norm_eps": config.norm_eps,
             "rope_base": config.rope_base,
         }
@@ -160,8 +161,8 @@ class Eagle(nn.Module):
 
     @property
     def reads(self) -> frozenset[str]:
-        """Extras of `Examples` that training needs: the prompt, in form "rows"."""
-        return frozenset({"prompt"} if self.config.form == "rows" else ())
+        """Extras of `Examples` that training needs: the prompt, in form "rows" with slots for it."""
+        return frozenset({"prompt"} if self.config.cls_token_num else ())
 
     @property
     def dtype(self) -> torch.dtype:
@@ -193,7 +194,8 @@ class Eagle(nn.Module):
 
     def init_for(self, target: Any, generator: torch.Generator) -> None:
         """Run `init_weights` with the target's embeddings."""
-        self.init_weights(target.tok_embeddings.weight.data, generator)
+        codes = torch.arange(self.config.vocab_size, device=target.tok_embeddings.weight.device)
+        self.init_weights(target.tok_embeddings(codes).detach().float(), generator)
 
     def init_weights(self, embeddings: Float[Tensor, "v c"], generator: torch.Generator) -> None:
         """Start at "the next feature equals this one": fc = [0.05 I | I], output projections zero.
@@ -282,7 +284,7 @@ class Eagle(nn.Module):
         rows, is_guided = inputs.shape[1], self.config.form == "guided"
         tokens = examples.codes[:, :-1].repeat_interleave(rows, 0)
         scales = examples.scales[:, None].expand(-1, count - 1) if is_guided else None
-        unroll = Unroll() if is_guided else self._read_prompt(examples)
+        unroll = self._read_prompt(examples) if "prompt" in self.reads else Unroll()
         features, made = self.enter(inputs[:, :, :-1].flatten(0, 1)), []
         for depth in range(1, depths + 1):
             out = self.training_forward(features, tokens, scales=scales, unroll=unroll)

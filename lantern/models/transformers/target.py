@@ -22,7 +22,8 @@ ATTENTIONS = ("sdpa", "eager")  # of transformers' kinds of attention those that
 class TargetConfig:
     """Sizes of a target, under the names that decoding reads.
 
-    `n_head` counts heads of keys and values. `vocab_size` is the number of codes, not of the decoder's tokens.
+    `n_head` counts heads of keys and values, `query_heads` those of queries. `vocab_size` is the number of codes, not
+    of the decoder's tokens.
     """
 
     family: str
@@ -36,6 +37,10 @@ class TargetConfig:
     cls_token_num: int = 0  # positions count codes
     caption_dim: int = 0
     num_classes: int = 0
+    query_heads: int = 0
+    ffn_dim: int = 0
+    norm_eps: float = 1e-5
+    rope_base: float = 10_000.0  # of drafters, in two dimensions
 
     @property
     def block_size(self) -> int:
@@ -153,6 +158,8 @@ class TransformersTarget(nn.Module, TargetDefaults):
             head_dim=sizes.to_dict().get("head_dim") or sizes.hidden_size // heads,
             vocab_size=codes,
             raster=raster,
+            query_heads=heads,
+            ffn_dim=sizes.intermediate_size,
         )
         self.eval()
 
