@@ -40,6 +40,7 @@ MODULES: dict[str, str] = {
     "sjd": "lantern.drafters.windows.jacobi",
     "sjd-paper": "lantern.drafters.windows.jacobi",
     "scd": "lantern.drafters.windows.jacobi",
+    "sjd++": "lantern.drafters.windows.jacobi",
     "scd-paper": "lantern.drafters.windows.jacobi",
     "gumbel-jacobi": "lantern.drafters.windows.jacobi",
     "jacobi-parallel": "lantern.drafters.heads.parallelspec",
@@ -98,6 +99,7 @@ VERIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gumbel": ("lantern.verifiers.gumbel:GumbelVerifier", {}),
     "rejection": ("lantern.verifiers.rejection:RejectionVerifier", {}),
     "coupling": ("lantern.verifiers.coupling:CouplingVerifier", {}),
+    "coupling-reuse": ("lantern.verifiers.coupling:CouplingVerifier", {"redraw": "reuse"}),
     "coupling-independent": ("lantern.verifiers.coupling:CouplingVerifier", {"redraw": "independent"}),
 }
 
@@ -342,6 +344,8 @@ def _verifier(
     if spec.verifier not in VERIFIERS:
         raise ValueError(f'verifier is "{spec.verifier}", wanted one of {", ".join(VERIFIERS)}')
     kind, fixed = VERIFIERS[spec.verifier]
+    fields = {entry.name for entry in dataclasses.fields(resolved(kind))}
+    fixed = fixed | {name: value for name, value in method.settings.items() if name in fields}
     if spec.relaxation is None:
         return resolved(kind)(**fixed)
     relaxation = _relaxation(method, neighbours, codebook)

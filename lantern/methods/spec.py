@@ -152,11 +152,11 @@ class MethodSpec:
     and the settings. It commits codes in another order, so its pictures have another distribution.
     `tree` is the default draft tree, a name of `lantern.drafters.trees.static`; None for drafters that shape their
     drafts themselves. `mode` is how children are sampled. `verifier` is a name of `lantern.methods.registry.VERIFIERS`.
-    `policy` and `relaxation` are classes, or their "module:name"; fields of theirs that are settings take their values.
-    `add_ons` are the trained networks that it reads, each as an AddOn or as the name of one that another method
-    declares. `fits_engine` says that the window, on which codes do not depend, is chosen for the engine unless the
-    user sets it, `weavable` that `woven` can use the drafter. `paper` is an arXiv id. `page` is a name in docs/methods,
-    by default the method's.
+    `policy` and `relaxation` are classes, or their "module:name". Fields of theirs and of the verifier that are
+    settings take their values. `add_ons` are the trained networks that it reads, each as an AddOn or as the name of
+    one that another method declares. `fits_engine` says that the window, on which codes do not depend, is chosen for
+    the engine unless the user sets it, `weavable` that `woven` can use the drafter. `paper` is an arXiv id. `page` is a
+    name in docs/methods, by default the method's.
     """
 
     name: str

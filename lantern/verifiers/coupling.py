@@ -20,7 +20,9 @@ class CouplingVerifier(VerifierDefaults):
     The result is a sample of p that differs from x with the smallest possible probability (maximal coupling). The codes
     up to the first change are committed. The codes behind it are drafts for the next step, and their distribution is
     now p, whether they changed or not. With `redraw` "coupled" they come from the same test (arXiv:2510.24211); with
-    "independent" they are sampled from p again, as in speculative Jacobi decoding (arXiv:2410.01699).
+    "independent" they are sampled from p again, as in speculative Jacobi decoding (arXiv:2410.01699). With "reuse" a
+    code with p(x) > `reuse` q(x) stays, and others are sampled from p again (SJD++, arXiv:2512.07503). Their
+    distribution is then r = q where p > `reuse` q, plus p times the rest of q. It is recorded: the next test is exact.
 
         window  a b c d        p of what follows each, at the root and at a, b, c, d
         kept    a b . d        the tests at the root and at a pass, the test at b fails: x replaces c
@@ -36,14 +38,15 @@ class CouplingVerifier(VerifierDefaults):
     `lantern.verifiers.rejection.cost_of`.
     """
 
-    redraw: Literal["coupled", "independent"] = "coupled"
+    redraw: Literal["coupled", "independent", "reuse"] = "coupled"
     relaxation: Acceptance | None = None
     modes: frozenset[str] = frozenset({"jacobi"})
     reads_untruncated: bool = False
+    reuse: float | int = 0.5
 
     def __post_init__(self) -> None:
-        if self.redraw not in ("coupled", "independent"):
-            raise ValueError(f'redraw is "{self.redraw}", wanted "coupled" or "independent"')
+        if self.redraw not in ("coupled", "independent", "reuse"):
+            raise ValueError(f'redraw is "{self.redraw}", wanted "coupled", "independent" or "reuse"')
         if self.relaxation is None:
             return
         name = type(self.relaxation).__name__
@@ -80,17 +83,34 @@ class CouplingVerifier(VerifierDefaults):
         is_before = is_kept.cumprod(1).bool()
         length = is_before.sum(1)
         steps = torch.arange(p.shape[1], device=length.device)
-        is_fresh = (steps == steps[-1]) | ((steps > length[:, None]) & (self.redraw == "independent"))
+        is_behind = steps > length[:, None]
+        is_fresh = (steps == steps[-1]) | (is_behind & (self.redraw != "coupled"))
         above = (p - q).clamp_(min=0.0)
         if ruling is not None:
             above[:, :-1] = normalised(ruling.left, trial.p).view_as(above[:, :-1])
         sampled = pick(self.left(p, above, is_fresh), uniforms[..., 1])
-        is_kept = is_kept if self.redraw == "coupled" else is_before
+        if self.redraw == "reuse":
+            log_p = self.reused(p, q, log_p, is_behind & (steps < steps[-1]))
+            stays = (trial.own_p > self.reuse * trial.own_q).view(codes.shape)
+            is_kept = is_before | (stays & is_behind[:, :-1])
+        is_kept = is_before if self.redraw == "independent" else is_kept
         sampled[:, :-1] = torch.where(is_kept, codes, sampled[:, :-1])
         path = torch.where(is_before, steps[1:], 0)
         next_token = sampled.gather(1, length[:, None])[:, 0]
         verdict = Verdict(path, length, next_token, leftovers=Leftovers(sampled, log_p))
         return verdict if ruling is None else with_cost(verdict, trial, ruling, threshold)
+
+    def reused(
+        self,
+        p: Float[Tensor, "b n v"],
+        q: Float[Tensor, "b n v"],
+        log_p: Float[Tensor, "b n v"],
+        is_behind: Bool[Tensor, "b n"],
+    ) -> Float[Tensor, "b n v"]:
+        """Return log r of the codes behind the first change that stay or are sampled again, log p at other places."""
+        stays = torch.where(p > self.reuse * q, q, 0.0)
+        rest = (q - stays).sum(-1, keepdim=True)
+        return torch.where(is_behind[..., None], (stays + rest * p).log(), log_p)
 
     def left(
         self, p: Float[Tensor, "b n v"], above: Float[Tensor, "b n v"], is_fresh: Bool[Tensor, "b n"]

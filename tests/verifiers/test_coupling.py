@@ -142,7 +142,7 @@ def test_windows_without_log_q_raise() -> None:
 
 
 def test_unknown_redraw_raises() -> None:
-    with pytest.raises(ValueError, match='redraw is "greedy", wanted "coupled" or "independent"'):
+    with pytest.raises(ValueError, match='redraw is "greedy", wanted "coupled", "independent" or "reuse"'):
         CouplingVerifier("greedy")  # type: ignore[arg-type]
 
 
@@ -190,3 +190,20 @@ def test_a_relaxed_window_follows_its_rule_and_reports_no_less_than_it_moves() -
 def test_relaxed_windows_are_sampled_independently() -> None:
     with pytest.raises(ValueError, match='Grouped cannot test windows with redraw "coupled"'):
         CouplingVerifier("coupled", groups(2))
+
+
+def test_reused_codes_follow_the_distribution_that_is_recorded() -> None:
+    """Windows whose last code is sampled from q, and whose first is always rejected."""
+    p, q = distributions(3, 1), distributions(3, 2)
+    p[0], q[0] = torch.eye(CODES)[1], torch.eye(CODES)[2]
+    emitted = torch.zeros(CODES)
+    for code in range(CODES):
+        verdict, _ = walk(p, q, [2, code], "reuse")
+        emitted += float(q[1, code]) * distribution_of(sampled(verdict)[:, 1])
+    assert verdict.leftovers is not None and verdict.leftovers.log_q is not None
+    recorded = verdict.leftovers.log_q[0, 1].exp()
+    assert torch.allclose(emitted, recorded, atol=0.01) and abs(float(recorded.sum()) - 1) < 1e-5
+    # To record p, as the paper does, is a mistake of this size.
+    assert float((emitted - p[1]).abs().sum() / 2) > 0.05
+    # The window's last row has no code that could stay.
+    assert torch.allclose(verdict.leftovers.log_q[0, 2].exp(), p[2], atol=1e-6)

@@ -240,6 +240,22 @@ METHODS = (
         defaults={"window": 64, "init": "random"},
     ),
     MethodSpec(
+        "sjd++",
+        "no drafter: as sjd, but codes of the window whose probability did not fall much stay (SJD++, reconstructed); "
+        "exact in distribution",
+        "windows",
+        drafter=build,
+        mode="jacobi",
+        verifier="coupling-reuse",
+        settings=(
+            WINDOW,
+            INIT,
+            Setting("reuse", 0.5, "least ratio p(x) / q(x) with which a code stays in the window", low=0, high=10**6),
+        ),
+        paper="2512.07503",
+        page="sjd-pp",
+    ),
+    MethodSpec(
         "gumbel-jacobi",
         "no drafter: a window iterates under fixed noise to the picture of plain decoding, code for code",
         "windows",
