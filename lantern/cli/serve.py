@@ -3,9 +3,24 @@
 import argparse
 import importlib.util
 import os
+import signal
+import socket
+import sys
+from dataclasses import replace
 from pathlib import Path
 
-from lantern.cli.command import DONE, Command, add_engine, dtype_of, dtype_of_names, engine_of, integer, real
+from lantern.cli.command import (
+    DONE,
+    Command,
+    add_engine,
+    complain,
+    dtype_of,
+    dtype_of_names,
+    engine_of,
+    integer,
+    real,
+    run_command,
+)
 
 KEY = "LANTERN_API_KEY"
 
@@ -40,10 +55,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     model.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: fp32 on a CPU, else bf16")
     add_engine(model)
+    parser.add_argument(
+        "--restarts",
+        type=integer(0, 10**6),
+        default=0,
+        metavar="N",
+        help="serve in a child process, and start it again up to N times if a signal kills it (default 0: no child)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the model and serve until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM, in a child process with --restarts."""
+    if not args.restarts:
+        return serve(args)
+    if sys.platform == "win32":
+        raise ValueError("--restarts needs processes that fork, which Windows lacks: omit it")
+    listening = listen(args.host, args.port)
+    return supervise(replace(COMMAND, run=lambda own: serve(args, listening)), args.restarts)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; connections wait in it while no process serves."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=2048)
+
+
+def supervise(command: Command, restarts: int) -> int:
+    """Run a command in a child process, and again where a signal kills it, `restarts` times; return its exit code.
+
+    A signal to this process ends the child with SIGTERM.
+    """
+    while True:
+        child = os.fork()  # before torch is imported: it starts threads, which a fork does not copy
+        if not child:
+            os._exit(run_command(command, []))
+        try:
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        except KeyboardInterrupt:
+            os.kill(child, signal.SIGTERM)
+            os.waitpid(child, 0)
+            raise
+        if code >= 0 or not restarts:
+            return code if code >= 0 else 128 - code
+        restarts -= 1
+        name = signal.Signals(-code).name
+        complain(f"the server was killed by {name}: it is started again, {restarts} restarts left")
+
+
+def serve(args: argparse.Namespace, listening: socket.socket | None = None) -> int:
+    """Load the model and serve at a socket, None: at the address of the options."""
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
             raise ValueError(f"lantern serve needs {package}, which is not installed: pip install 'lantern[serve]'")
@@ -66,12 +126,10 @@ def run(args: argparse.Namespace) -> int:
     service = Service(model, worker, metrics, Limits(args.max_prompt, args.timeout, api_key=key))
     worker.start()
     service.warm_up()
-    config = uvicorn.Config(
-        build_app(service), args.host, args.port, log_level="warning", timeout_graceful_shutdown=int(args.drain) or None
-    )
+    config = uvicorn.Config(build_app(service), log_level="warning", timeout_graceful_shutdown=int(args.drain) or None)
     server = uvicorn.Server(config)
     try:
-        server.run()
+        server.run([listening or listen(args.host, args.port)])
     finally:
         worker.stop(args.drain)
     return DONE
