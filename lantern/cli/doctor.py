@@ -21,8 +21,8 @@ OPTIONAL = {
     "eval": ("torchmetrics", "clean-fid", "open-clip-torch", "torch-fidelity"),
     "train": ("accelerate", "tensorboard", "resvg-py"),
 }
-SUPPORTED = '"torch>=2.9,<2.14" "torchvision>=0.24,<0.29"'
-TORCH_MINORS = range(9, 14)
+SUPPORTED = '"torch>=2.9,<2.15" "torchvision>=0.24,<0.30"'
+TORCH_MINORS = range(9, 15)
 TORCHVISION_AHEAD = 15  # torch 2.n and torchvision 0.(n + 15) are released together
 
 

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import uuid
+import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -181,7 +182,8 @@ def read_pickled(path: str | Path) -> Any:
     if not path.is_file():
         raise ValueError(f"{path} is missing, or is not a regular file")
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about sparse tensors, which are refused later
             # only zip archives can be mapped; files of torch before 1.6 are read whole
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a damaged or hostile pickle can raise anything

@@ -6,7 +6,7 @@ from lantern.cli.main import main
 
 
 @pytest.mark.parametrize(
-    ("torch", "torchvision"), [("2.9.0", "0.24.1"), ("2.11.0+cu130", "0.26.0"), ("2.13.0+cpu", "0.28.0")]
+    ("torch", "torchvision"), [("2.9.0", "0.24.1"), ("2.11.0+cu130", "0.26.0"), ("2.14.1+cu130", "0.29.1")]
 )
 def test_versions_released_together_are_compatible(torch: str, torchvision: str) -> None:
     assert not compatibility(torch, torchvision).repair
@@ -17,7 +17,7 @@ def test_a_torchvision_ahead_of_its_torch_gets_a_repair() -> None:
 
 
 def test_a_torch_too_old_gets_a_supported_range() -> None:
-    assert '"torch>=2.9,<2.14"' in compatibility("2.4.1", "0.19.1").repair
+    assert '"torch>=2.9,<2.15"' in compatibility("2.4.1", "0.19.1").repair
 
 
 def test_an_unreleased_version_is_not_a_fault() -> None:
