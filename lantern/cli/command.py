@@ -315,9 +315,9 @@ def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto")
         group.add_argument(option, action="store_true", help=argparse.SUPPRESS)
 
 
-def engine_of(args: argparse.Namespace, *, default: str = "auto") -> Engine:
-    """Return the engine that the options describe; warns of deprecated options on stderr."""
-    old = {option: names for option, names in DEPRECATED.items() if getattr(args, _attribute(option), False)}
+def engine_of(args: argparse.Namespace, *, default: str = "auto", is_quiet: bool = False) -> Engine:
+    """Return the engine that the options describe; warns of deprecated options on stderr, unless it `is_quiet`."""
+    old = {option: names for option, names in DEPRECATED.items() if getattr(args, _attribute(option))}
     if not old:
         weights = args.target_weights if args.target_weights in WEIGHTS else "full"
         return engine(args.engine or default, weights=weights, reproducible=args.reproducible)
@@ -328,7 +328,7 @@ def engine_of(args: argparse.Namespace, *, default: str = "auto") -> Engine:
         chosen = engine_from_flags(**flags, reproducible=args.reproducible)
     else:
         chosen = engine(default, weights=engine_from_flags(**flags).weights, reproducible=args.reproducible)
-    if not getattr(args, "quiet", False):
+    if not is_quiet:
         instead = ", ".join(f"{option} is deprecated: use {new}" for option, (_, new) in old.items())
         print(f"lantern: {instead}", file=sys.stderr, flush=True)
     return chosen
@@ -419,13 +419,10 @@ def _add(group: Any, options: Sequence[Setting]) -> None:
                 return text
         raise argparse.ArgumentTypeError(str(fault).removeprefix(f"{first.label} is "))
 
-    group.add_argument(
-        first.flag,
-        dest=PREFIX + first.name,
-        type=check,
-        metavar=first.label.upper(),
-        help=f"{first.help}; {first.range} (default {first.default})".replace("%", "%%"),
-    )
+    shown = f"{first.help}; {first.range} (default {first.default})".replace("%", "%%")
+    flags = {first.flag: shown} | ({f"--{first.old_name}": argparse.SUPPRESS} if first.old_name else {})
+    for flag, text in flags.items():
+        group.add_argument(flag, dest=PREFIX + first.name, type=check, metavar=first.label.upper(), help=text)
 
 
 def _named(argv: Sequence[str]) -> tuple[str | None, str | None]:
@@ -508,6 +505,36 @@ def add_machine(group: Any) -> None:
     group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--quiet", action="store_true", help="print no progress")
+
+
+def add_board(group: Any, name: str, files: str) -> None:
+    """Add the options of how the methods of a board are measured, and of where its `files` go."""
+    add_engine(group, weights="--target-weights")
+    add_dtype(group)
+    group.add_argument(
+        "--baseline",
+        nargs="+",
+        type=VARIANT,
+        default=(),
+        help="how plain decoding runs beside the methods' own engine, in fp32 and bf16; the fastest is the baseline "
+        "(default all that the device has)",
+    )
+    group.add_argument(
+        "--run",
+        type=Path,
+        default=Path("runs") / name,
+        help="folder of intermediate results; a stopped run resumes from it",
+    )
+    group.add_argument("--out", type=Path, help=f"folder of {files} (default eval/results)")
+    add_overwrite(group)
+    add_machine(group)
+
+
+def check_board(figures: dict[str, Any], path: Path, name: str, needed: str) -> dict[str, Any]:
+    """Return the figures of a file if they are those of a board and have what is `needed`; ValueError if not."""
+    if figures.get("what") != name or not figures.get(needed):
+        raise ValueError(f"{path} holds no {name}: give a {name}.json that `lantern {name}` wrote")
+    return figures
 
 
 def baseline_dtypes(dtype: str) -> tuple[str, str]:

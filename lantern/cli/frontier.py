@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import (
     DONE,
-    VARIANT,
     Command,
-    add_dtype,
-    add_engine,
+    add_board,
     add_judges,
-    add_machine,
-    add_overwrite,
     add_subject,
     baseline_dtypes,
+    check_board,
     check_results,
     distribution_of,
     engine_of,
@@ -63,23 +60,7 @@ def _what(group: Any) -> None:
 
 
 def _how(group: Any) -> None:
-    add_engine(group, weights="--target-weights")
-    add_dtype(group)
-    group.add_argument(
-        "--baseline",
-        nargs="+",
-        type=VARIANT,
-        help="how plain decoding runs, in fp32 and bf16; the fastest is the baseline (default all that the device has)",
-    )
-    group.add_argument(
-        "--run",
-        type=Path,
-        default=Path("runs/frontier"),
-        help="folder of intermediate results; a stopped sweep resumes from it",
-    )
-    group.add_argument("--out", type=Path, help="folder of frontier.json, .png, .svg and .html (default eval/results)")
-    add_overwrite(group)
-    add_machine(group)
+    add_board(group, NAME, "frontier.json, .png, .svg and .html")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,7 +69,8 @@ def run(args: argparse.Namespace) -> int:
     from lantern.core.config import read_json_object
 
     if args.results is not None:
-        draw(check(read_json_object(args.results), args.results), args.out or args.results.parent, args.quiet)
+        figures = check_board(read_json_object(args.results), args.results, NAME, "points")
+        draw(figures, args.out or args.results.parent, args.quiet)
         return DONE
     judges = judges_of(args)
     judges.check(args.images)
@@ -110,13 +92,6 @@ def run(args: argparse.Namespace) -> int:
     return DONE
 
 
-def check(figures: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the figures if they are a frontier's; ValueError if not."""
-    if figures.get("what") != NAME or not figures.get("points"):
-        raise ValueError(f"{path} holds no frontier: give a {NAME}.json that `lantern frontier` wrote")
-    return figures
-
-
 def options_of(args: argparse.Namespace) -> "FrontierOptions":
     """Return the options of the measurement."""
     from lantern.eval.boards.frontier import FrontierOptions
@@ -127,8 +102,8 @@ def options_of(args: argparse.Namespace) -> "FrontierOptions":
     return FrontierOptions(
         run=args.run,
         prompts=shuffled_prompts(args.prompts_file, args.seed),
-        variant=Variant.of(engine_of(args), args.dtype),
-        baselines=args.baseline or (),
+        variant=Variant.of(engine_of(args, is_quiet=args.quiet), args.dtype),
+        baselines=tuple(args.baseline),
         baseline_dtypes=baseline_dtypes(args.dtype),
         sampling=distribution_of(args),
         is_quiet=args.quiet,

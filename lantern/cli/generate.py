@@ -274,7 +274,7 @@ def run(args: argparse.Namespace) -> int:
     how: dict[str, Any] = {
         "device": args.device,
         "dtype": dtype_of(args.dtype, args.target_weights),
-        "engine": engine_of(args),
+        "engine": engine_of(args, is_quiet=args.quiet),
     }
     model = load_model(args.model, parts=parts, verify=not args.no_verify, size=args.size, **how)
     sampling = model.sampling(**given)

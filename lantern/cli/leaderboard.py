@@ -10,15 +10,12 @@ from typing import TYPE_CHECKING, Any
 from lantern.cli.command import (
     DONE,
     FAILED,
-    VARIANT,
     Command,
-    add_dtype,
-    add_engine,
+    add_board,
     add_judges,
-    add_machine,
-    add_overwrite,
     add_subject,
     baseline_dtypes,
+    check_board,
     check_folder,
     check_results,
     complain,
@@ -94,30 +91,12 @@ def _what(group: Any) -> None:
 
 
 def _how(group: Any) -> None:
-    add_engine(group, weights="--target-weights")
-    add_dtype(group)
-    group.add_argument(
-        "--baseline",
-        nargs="+",
-        type=VARIANT,
-        default=(),
-        help="how plain decoding runs beside the methods' own engine, in fp32 and bf16; the fastest is the baseline "
-        "(default all that the device has)",
-    )
-    group.add_argument(
-        "--run",
-        type=Path,
-        default=Path("runs/leaderboard"),
-        help="folder of intermediate results; a stopped run resumes from it",
-    )
-    group.add_argument("--out", type=Path, help="folder of leaderboard.json, .png and .svg (default eval/results)")
-    add_overwrite(group)
+    add_board(group, NAME, "leaderboard.json, .png and .svg")
     group.add_argument(
         "--docs",
         type=Path,
         help="folder of leaderboard.md and of methods/, whose marked rows are replaced (default docs, or --out)",
     )
-    add_machine(group)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -135,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.overwrite:
         check_page(docs)
     if args.results is not None:
-        figures = check(read_json_object(args.results), args.results)
+        figures = check_board(read_json_object(args.results), args.results, NAME, "contests")
     else:
         figures = measured(args)
         write_json(out / f"{NAME}.json", figures)
@@ -203,7 +182,7 @@ def options_of(args: argparse.Namespace) -> "LeaderboardOptions":
         temperatures=tuple(args.temperatures),
         images=images,
         equal_budget=min(4, images[0]) if args.equal_budget is None else args.equal_budget,
-        variant=Variant.of(engine_of(args), args.dtype),
+        variant=Variant.of(engine_of(args, is_quiet=args.quiet), args.dtype),
         baselines=tuple(args.baseline),
         baseline_dtypes=baseline_dtypes(args.dtype),
         sampling=distribution_of(args, DISTRIBUTION),
@@ -211,13 +190,6 @@ def options_of(args: argparse.Namespace) -> "LeaderboardOptions":
         device=args.device,
         is_quiet=args.quiet,
     )
-
-
-def check(figures: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the figures if they are a leaderboard's; ValueError if not."""
-    if figures.get("what") != NAME or not figures.get("contests"):
-        raise ValueError(f"{path} holds no leaderboard: give a {NAME}.json that `lantern leaderboard` wrote")
-    return figures
 
 
 def docs_of(out: Path) -> Path:

@@ -123,7 +123,7 @@ def _row(args: argparse.Namespace) -> "Row":
         device=args.device,
         dtype=dtype_of(args.dtype, args.target_weights),
         threads=args.threads,
-        engine=engine_of(args, default="eager"),
+        engine=engine_of(args, default="eager", is_quiet=args.quiet),
         metrics=args.metrics,
         prompts=args.prompts,
         reference=args.reference,

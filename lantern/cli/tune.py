@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         device=args.device,
         dtype=dtype_of(args.dtype, args.target_weights),
         parts=parts,
-        engine=engine_of(args),
+        engine=engine_of(args, is_quiet=args.quiet),
     )
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     if args.prompts_file is not None and not model.takes_prompts:

@@ -44,6 +44,7 @@ class Setting:
 
     The type is that of `default`. `low` and `high` are bounds of numbers, inclusive. `choices` lists all legal values.
     `sweep` lists the values that tuning tries, gentlest first; a relaxed method has one setting with a sweep.
+    `old_name` is a deprecated name under which it is still accepted.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Setting:
     high: float | None = None
     choices: tuple[Value, ...] = ()
     sweep: tuple[float, ...] = ()
+    old_name: str = ""
 
     @property
     def flag(self) -> str:
@@ -270,16 +272,17 @@ class Method:
 
     def with_options(self, **options: Any) -> "Method":
         """Return the method with some of its `options` changed; ValueError for one that it lacks and for bad values."""
-        checked = {name: self.option(name).check(value) for name, value in options.items()}
+        checked = {(option := self.option(name)).name: option.check(value) for name, value in options.items()}
         tree = checked.pop("tree", self.tree)
         return dataclasses.replace(self, tree=tree, settings={**self.settings, **checked})
 
     def parsed(self, texts: Mapping[str, str]) -> dict[str, Value]:
         """Return the values of settings given as texts; ValueError for those that do not fit the method."""
-        return {name: self.option(name).parse(text) for name, text in texts.items()}
+        return {(option := self.option(name)).name: option.parse(text) for name, text in texts.items()}
 
     def option(self, name: str) -> Setting:
         """Return the option of a name; ValueError names those that there are."""
+        name = next((option.name for option in self.spec.settings if option.old_name == name != ""), name)
         if name not in self.spec.options:
             known = ", ".join(option.label for option in self.spec.options.values())
             takes = f"takes {known}" if known else "takes no settings"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,14 +11,13 @@ from lantern.core.config import build_config, read_json_object
 Config = TypeVar("Config")
 
 
-def load_training_config(kind: type[Config], path: Path) -> Config:
+def load_training_config(kind: type[Config], path: Path, *, old_names: Mapping[str, str] | None = None) -> Config:
     """Read a JSON config; ValueError as from `build_config`.
 
-    Deprecated keys, which the mapping `OLD_NAMES` of the class gives with their present names, are accepted with a line
-    on stderr.
+    Deprecated keys, which `old_names` gives with their present names, are accepted with a line on stderr.
     """
     values = read_json_object(path)
-    for old, new in getattr(kind, "OLD_NAMES", {}).items():
+    for old, new in (old_names or {}).items():
         if old in values:
             if new in values:
                 raise ValueError(f"{path}: {old!r} is the old name of {new!r}: remove {old!r}")

@@ -60,7 +60,7 @@ class TargetConfig:
     @classmethod
     def load(cls, path: Path) -> "TargetConfig":
         """Read a JSON config; ValueError names the file and the wrong field."""
-        return load_training_config(cls, path)
+        return load_training_config(cls, path, old_names=cls.OLD_NAMES)
 
 
 def prefix_mask(valid: Bool[Tensor, "b t"], codes: int) -> Bool[Tensor, "b n n"]:

@@ -46,7 +46,7 @@ class WordsConfig:
     @classmethod
     def load(cls, path: Path) -> "WordsConfig":
         """Read a JSON config; ValueError names the file and the wrong field."""
-        config = load_training_config(cls, path)
+        config = load_training_config(cls, path, old_names=cls.OLD_NAMES)
         return with_overrides(config, text=TextConfig.load(path.parent / config.encoder))
 
 

@@ -64,7 +64,7 @@ def test_codes_are_the_best_of_log_q_plus_noise() -> None:
 
 
 def test_copy_of_the_target_is_accepted_with_any_drafter() -> None:
-    method = METHODS["specmquant"].with_options(length=5, turns=5, width=1)
+    method = METHODS["specmquant"].with_options(length=5, steps=5, width=1)
     parts = build_decoder(
         method, TARGET, sampling=SAMPLING, drafter_module=tiny_eagle(TARGET), add_ons={"small": TARGET}
     )
@@ -138,7 +138,7 @@ def test_brush_is_a_chain_with_siblings() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"turns": -1}, "turns is -1"),
+        ({"turns": -1}, "steps is -1"),
         ({"length": 1}, "length is 1, wanted a whole number of at least 2"),
         ({"width": 30}, "width is 30, wanted at most 24"),
         ({"small_bits": 8}, "small_bits is 8, wanted one of 0, 4"),

@@ -9,15 +9,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
 from lantern.drafters.base import Chooser
 from lantern.drafters.combined.small_model import SMALL, SmallModel
-from lantern.drafters.trees.static import StaticTree, named
+from lantern.drafters.trees.static import StaticTree, TreeDrafter, named
 from lantern.methods.spec import DrafterContext, Method, MethodSpec
 from lantern.models.llamagen.transformer import Transformer
 
 
-class SelfCascadeDrafter(SmallModel, DrafterDefaults):
+class SelfCascadeDrafter(SmallModel, TreeDrafter):
     """Grows a static tree of a small model's samples: the best of log q + g below each node, one small pass per depth.
 
     Committed codes are read in the pass that gives the distribution of the first child, so a tree of depth d costs d
@@ -37,16 +37,6 @@ class SelfCascadeDrafter(SmallModel, DrafterDefaults):
     def weave(self, chooser: Chooser, most_committed: int) -> None:
         """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
         self.chooser, self.stage = chooser, max(self.stage, most_committed)
-
-    @property
-    def max_nodes(self) -> int:
-        """Nodes of the tree, the root included."""
-        return self.tree.max_nodes
-
-    @property
-    def depth(self) -> int:
-        """Depth of the tree."""
-        return self.tree.depth
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Read the prompt."""

@@ -7,11 +7,11 @@ the small model's own samples. The target verifies the chain, with the next best
 
 import torch
 
-from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step
+from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step
 from lantern.drafters.combined.small_model import SMALL, SmallModel
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.policies.policy import WITHOUT_GRAPHS
-from lantern.drafters.trees.static import StaticTree, chain
+from lantern.drafters.trees.static import StaticTree, TreeDrafter, chain
 from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 from lantern.models.llamagen.transformer import Transformer
 
@@ -21,7 +21,7 @@ def brush(length: int, width: int) -> StaticTree:
     return StaticTree(tuple((0,) * depth + (rank,) for depth in range(length) for rank in range(width)))
 
 
-class CascadeDrafter(DrafterDefaults):
+class CascadeDrafter(TreeDrafter):
     """Drafter -> small model -> target, in chains of `length` codes with `width` candidates each.
 
     The inner drafter grows a chain of length - 1, and the small model resamples it in `rounds` passes. With 0 rounds it
@@ -42,16 +42,6 @@ class CascadeDrafter(DrafterDefaults):
         self.tree, self.width, self.rounds = brush(length, width), width, rounds
         self.needs_whole_prefix = inner.needs_whole_prefix
         inner.most_committed = length + 1
-
-    @property
-    def max_nodes(self) -> int:
-        """Nodes of the tree, the root included."""
-        return self.tree.max_nodes
-
-    @property
-    def depth(self) -> int:
-        """Length of the chain."""
-        return self.tree.depth
 
     @property
     def needs_host(self) -> bool:
@@ -102,7 +92,7 @@ def build(method: Method, context: DrafterContext) -> CascadeDrafter:
     eagle, tree = context.eagle(method), chain(length - 1)
     inner = EagleDrafter(eagle, context.target, tree=tree, mode="gumbel", sampling=context.sampling)
     small = SmallModel(model, context.target, sampling=context.sampling, stage=length + 1)
-    return CascadeDrafter(inner, small, length=length, width=settings["width"], rounds=settings["turns"])
+    return CascadeDrafter(inner, small, length=length, width=settings["width"], rounds=settings["steps"])
 
 
 SPEC = MethodSpec(
@@ -113,7 +103,13 @@ SPEC = MethodSpec(
     settings=(
         Setting("length", 6, "codes of the chain that the target scores", low=2),
         Setting("width", 2, "codes tried at each place of the chain", low=1),
-        Setting("turns", 2, "passes of the small model per step; 0 is until all codes of the chain are its own", low=0),
+        Setting(
+            "steps",
+            2,
+            "passes of the small model per pass of the target; 0 is until all codes of the chain are its own",
+            low=0,
+            old_name="turns",
+        ),
         Setting("small_bits", 0, "bits of the small model's weights; 0 leaves them as they are", choices=(0, 4)),
     ),
     add_ons=("eagle1", SMALL),
@@ -124,7 +120,7 @@ METHODS = (
     SPEC.preset(
         "specmquant-paper",
         "SpecMQuant as published: the small model verifies until a chain of six is its own; plain decoding's codes",
-        defaults={"width": 1, "turns": 0},
+        defaults={"width": 1, "steps": 0},
         engines=WITHOUT_GRAPHS,
     ),
 )

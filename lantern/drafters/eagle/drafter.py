@@ -10,7 +10,6 @@ from torch import Tensor
 from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling, pick
 from lantern.core.types import (
-    DrafterDefaults,
     DraftMode,
     DraftTree,
     Leftovers,
@@ -23,13 +22,13 @@ from lantern.core.types import (
 from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.drafters.base import Chooser
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.drafters.trees.static import Level, StaticTree, chain, named
+from lantern.drafters.trees.static import Level, StaticTree, TreeDrafter, chain, named
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
 
 PURPOSE_OF_MODE = {"gumbel": Purpose.TARGET, "sampled": Purpose.DRAFT}
 
 
-class EagleDrafter(DrafterDefaults):
+class EagleDrafter(TreeDrafter):
     """Drafts a static tree with an `Eagle` module and the target's head.
 
     Mode "gumbel" takes the top of log q + g with the target's noise; "sampled" samples without replacement with the
@@ -76,16 +75,6 @@ class EagleDrafter(DrafterDefaults):
     def weave(self, chooser: Chooser, most_committed: int) -> None:
         """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
         self.chooser, self.most_committed = chooser, most_committed
-
-    @property
-    def max_nodes(self) -> int:
-        """Nodes of the tree, the root included."""
-        return self.tree.max_nodes
-
-    @property
-    def depth(self) -> int:
-        """Depth of the tree."""
-        return self.tree.depth
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Read the prompt's features; the first pair is the last feature with code 0."""

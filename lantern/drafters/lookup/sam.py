@@ -16,18 +16,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.noise import Purpose
-from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
 from lantern.drafters.base import Chooser
 from lantern.drafters.lookup.matchers import Evidence, GridMatcher, Past, SuffixMatcher
 from lantern.drafters.lookup.tables import SamConfig, SamTables
-from lantern.drafters.trees.static import StaticTree, named
+from lantern.drafters.trees.static import StaticTree, TreeDrafter, named
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, Setting
 
 MATCHES = ("grid", "super", "codes")
 FLOOR = 1e-4  # share of q that is spread evenly over all codes
 
 
-class SamDrafter(DrafterDefaults):
+class SamDrafter(TreeDrafter):
     """Grows a static tree from the codes of similar contexts, with the target's noise.
 
     q is proportional to the weights that `matcher` finds; a share `smooth` of it goes to all codes of the same
@@ -65,16 +65,6 @@ class SamDrafter(DrafterDefaults):
     def weave(self, chooser: Chooser, most_committed: int) -> None:
         """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
         self.chooser, self.room = chooser, self.count + max(most_committed, self.tree.depth + 1)
-
-    @property
-    def max_nodes(self) -> int:
-        """Nodes of the tree, the root included."""
-        return self.tree.max_nodes
-
-    @property
-    def depth(self) -> int:
-        """Depth of the tree."""
-        return self.tree.depth
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Reset the past and start from the first code."""

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from lantern.core.types import TreeShape
+from lantern.core.types import DrafterDefaults, TreeShape
 
 Choice = tuple[int, ...]
 # Probabilities that Gumbel match takes the child of each rank, for an average drafter (measured on 500 pairs of
@@ -250,3 +250,19 @@ def _levels(tree: StaticTree, device: str) -> tuple[Level, ...]:
         first += 0 if depth == 0 else len(frontier)
         above, frontier = frontier, [child for child in children if child in inner]
     return tuple(levels)
+
+
+class TreeDrafter(DrafterDefaults):
+    """Base class of drafters whose every tree has the shape of `tree`."""
+
+    tree: StaticTree
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of the tree, the root included."""
+        return self.tree.max_nodes
+
+    @property
+    def depth(self) -> int:
+        """Depth of the tree."""
+        return self.tree.depth

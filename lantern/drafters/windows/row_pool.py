@@ -12,8 +12,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target, TreeShape
-from lantern.drafters.trees.static import StaticTree
+from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target, TreeShape
+from lantern.drafters.trees.static import StaticTree, TreeDrafter
 from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 
 
@@ -37,7 +37,7 @@ def with_scouts(shape: TreeShape, scouts: int, offset: int) -> TreeShape:
     return TreeShape(parents, ranks, torch.cat([shape.depths, steps + offset]), ancestors, shape.widths)
 
 
-class RowPoolDrafter(DrafterDefaults):
+class RowPoolDrafter(TreeDrafter):
     """Windows of the target's own samples, with a pool of codes for the rows below that scouts update.
 
     The first of `scouts` adjacent scouts is `lag` codes to the left of the place below the last committed code. Places
@@ -66,11 +66,6 @@ class RowPoolDrafter(DrafterDefaults):
     def max_nodes(self) -> int:
         """Nodes scored in a pass, the root and scouts included."""
         return self.tree.max_nodes + self.scouts
-
-    @property
-    def depth(self) -> int:
-        """Drafted codes of the window."""
-        return self.tree.depth
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Empty the pool and fill the window with the first code."""

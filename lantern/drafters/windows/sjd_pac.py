@@ -17,8 +17,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
-from lantern.drafters.trees.static import Choice, StaticTree
+from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.drafters.trees.static import Choice, StaticTree, TreeDrafter
 from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 
 
@@ -32,7 +32,7 @@ def fronted(window: int, width: int, levels: int) -> StaticTree:
     return StaticTree(tuple(choices))
 
 
-class SjdPacDrafter(DrafterDefaults):
+class SjdPacDrafter(TreeDrafter):
     """Windows of the target's own samples with a tree at the front.
 
     New places repeat the code before them. A window is at most as long as the picture. ValueError for a window of less
@@ -56,16 +56,6 @@ class SjdPacDrafter(DrafterDefaults):
         self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
         window = max(min(window, self.count), 2)
         self.tree, self.width, self.levels = fronted(window, width, levels), width, min(levels, window - 1)
-
-    @property
-    def max_nodes(self) -> int:
-        """Nodes of the tree, the root included."""
-        return self.tree.max_nodes
-
-    @property
-    def depth(self) -> int:
-        """Drafted codes of the window."""
-        return self.tree.depth
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Fill the whole window with the first code."""

@@ -104,7 +104,8 @@ def library_name(variant: Variant | None = None) -> str:
 
 def folders() -> list[Path]:
     """Return where libraries are looked for: the user's cache, and a private folder for when that is not writable."""
-    return [user_cache() / "cpu", Path(tempfile.gettempdir()) / f"lantern-{_user()}"]
+    name = "library" if _user_id() is None else str(_user_id())
+    return [user_cache() / "cpu", Path(tempfile.gettempdir()) / f"lantern-{name}"]
 
 
 def check_trust(path: Path) -> None:
@@ -182,7 +183,7 @@ def _writable_folder() -> Path:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = os.lstat(folder)
-            is_own = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
+            is_own = _user_id() is None or (found.st_uid == _user_id() and not found.st_mode & 0o022)
             if stat.S_ISDIR(found.st_mode) and is_own and os.access(folder, os.W_OK):
                 return folder
             faults.append(f"{folder} is not a private folder of this user")
@@ -193,7 +194,3 @@ def _writable_folder() -> Path:
 
 def _user_id() -> int | None:
     return os.getuid() if hasattr(os, "getuid") else None
-
-
-def _user() -> str:
-    return str(os.getuid()) if hasattr(os, "getuid") else "library"
