@@ -2,10 +2,11 @@
 #   docker build -t lantern .
 #   docker run --gpus all -p 8000:8000 -v /path/to/model:/repository:ro lantern
 # Without a volume at /repository the embedded model is served: append `lantern-emoji --host 0.0.0.0`.
+# g++ and Python's headers: Triton compiles the launchers of its kernels when they are first used.
 FROM nvidia/cuda:12.8.1-runtime-ubuntu24.04
 
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends python3 python3-venv \
+    && apt-get install -y --no-install-recommends g++ python3 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1001 lantern \
     && python3 -m venv /opt/lantern

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lantern.methods import Method
     from lantern.models.folder import load_model
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 __all__ = [
     "DraftTree",
     "Drafter",

@@ -21,10 +21,11 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 CARD = ROOT / "assets" / "lantern-emoji" / "README.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/tutorials").glob("*.md"))]
 EVERYWHERE = [
     *PAGES,
-    *sorted((ROOT / "docs").glob("*/*.md")),
+    *sorted({*(ROOT / "docs").glob("*/*.md")} - {*PAGES}),
+    ROOT / "integrations/comfyui/README.md",
     ARCHITECTURE,
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
@@ -98,6 +99,12 @@ def trained(folder: Path) -> None:
     model = save_tiny_model(folder / "my-model" / "model")
     for part, place in (("transformer", "target"), ("vqvae", "tokenizer"), ("drafter", "drafter")):
         shutil.copytree(model / part, folder / "runs" / place / part)
+
+
+def trained_again(folder: Path) -> None:
+    """The folder of a model, and a drafter as training leaves it, at toy size."""
+    trained(folder)
+    (folder / "runs" / "drafter").rename(folder / "runs" / "eagle1")
 
 
 def trained_on_classes(folder: Path) -> None:
@@ -201,6 +208,7 @@ EXERCISES: dict[str, Exercise | Installation] = {
     "python -m studies.verification": Exercise("--rounds 1 --codes 256 --threads 1"),
     # it is refused before it listens; tests/generation/test_serving.py sends requests to a server
     "lantern serve lantern-emoji --port 8000": Exercise(replace={"8000": "80000"}, codes=(2,)),
+    "lantern demo lantern-emoji --port 7860": Exercise(replace={"7860": "78600"}, codes=(2,)),
     'lantern-generate --prompt "a red apple"': Exercise(),
     'lantern-generate --prompt "a red apple" -n 4 --seed 7 --out apples --batch 4': TINY,
     "lantern-generate --prompts-file prompts.txt --out images": Exercise("--model {model}", prepare=prompts_file),
@@ -240,6 +248,10 @@ EXERCISES: dict[str, Exercise | Installation] = {
         replace={f"{EMBEDDED}/{part}": f"{{model}}/{part}" for part in ("text_encoder", "tokenizer")}
     ),
     'lantern-generate --model my-model --prompt "a sandy beach" --out pictures': Exercise(),
+    "lantern assemble my-model/model --drafter runs/eagle1/drafter": Exercise(prepare=trained_again),
+    'lantern-generate --model my-model/model --prompt "a red square" --method eagle1 --compare --out compared': (
+        Exercise()
+    ),
     "lantern bench --methods gumbel-jacobi:window=4": BENCH,
     "lantern bench --shape B --variants cpu+int8": Exercise(
         "--codes 2 --tau 2 --images 1 --nodes --baseline eager", replace={"cpu+int8": "eager"}, is_slow=True
@@ -411,8 +423,8 @@ def test_python_examples_run(path: Path, block: str, model: Path, place: Path) -
 
 @contextmanager
 def address(path: Path, model: Path) -> Iterator[str]:
-    """The address of a server of the tiny model, for the page about serving."""
-    if path.name != "serving.md":
+    """The address of a server of the tiny model, for the pages about serving."""
+    if path.name not in ("serving.md", "serve.md"):
         yield ""
         return
     from lantern.generation.serving.app import Limits
@@ -480,7 +492,7 @@ def test_relative_links_resolve(path: Path) -> None:
             assert anchor in headings(found), f"{shown(path)}: {link}"
 
 
-PLACES = ("lantern", "models", "eval", "tests", "docs", "recipes", "studies", "assets", "typings")
+PLACES = ("lantern", "models", "eval", "tests", "docs", "recipes", "studies", "assets", "typings", "integrations")
 
 
 @pytest.mark.parametrize("path", [path for path in EVERYWHERE if path.name != "CHANGELOG.md"], ids=shown)

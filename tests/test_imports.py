@@ -27,7 +27,7 @@ TOP_LEVEL = [
 HEAVY = ("transformers", "diffusers", "torchvision", "open_clip", "torchmetrics", "cleanfid", "accelerate")
 # modules that need an optional library when they are imported
 LIBRARIES = {"lantern.engines.cuda.kernels": "triton"}
-OUTSIDE_THE_WHEEL = ("recipes", "studies", "tests")
+OUTSIDE_THE_WHEEL = ("recipes", "studies", "tests", "integrations")
 
 
 def _sources() -> dict[str, Path]:

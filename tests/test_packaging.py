@@ -2,12 +2,15 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +94,7 @@ def test_wheel_holds_the_package_only(built: Path) -> None:
     assert {"lantern/models/llamagen/transformer.py", "lantern/py.typed", "lantern/eval/__init__.py"} <= set(names)
     assert {"lantern/eval/protocols/emoji.json", "lantern/assets/prompts/concepts.txt"} <= set(names)
     assert any(name.startswith("lantern/assets/lantern-emoji/") for name in names)
-    assert not [name for name in names if {"recipes", "studies", "tests"} & set(name.split("/"))]
+    assert not [name for name in names if {"recipes", "studies", "tests", "integrations"} & set(name.split("/"))]
     assert len(names) == len(set(names))
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
@@ -217,6 +220,31 @@ def test_editable_install_uses_the_checkout(tmp_path: Path) -> None:
     code = "import importlib.util as u; print(u.find_spec('lantern.models.llamagen').origin)"
     found = _run(folder / "bin/python", "-c", code, cwd=tmp_path).strip()
     assert found == str(clone / "models/llamagen/__init__.py")
+
+
+def test_version_is_the_same_everywhere() -> None:
+    version = import_module("lantern").__version__
+    cited = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)
+    date = re.findall(r'^date-released: "(.+)"$', (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    nodes = tomllib.loads((ROOT / "integrations/comfyui/pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert cited == [version] and f"## [{version}] - {date[0]}" in changelog and nodes["version"] == version
+
+
+def test_extras_are_those_that_commands_name() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    named = {
+        name
+        for path in [*(ROOT / "lantern").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+        for found in re.findall(r"pip install -?q? ?'?\"?[\w.]*\[([\w,]+)\]", path.read_text(encoding="utf-8"))
+        for name in found.split(",")
+    }
+    assert {"serve", "demo"} <= named <= set(extras)
+
+
+def test_metadata_passes_the_index(built: Path) -> None:
+    check = pytest.importorskip("twine.commands.check", reason="twine is not installed")
+    assert not check.check([str(path) for path in built.glob("lantern-*")], strict=True)
 
 
 def test_readme_has_both_commands() -> None:

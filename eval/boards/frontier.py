@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern.core.types import Generation
-from lantern.eval.boards.acceptance_map import Portrait, data_uri, make_portraits
 from lantern.eval.boards.axes import QUALITY, fronts
 from lantern.eval.boards.contest import made_with
+from lantern.eval.boards.portraits import Portrait, make_portraits
 from lantern.eval.boards.rounds import (
     SAME,
     SweepFolder,
@@ -52,6 +52,7 @@ from lantern.eval.speed.contenders import (
 )
 from lantern.eval.speed.race import Spread, interleave, step_order, warm
 from lantern.eval.speed.surroundings import load_average, surroundings
+from lantern.generation.acceptance_map import data_uri
 from lantern.methods.registry import METHODS, find
 from lantern.models.folder import Model, load_model
 
@@ -323,7 +324,8 @@ class Sweep:
             return []
         pictures = [""] * len(kept)
         if self.model.vq is not None:
-            pictures = [data_uri(one) for one in pixels_of(self.model, unpack([one["codes"] for one in kept]))]
+            pixels = pixels_of(self.model, unpack([one["codes"] for one in kept]))
+            pictures = [data_uri(one) for one in pixels.permute(0, 2, 3, 1).contiguous()]
         return [
             Portrait.from_dict(one | {"prompt": self.prompt(one["number"]), "picture": picture}).as_dict()
             for one, picture in zip(kept, pictures, strict=True)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lantern.core.io import atomic_write
-from lantern.eval.boards.acceptance_map import Portrait, draw_map, legend, mean_share
 from lantern.eval.boards.axes import FEW, GAINS, QUALITY, Axis, shared_axes, staircase
 from lantern.eval.boards.plotting import LOOKS, reach, save_figure
+from lantern.eval.boards.portraits import Portrait
 from lantern.eval.boards.results import figures_mark
+from lantern.generation.acceptance_map import draw_map, legend, mean_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,6 +18,7 @@ SUMMARIES = {
     "tune": "measure this machine and find the fastest method for --method auto",
     "eval": "measure the quality of pictures: KID, FID, CLIP score and others",
     "serve": "answer requests over HTTP in the form of OpenAI's image API",
+    "demo": "show plain decoding and a method side by side in the browser",
     "bench": "measure the speedup of methods over the fastest plain decoding",
     "reproduce": "make the pictures of a published protocol, measure them, and write the row; resumes if stopped",
     "frontier": "sweep the settings of methods and draw speedup against cost in quality",

@@ -55,12 +55,12 @@ class Comparison:
             "differing_codes": self.differing,
         }
 
-    def lines(self) -> list[str]:
-        """Return the comparison as the lines of a table."""
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return the comparison as a table: what is measured, of plain decoding, of the method."""
         plain, other = self.plain.statistics, self.other.statistics
         distance = other.latent_distance
         same = "identical" if self.is_identical else f"{self.differing} of {other.codes} differ"
-        rows = [
+        return [
             ("", "plain", other.method),
             ("seconds of decoding", f"{self.plain_seconds:.2f}", f"{self.other_seconds:.2f}"),
             ("passes", str(plain.passes), str(other.passes)),
@@ -72,7 +72,10 @@ class Comparison:
             ("latent distance per code", "0.000", "unknown" if distance is None else f"{distance:.3f}"),
             ("codes", "", same),
         ]
-        return [f"  {name:<24}{left:>10}  {right:>10}".rstrip() for name, left, right in rows]
+
+    def lines(self) -> list[str]:
+        """Return the table as lines."""
+        return [f"  {name:<24}{left:>10}  {right:>10}".rstrip() for name, left, right in self.rows()]
 
 
 def compare(
@@ -108,7 +111,7 @@ def _compare(
     callback: Callback | None,
 ) -> Iterator[Comparison]:
     for generator in generators:
-        _warm_up(generator, requested[0])
+        warm_up(generator, requested[0])
     for request in requested:
         runs: tuple[list[Picture], list[Picture]] = ([], [])
         for _ in range(repeats):
@@ -122,7 +125,7 @@ class _WarmError(Exception):
     """Ends a warm-up."""
 
 
-def _warm_up(generator: Generator, request: Request) -> None:
+def warm_up(generator: Generator, request: Request) -> None:
     """Decode a few passes, so that compilation and allocation are not measured."""
 
     def stop(step: Step) -> None:

@@ -211,6 +211,12 @@ def choose_method(
     return method.with_options(**settings or {})
 
 
+def has_parts(model: Model, method: Method) -> bool:
+    """Return whether the model has the drafter and the add-ons that a method reads."""
+    has_add_ons = all(part in model.add_ons for part in add_ons_of(method))
+    return has_add_ons and (model.drafter is not None or not reads_drafter(method))
+
+
 def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
     """Return the model's proximity table with at least `columns` columns; it is computed from the codebook if need be.
 
@@ -443,8 +449,7 @@ def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable
     from lantern.generation.tuning.quick import quick_choice
 
     chosen = chosen_method(model, sampling, report)
-    has_parts = chosen is not None and all(part in model.add_ons for part in add_ons_of(chosen))
-    if chosen is not None and has_parts and (model.drafter is not None or not reads_drafter(chosen)):
+    if chosen is not None and has_parts(model, chosen):
         return dataclasses.replace(chosen, reason="a profile of `lantern tune` recommends it")
     found = quick_choice(model, sampling, batch=batch)
     report(f"method auto is {found.label}: {found.reason}; `lantern tune` measures all methods")

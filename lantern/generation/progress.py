@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from lantern.core.types import Generation, Step
@@ -115,6 +115,17 @@ class Canvas:
         none = torch.zeros(len(self.codes), 0, dtype=torch.long)
         free = torch.zeros(len(self.codes))
         return Generation(self.codes.clamp(min=0), self._passes, none, none, free, free.clone())
+
+
+def partial_pixels(generator: Generator, codes: Int[Tensor, " n"]) -> UInt8[Tensor, "h w 3"]:
+    """Return the picture of a grid in which some codes are still -1: the rows below the last known code are grey."""
+    raster = generator.model.target.config.raster
+    known = int((codes >= 0).sum())
+    last = codes[max(known - 1, 0)].clamp(min=0)
+    pixels = generator.pixels(torch.where(codes >= 0, codes, last)[None])[0].clone()
+    rows = -(-known // raster.columns) * (pixels.shape[0] // raster.rows)
+    pixels[rows:] = 128
+    return pixels
 
 
 class Interrupted(Exception):

@@ -42,6 +42,7 @@ BAD: dict[str, list[list[str]]] = {
     "leaderboard": [["--from", "nowhere.json"], ["--from", "here/config.json"]],
     "completion": [["tcsh"], []],
     "results": [["nowhere"]],
+    "demo": [["nowhere"], ["--port", "0"]],
     "serve": [["nowhere"], ["--port", "99999"], ["--dtype", "int3"]],
 }
 

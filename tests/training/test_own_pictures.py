@@ -56,6 +56,16 @@ def config(tmp_path: Path) -> Path:
     return home / "all-small.json"
 
 
+def train_a_drafter(model: Path) -> None:
+    """Run the training of docs/tutorials/train-a-drafter.md, and put the drafter into the folder."""
+    from tests.test_docs import ROOT, commands
+
+    for command in commands(ROOT / "docs/tutorials/train-a-drafter.md")[:2]:
+        words = command.replace("my-model", str(model)).replace("runs/", f"{model}/runs/").split()
+        steps = {"--minutes": "--steps", "30": "2"}
+        assert main([steps.get(word, word) for word in words[1:]]) == 0, command
+
+
 @pytest.mark.slow
 def test_a_folder_of_captioned_pictures_becomes_a_model(
     photos: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -75,6 +85,7 @@ def test_a_folder_of_captioned_pictures_becomes_a_model(
     assert generate.main(["--model", str(out / "model"), *prompt]) == 0
     with Image.open(next(pictures.glob("*.png"))) as picture:
         assert picture.size[0] >= 16
+    train_a_drafter(out)
     capsys.readouterr()
     assert main(given) == 0  # nothing is trained again
     assert "step " not in capsys.readouterr().out

@@ -7,10 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from jaxtyping import Int, UInt8
-from torch import Tensor
-
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.decoding.joint import Joint
@@ -23,7 +19,7 @@ from lantern.generation.generator import (
     make_batches,
 )
 from lantern.generation.images import NotFiniteError, Picture
-from lantern.generation.progress import Canvas
+from lantern.generation.progress import Canvas, partial_pixels
 from lantern.generation.requests import Request
 from lantern.models.folder import Model
 
@@ -310,14 +306,3 @@ class Watch:
             if self._sent[number] < due:
                 self._sent[number] = due
                 job.send("partial", partial_pixels(self._generator, self._canvas.codes[i]), due - 1)
-
-
-def partial_pixels(generator: Generator, codes: Int[Tensor, " n"]) -> UInt8[Tensor, "h w 3"]:
-    """Return the picture of a grid in which some codes are still -1: the rows below the last known code are grey."""
-    raster = generator.model.target.config.raster
-    known = int((codes >= 0).sum())
-    last = codes[max(known - 1, 0)].clamp(min=0)
-    pixels = generator.pixels(torch.where(codes >= 0, codes, last)[None])[0].clone()
-    rows = -(-known // raster.columns) * (pixels.shape[0] // raster.rows)
-    pixels[rows:] = 128
-    return pixels

@@ -12,9 +12,9 @@ import torch
 from lantern.cli import command as measuring
 from lantern.cli.frontier import main
 from lantern.eval.boards import frontier
-from lantern.eval.boards.acceptance_map import Portrait
 from lantern.eval.boards.axes import fronts
 from lantern.eval.boards.frontier import SWEEP, FrontierOptions, Point, Sweep, expand
+from lantern.eval.boards.portraits import Portrait
 from lantern.eval.boards.rounds import open_folder, pack, point_figures, speedup, step_compression, unpack
 from lantern.eval.speed.contenders import Variant
 from lantern.eval.speed.race import warm

@@ -1,11 +1,10 @@
 """Acceptance maps: for each cell of a picture, the length of its run, and whether its code was relaxed.
 
-A run is the codes that one pass of the target committed: accepted drafts and the code that follows them. Also the
-pictures of a report, with their maps.
+A run is the codes that one pass of the target committed: accepted drafts and the code that follows them.
 """
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO
@@ -16,12 +15,12 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from lantern.core.types import Step
-from lantern.eval.boards.rounds import pack
-from lantern.eval.speed.contenders import Contender, Job
 from lantern.generation.images import to_image
 
 RELAXED = 0.5  # a cell is marked if the probability that only the relaxation accepted its code is at least this
 CELL = 10  # SVG units per cell
+WEBP_QUALITY = 90
+URI = "data:image/webp;base64,"
 
 
 @dataclass(frozen=True)
@@ -184,43 +183,8 @@ def mean_share(maps: Sequence[AcceptanceMap], least: int) -> float:
     return sum(one.share(least) for one in maps) / len(maps)
 
 
-WEBP_QUALITY = 90
-URI = "data:image/webp;base64,"
-
-
-@dataclass(frozen=True)
-class Portrait:
-    """One shown picture: number, prompt, data URI of its pixels ("" without a tokenizer), and acceptance map."""
-
-    number: int
-    prompt: str
-    picture: str
-    map: AcceptanceMap
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON; inverse of `from_dict`."""
-        return {"number": self.number, "prompt": self.prompt, "picture": self.picture, "map": self.map.as_dict()}
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> "Portrait":
-        """Read a portrait written by `as_dict`."""
-        return cls(found["number"], found["prompt"], found["picture"], AcceptanceMap.from_dict(found["map"]))
-
-
-def make_portraits(
-    contender: Contender, jobs: Sequence[Job], known: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Decode the first picture of each job with its steps, untimed; entries in `known` are reused."""
-    found = [dict(one) for one in known[: len(jobs)]]
-    for number in range(len(found), len(jobs)):
-        made = contender.decode(jobs[number], keep_steps=True)
-        accepted = read_map(made.steps, 0, made.codes.shape[1])
-        found.append({"number": number, "codes": pack(made.codes[0]), "map": accepted.as_dict()})
-    return found
-
-
-def data_uri(pixels: UInt8[Tensor, "3 h w"]) -> str:
-    """Return a picture as a data URI."""
+def data_uri(pixels: UInt8[Tensor, "h w 3"], *, effort: int = 6) -> str:
+    """Return a picture as the data URI of a WebP file; `effort` from 0 (fast) to 6 (small) is that of the encoder."""
     kept = BytesIO()
-    to_image(pixels.permute(1, 2, 0).contiguous()).save(kept, format="WEBP", quality=WEBP_QUALITY, method=6)
+    to_image(pixels).save(kept, format="WEBP", quality=WEBP_QUALITY, method=effort)
     return URI + base64.b64encode(kept.getvalue()).decode("ascii")

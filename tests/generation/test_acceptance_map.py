@@ -6,7 +6,7 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation, Step, Verdict
-from lantern.eval.boards.acceptance_map import (
+from lantern.generation.acceptance_map import (
     MARK,
     SHADES,
     AcceptanceMap,

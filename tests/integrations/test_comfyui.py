@@ -1,0 +1,78 @@
+"""The nodes for ComfyUI, loaded as ComfyUI loads a folder of custom_nodes, against a stand-in for its API."""
+
+import asyncio
+import importlib.util
+import json
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.generation.generator import generate
+from lantern.generation.requests import requests
+from lantern.models.folder import load_model
+from tests.integrations import fake_comfy_api
+from tests.tiny_folder import save_tiny_model
+
+FOLDER = Path(__file__).resolve().parents[2] / "integrations" / "comfyui"
+
+
+@pytest.fixture
+def pack(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    for name, module in fake_comfy_api.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    spec = importlib.util.spec_from_file_location("lantern_nodes", FOLDER / "__init__.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "lantern_nodes", module)
+    monkeypatch.delitem(sys.modules, "lantern_nodes.nodes", raising=False)
+    spec.loader.exec_module(module)
+    return module
+
+
+def nodes(pack: ModuleType) -> dict[str, Any]:
+    async def found() -> list[Any]:
+        return await (await pack.comfy_entrypoint()).get_node_list()
+
+    return {node.define_schema().node_id: node for node in asyncio.run(found())}
+
+
+def test_pictures_are_those_of_lantern(pack: ModuleType, tmp_path: Path) -> None:
+    found, folder = nodes(pack), save_tiny_model(tmp_path / "toy")
+    (model,) = fake_comfy_api.run(found["LanternLoad"], model=str(folder), engine="eager")
+    images, report = fake_comfy_api.run(
+        found["LanternSample"], model=model, prompt=" a red apple ", seed=7, method="eagle1", guidance=2.0, pictures=2
+    )
+    expected = generate(
+        load_model(folder, engine="eager"),
+        requests(prompts=["a red apple"], seed=7, count=2),
+        method="eagle1",
+        sampling=model.sampling(guidance=2.0),
+        batch=2,
+    )
+    pixels = torch.stack([one.pixels for one in expected if one.pixels is not None])
+    assert images.dtype == torch.float32 and images.shape == (2, 8, 8, 3)
+    assert torch.equal((images * 255).round().to(torch.uint8), pixels)
+    lines = [json.loads(line) for line in report.splitlines()]
+    assert [line["seed"] for line in lines] == [7, 7] and lines[0]["method"] == "eagle1"
+
+
+def test_classes_are_numbers_and_defaults_are_those_of_the_model(pack: ModuleType, tmp_path: Path) -> None:
+    found, folder = nodes(pack), save_tiny_model(tmp_path / "toy", model_type="c2i", cls_token_num=1)
+    (model,) = fake_comfy_api.run(found["LanternLoad"], model=str(folder))
+    images, report = fake_comfy_api.run(found["LanternSample"], model=model, prompt="1", method="plain")
+    assert len(images) == 1 and json.loads(report)["label"] == 1
+    with pytest.raises(ValueError, match="class label is 99999"):
+        fake_comfy_api.run(found["LanternSample"], model=model, prompt="99999", method="plain")
+
+
+def test_the_pack_depends_on_the_wheel_only(pack: ModuleType) -> None:
+    described = tomllib.loads((FOLDER / "pyproject.toml").read_text(encoding="utf-8"))
+    project, comfy = described["project"], described["tool"]["comfy"]
+    assert project["dependencies"] == ["lantern>=1.0"] and "comfyui" not in project["name"].lower()
+    assert project["version"].count(".") == 2 and {"PublisherId", "DisplayName", "Icon"} <= set(comfy)
+    assert "gumbel-jacobi" in sys.modules["lantern_nodes.nodes"].METHODS
