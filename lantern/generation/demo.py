@@ -36,6 +36,7 @@ from lantern.models.folder import Model
 KEPT = 24  # pictures of the gallery
 CSS = """
 .side img, .side svg { width: 100%; max-width: 28rem; display: block; background: #808080; }
+#numbers td, #numbers th { white-space: nowrap; }
 .legend { list-style: none; padding: 0; font-size: .9rem; }
 .swatch { display: inline-block; width: 1em; height: 1em; margin-right: .5em; border: 1px solid #888; }
 .swatch.round { border-radius: 50%; }

@@ -116,7 +116,7 @@ def test_tracks_start_again_with_the_first_step(model: Model) -> None:
 def run_page(kind: str, model: Model) -> str:
     """Run a check of the page in a process of its own: gradio leaves event loops and sockets open."""
     command = [sys.executable, "-m", "tests.generation.demo_page", kind, str(model.folder)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
