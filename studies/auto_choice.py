@@ -53,18 +53,16 @@ def measure(model: Model, shape: str, *, steps: int, rounds: int) -> Row:
     """Return the row of a model with its engine."""
     sampling = model.sampling(guidance=7.5, top_k=1000)
     method = choose_method(model, "auto", sampling=sampling, report=lambda line: None)
-    decoders = [
-        build_decoder(one, model.target, sampling=sampling, engine=model.engine) for one in (METHODS["plain"], method)
-    ]
+    methods = [METHODS["plain"]] if method.is_plain else [METHODS["plain"], method]
+    decoders = [build_decoder(one, model.target, sampling=sampling, engine=model.engine) for one in methods]
     job = Job(_condition(model), [(0, 0)])
     runs = [lambda _, one=one: step_seconds(one, job, steps) for one in decoders]
     for run in runs:
         run(0)
     _, found = interleave(runs, rounds, device=model.device)
-    plain, chosen = (Spread.of([1e3 * value for value in of_one]) for of_one in found)
-    return Row(
-        shape, model.engine.name, method, min(found[0]) * 1e3, min(found[1]) * 1e3, max(plain.width, chosen.width)
-    )
+    plain, chosen = found[0], found[-1]
+    width = max(Spread.of(seconds).width for seconds in found)
+    return Row(shape, model.engine.name, method, 1e3 * min(plain), 1e3 * min(chosen), width)
 
 
 def step_seconds(decoder: Decoder, job: Job, steps: int) -> float:
@@ -110,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--engine", nargs="+", default=["auto"], help="engines (default auto)")
     add("--tau", nargs="+", type=real(1, 64), default=[1.5, 2.5, 3.5], help="codes per step (default 1.5 2.5 3.5)")
     add("--dtype", choices=tuple(DTYPES), default="bf16", help="default bf16")
-    add("--steps", type=integer(1, 1000), default=16, help="steps of a round (default 16)")
+    add("--steps", type=integer(1, 1000), default=8, help="steps of a round (default 8)")
     add("--rounds", type=integer(1, 1000), default=5, help="rounds (default 5)")
     add("--threads", type=integer(1, 1024), help="CPU threads to compute on")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")

@@ -97,7 +97,7 @@ class Sampling:
         if self.temperature != 1:
             logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
-            threshold = logits.topk(self.top_k).values[..., -1:]
+            threshold = logits.topk(self.top_k, sorted=False).values.amin(-1, keepdim=True)
             logits = logits.masked_fill(logits < threshold, -torch.inf)
         if self.top_p < 1:
             logits = keep_nucleus(logits, self.top_p)

@@ -25,7 +25,7 @@ from lantern.core.types import (
 class Outcome:
     """The result of testing a node's children: the child `taken` where `is_accepted`, and the distribution `left`.
 
-    `cost` is the sum over the tests made.
+    `cost` is the sum over the tests made. With `may_look` tests may look at values, which costs little on a CPU.
     """
 
     is_accepted: Bool[Tensor, " b"]
@@ -33,6 +33,7 @@ class Outcome:
     left: Float[Tensor, "b v"]
     is_relaxed: Bool[Tensor, " b"]
     cost: "Cost"
+    may_look: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class RejectionVerifier(VerifierDefaults):
             q = None if tree.log_q is None or tree.mode == "point" else tree.log_q[images, node].exp()
             ranks = uniforms[images, node, :width]
             outcome = self.test_children(tree, node, p, q, ranks, is_alive, may_stop=rows.is_lazy)
-            final = torch.where(is_alive[:, None], outcome.left, final)
+            final = select(is_alive, outcome.left, final, may_look=rows.is_lazy)
             is_alive = outcome.is_accepted
             node = torch.where(is_alive, outcome.taken, 0)
             last = torch.where(is_alive, outcome.taken, last)
@@ -115,7 +116,7 @@ class RejectionVerifier(VerifierDefaults):
             if rows.is_lazy and not bool(is_alive.any()):
                 break
             p = rows.at(node[:, None])[:, 0].exp()
-        final = torch.where(is_alive[:, None], p, final)
+        final = select(is_alive, p, final, may_look=rows.is_lazy)
         next_token = self.draw(final.log()[:, None], positions.gather(1, last[:, None]), noise)[:, 0]
         # Depths past a break have no test.
         left = len(tree.shape.widths) - len(outcomes)
@@ -146,7 +147,7 @@ class RejectionVerifier(VerifierDefaults):
         """
         zeros = torch.zeros_like(node)
         free = torch.zeros_like(p[:, 0])
-        outcome = Outcome(zeros.bool(), zeros, p, zeros.bool(), Cost(free, free))
+        outcome = Outcome(zeros.bool(), zeros, p, zeros.bool(), Cost(free, free), may_stop)
         of_node = tree.shape.parents == node[:, None]
         of_node[:, 0] = False
         for rank in range(uniforms.shape[1]):
@@ -163,7 +164,7 @@ class RejectionVerifier(VerifierDefaults):
             if may_stop and not bool((is_alive & ~outcome.is_accepted & has_more).any()):
                 break
             if tree.mode == "sampled":
-                q = normalised(proposal.scatter(1, code, 0.0), proposal)
+                q = normalised(proposal.scatter(1, code, 0.0), proposal, may_stop)
         return outcome
 
     def _test(
@@ -184,19 +185,20 @@ class RejectionVerifier(VerifierDefaults):
         else:
             ruling = self.relaxation.judge(trial)
             mass, left = ruling.mass, ruling.left
-            cost = add(before.cost, cost_of(trial, ruling), is_tested)
+            cost = add(before.cost, cost_of(trial, ruling, before.may_look), is_tested)
         is_accepted = is_tested & (threshold < mass)
         is_rejected = is_tested & ~is_accepted
         return Outcome(
             is_accepted=before.is_accepted | is_accepted,
             taken=torch.where(is_accepted, child, before.taken),
-            left=torch.where(is_rejected[:, None], normalised(left, trial.p), trial.p),
+            left=select(is_rejected, normalised(left, trial.p, before.may_look), trial.p, before.may_look),
             is_relaxed=before.is_relaxed | (is_accepted & ~(threshold < own)),
             cost=cost,
+            may_look=before.may_look,
         )
 
 
-def cost_of(trial: Trial, ruling: Ruling) -> Cost:
+def cost_of(trial: Trial, ruling: Ruling, may_look: bool = False) -> Cost:
     """Return the cost of one test: the probability that it differs from an exact test of x from the same state.
 
     The tests differ by |a - a'| in accepting and, where both reject, by the total variation between what they leave.
@@ -205,7 +207,8 @@ def cost_of(trial: Trial, ruling: Ruling) -> Cost:
     exact_left = (trial.p - trial.q).clamp(min=0.0)
     own_q = trial.own_q.clamp(min=torch.finfo(trial.q.dtype).tiny)
     chance, exact_chance = (ruling.mass / own_q).clamp(max=1.0), (trial.own_p / own_q).clamp(max=1.0)
-    apart = (normalised(ruling.left, trial.p) - normalised(exact_left, trial.p)).abs().sum(1) / 2
+    apart = normalised(ruling.left, trial.p, may_look) - normalised(exact_left, trial.p, may_look)
+    apart = apart.abs().sum(1) / 2
     gain = chance - exact_chance
     spent = gain.abs() + (1.0 - torch.maximum(chance, exact_chance)) * apart
     return Cost(spent, None if ruling.reach is None else gain.clamp(min=0.0) * ruling.reach)
@@ -219,7 +222,18 @@ def add(before: Cost, test: Cost, is_tested: Bool[Tensor, " b"]) -> Cost:
     return Cost(before.total_variation + torch.where(is_tested, test.total_variation, 0.0), distance)
 
 
-def normalised(distribution: Float[Tensor, "b v"], otherwise: Float[Tensor, "b v"]) -> Float[Tensor, "b v"]:
+def normalised(
+    distribution: Float[Tensor, "b v"], otherwise: Float[Tensor, "b v"], may_look: bool = False
+) -> Float[Tensor, "b v"]:
     """Return the distribution scaled to sum 1, or `otherwise` where rounding leaves no mass."""
     total = distribution.sum(1, keepdim=True)
-    return torch.where(total > 0, distribution / total, otherwise)
+    return select(total[:, 0] > 0, distribution / total, otherwise, may_look)
+
+
+def select(
+    is_first: Bool[Tensor, " b"], first: Float[Tensor, "b v"], second: Float[Tensor, "b v"], may_look: bool
+) -> Float[Tensor, "b v"]:
+    """Return the rows of `first` where `is_first`, else of `second`; of one image without a copy if it may look."""
+    if may_look and len(is_first) == 1:
+        return first if bool(is_first) else second
+    return torch.where(is_first[:, None], first, second)
