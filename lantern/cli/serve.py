@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument("--batch", type=integer(1, 4096), default=4, metavar="N", help="pictures at once (default 4)")
     limits.add_argument(
+        "--waves", action="store_true", help="decode a batch to its end before others start: faster with small models"
+    )
+    limits.add_argument(
         "--queue", type=integer(1, 10**6), default=64, metavar="N", help="pictures that wait (default 64)"
     )
     limits.add_argument("--timeout", type=real(1, 10**6), default=600, metavar="S", help="seconds of a request (600)")
@@ -120,7 +123,7 @@ def serve(args: argparse.Namespace, listening: socket.socket | None = None) -> i
     )
     if model.vq is None:
         raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no pictures")
-    worker = Worker(model, batch=args.batch, waiting=args.queue)
+    worker = Worker(model, batch=args.batch, waiting=args.queue, waves=args.waves)
     metrics = Metrics(model.name, worker)
     worker.observe = metrics.waited
     service = Service(model, worker, metrics, Limits(args.max_prompt, args.timeout, api_key=key))

@@ -266,6 +266,14 @@ def test_a_fault_of_a_step_fails_its_pictures_only(model: Model, monkeypatch: py
     assert heard[2] == "done" and worker.running == 0
 
 
+def test_with_waves_a_batch_is_decoded_to_its_end(model: Model) -> None:
+    made = list[str]()
+    worker = Worker(model, batch=2, waves=True)
+    worker.submit([job(seed, lambda kind, value, index: made.append(kind)) for seed in range(2)])
+    worker.turn()
+    assert made == ["done", "done"] and worker.running == 0 and worker.needs_waves is not None
+
+
 def test_methods_with_loops_of_their_own_are_decoded_in_waves(model: Model) -> None:
     made = list[Any]()
     worker = Worker(model, batch=2)

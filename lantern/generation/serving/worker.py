@@ -62,10 +62,10 @@ class Worker(threading.Thread):
     """Decodes queued pictures, at most `batch` at a time, in the order of arrival.
 
     A picture joins those under way as soon as a row is free, whatever its method and sampling, and leaves its row when
-    its codes are complete, when it is cancelled or when its time is up (`decoding.joint`). A method or an engine
-    that has no free rows (`Decoder.needs_waves`) decodes a batch of pictures of one method and one sampling to its end.
-    Noise is that of (seed, number), so a picture does not depend on what else is decoded, as far as the engine keeps
-    that (`Statistics.promise`). `observe` receives the waits in seconds of pictures that start.
+    its codes are complete, when it is cancelled or when its time is up (`decoding.joint`). A method or an engine that
+    has no free rows (`Decoder.needs_waves`), and every one with `waves`, decodes a batch of pictures of one method and
+    one sampling to its end. Noise is that of (seed, number), so a picture does not depend on what else is decoded, as
+    far as the engine keeps that (`Statistics.promise`). `observe` receives the waits in seconds of pictures that start.
     """
 
     def __init__(
@@ -74,10 +74,11 @@ class Worker(threading.Thread):
         *,
         batch: int = 4,
         waiting: int = 64,
+        waves: bool = False,
         observe: Callable[[Sequence[float]], None] = lambda waits: None,
     ) -> None:
         super().__init__(name="lantern-model", daemon=True)
-        self.model, self.batch, self.waiting, self.observe = model, batch, waiting, observe
+        self.model, self.batch, self.waiting, self.waves, self.observe = model, batch, waiting, waves, observe
         self._queue: deque[Job] = deque()
         self._changed = threading.Condition()
         self._idle: list[tuple[Any, Generator]] = []  # the latest last
@@ -98,6 +99,8 @@ class Worker(threading.Thread):
     @property
     def needs_waves(self) -> str | None:
         """Why pictures are decoded in waves, whatever their method; None if they are not."""
+        if self.waves:
+            return "the server was started with --waves"
         return self.model.engine.resolve(self.model.target).needs_waves(self.model.target)
 
     def check(self, method: str | None, sampling: Sampling) -> None:
@@ -160,7 +163,7 @@ class Worker(threading.Thread):
                 continue
             try:
                 generator = self._decoder(job)
-                if generator.needs_waves is None:
+                if generator.needs_waves is None and not self.waves:
                     waited = time.monotonic() - job.queued
                     self._rows.append(Row(job, generator))
                     self._take(job)
