@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             started = wait_until_ready(url)
             memory = {"ready": resident(child_of(server.pid))}
-            load = Load(url, args.seconds)
+            load, begun = Load(url, args.seconds), time.monotonic()
             clients = [threading.Thread(target=load.client, args=(i,)) for i in range(args.clients)]
             for client in clients:
                 client.start()
@@ -96,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
             memory["restarted"] = resident(child_of(server.pid))
             for client in clients:
                 client.join()
+            lasted = time.monotonic() - begun
             left = wait_until_idle(url)
             memory["after the load"] = resident(child_of(server.pid))
         finally:
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         "batch": args.batch,
         "methods": METHODS,
         "answers": dict(load.answers),
-        "pictures_per_second": load.answers["200"] / args.seconds,
+        "pictures_per_second": load.answers["200"] / lasted,
         "wait_seconds": {"median": waits[len(waits) // 2], "largest": waits[-1]} if waits else None,
         "start_seconds": started,
         "restart_seconds": restarted,
