@@ -175,6 +175,7 @@ QUICK = "--images 1 --dtype fp32 --no-memory"
 BENCH = Exercise(f"--model {{model}} --variants eager --baseline eager {QUICK} --nodes 1 2")
 EQUALITY = Exercise("--model {model} --guidance 3 --batch 1", is_slow=True)
 INSTALLATION = Installation()
+NO_DATA = Exercise(codes=(2,))  # refused for the missing folder; the tests of the frontier draw the curves
 EMBEDDED = "assets/lantern-emoji"
 # a name that is refused before anything runs: the command writes into this repository
 REFRESHED = {"leaderboard-figures": "leaderboard-figure"}
@@ -263,6 +264,7 @@ EXERCISES: dict[str, Exercise | Installation] = {
         prepare=saved_results, is_slow=True
     ),
     "lantern leaderboard --from eval/results/leaderboard.json --docs board --out board": Exercise(is_slow=True),
+    "lantern frontier --rules --images 64 --baseline cpu --data DATA --packages PACKAGES --references 500": NO_DATA,
     "lantern leaderboard --pairs eagle2-paper==eagle1-paper --images 4 --out pairs": Exercise(
         "--model {model} --engine eager --run pairs-run", replace={"4": "1"}
     ),

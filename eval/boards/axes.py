@@ -32,6 +32,7 @@ QUALITY = {
     for axis in (
         Axis("total-variation", "mean total variation (TV) to the model's own distribution, per code", True, 4),
         Axis("kid", "KID to real pictures (Inception)", True, 4),
+        Axis("kid-efficientnet", "KID to real pictures (EfficientNet features)", True, 4),
         Axis("fid", "FID to real pictures (Inception)", True, 1),
         Axis("clip", "CLIP score (ViT-B/32, LANTERN's prefix)", False, 2),
         Axis("retrieval", "retrieval top-1 (EfficientNet, not CLIP)", False),

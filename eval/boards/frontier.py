@@ -69,6 +69,19 @@ SWEEP = (
     "lantern++:lambda_=2/5",
     "cool:omega=1.5",
 )
+# one curve per relaxed rule, on the same tree or window, and the exact methods that they start from
+RULES = (
+    "eagle1-rejection",
+    "gumbel-jacobi:window=16",
+    "lantern:delta=0.02/0.05/0.1/0.2",
+    "lantern++:lambda_=1.5/2/5/20",
+    "grouped:group=2/6/14/40",
+    "tolerance:samples=2/3/5/10",
+    "vadusa:samples=2/3/5/10",
+    "cool:omega=1.1/1.5/2/4",
+    "bounded:delta=0.05/0.1/0.2/0.4",
+    "bounded-window:window=16,delta=0.05/0.1/0.2/0.4",
+)
 WORDS = {"lambda_": "λ", "delta": "δ", "omega": "ω"}  # symbols used in papers
 
 

@@ -164,9 +164,56 @@ def draw_legend(beside: Any, figures: Mapping[str, Any]) -> None:
     legend.get_title().set_multialignment("left")
 
 
+RULE_PANEL = (3.3, 3.1)  # inches
+
+
+def draw_curves(figures: Mapping[str, Any]) -> "Figure":
+    """Draw one curve per relaxed rule: step compression against every axis of quality, in one row of panels."""
+    from matplotlib.figure import Figure
+
+    points, names = figures["points"], plotted_axes(figures)
+    look, gain = looks(points), GAINS[1]
+    exact = {point["family"] for point in points if point["exact"]}
+    figure = Figure(figsize=(RULE_PANEL[0] * len(names), RULE_PANEL[1] + 0.7), layout="constrained")
+    grid = np.ravel(figure.subplots(1, len(names), squeeze=False, sharey=True))
+    for panel, name in zip(grid, names, strict=True):
+        axis = QUALITY[name]
+        for family, (colour, shape) in look.items():
+            of_family = [point for point in points if point["family"] == family]
+            found = [(point["quality"][name]["value"], point[gain.name]["value"]) for point in of_family]
+            ends = [reach(point[gain.name]) for point in of_family]
+            panel.errorbar(
+                [across for across, _ in found],
+                [along for _, along in found],
+                yerr=np.array(ends).T,
+                fmt=shape,
+                linestyle="none" if family in exact else "-",
+                color=colour,
+                markersize=5,
+                markerfacecolor="#ffffff" if family in exact else colour,
+                linewidth=1.0,
+                elinewidth=0.6,
+                label=f"{family} (exact)" if family in exact else family,
+            )
+        panel.set_xlabel(axis.label, fontsize=7.5)
+        if not axis.is_lower_better:
+            panel.invert_xaxis()
+        panel.locator_params(axis="x", nbins=5)
+        panel.margins(0.08)
+        panel.grid(color="#dddddd", linewidth=0.5)
+        panel.set_axisbelow(True)
+    grid[0].set_ylabel(gain.label)
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False, fontsize=7.5)
+    words = f"{figures['images']} pictures per point; bars: 95 % bootstrap intervals; better is up and left"
+    figure.suptitle(words, fontsize=8)
+    return figure
+
+
 def save_plot(figures: Mapping[str, Any], stem: Path) -> list[Path]:
-    """Write the plot as `stem`.png and `stem`.svg; equal figures give equal bytes."""
-    return save_figure(lambda: draw_plot(figures), stem, mark=figures_mark(figures))
+    """Write the plot as `stem`.png and `stem`.svg, of curves for a sweep of rules; equal figures give equal bytes."""
+    draw = draw_curves if figures.get("are_rules") else draw_plot
+    return save_figure(lambda: draw(figures), stem, mark=figures_mark(figures))
 
 
 LONG_RUN = 4

@@ -23,7 +23,9 @@ Pictures = UInt8[Tensor, "n 3 h w"]
 
 
 class Judge:
-    """Computes "kid", "fid" and "clip" with `weights`, and "retrieval" and "likeness" with the study's packages.
+    """Computes "kid", "fid" and "clip" with `weights`, others with the retrieval network of the study's packages.
+
+    The others are "retrieval", "likeness" and, of two pictures or more, "kid-efficientnet".
 
     weights: {"inception": file, "clip": folder}, as for `weights.find_weights`. study: the real pictures and, if
     `has_packages`, the retrieval network; None for CLIP only. Inception compares with a random choice of at most
@@ -76,7 +78,10 @@ class Judge:
         if "clip" in self.weights:
             found["clip"] = mean_estimate(self.clip_scores(pictures, prompts), seed=self.seed)
         if self.has_packages:
-            similarity = self.study.gallery.similarity(self.study.features(pictures))
+            features = self.study.features(pictures)
+            if len(pictures) > 1:
+                found["kid-efficientnet"] = kernel_distance(features, self.real_looks, seed=self.seed)
+            similarity = self.study.gallery.similarity(features)
             labels = torch.tensor([self.study.gallery.label(prompt) for prompt in prompts])
             found["retrieval"] = mean_estimate((ranks(similarity, labels) == 0).double(), seed=self.seed)
             found["likeness"] = mean_estimate(similarity.gather(1, labels[:, None])[:, 0], seed=self.seed)
@@ -107,6 +112,11 @@ class Judge:
         """The reference pictures of Inception."""
         study = self.study
         return study.images_of(study.some(study.records("train"), most=self.references))
+
+    @cached_property
+    def real_looks(self) -> Float[Tensor, "n c"]:
+        """The retrieval network's features of the reference pictures."""
+        return self.study.features(self.real)
 
     @cached_property
     def real_features(self) -> Float[Tensor, "n c"]:

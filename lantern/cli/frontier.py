@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lantern.eval.boards.frontier import FrontierOptions
 
 NAME = "frontier"
-FILES = (f"{NAME}.json", f"{NAME}.png", f"{NAME}.svg", f"{NAME}.html")
+RULES = "rules"  # name of the files of --rules
 MOST_SHOWN = 12
 
 
@@ -54,6 +54,12 @@ def _what(group: Any) -> None:
         metavar="METHOD",
         help='such as eagle1 "lantern:k=10/100,delta=0.1/0.2", which is four points; default: 13 points',
     )
+    group.add_argument(
+        "--rules",
+        action="store_true",
+        help="one curve of step compression against quality per relaxed rule, as rules.json, .png, .svg and .html; "
+        "default points: eight rules at four strengths",
+    )
     group.add_argument("--images", type=integer(1, 10**5), default=24, help="pictures per point (default 24)")
     group.add_argument("--shown", type=integer(0, MOST_SHOWN), default=4, help="of them in the report (default 4)")
     add_subject(group)
@@ -65,12 +71,13 @@ def _how(group: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure missing points, compute quality metrics, write and draw; or only draw."""
-    check_results(args, FILES)
+    name = RULES if args.rules else NAME if args.results is None else args.results.stem
+    check_results(args, [f"{name}.{ending}" for ending in ("json", "png", "svg", "html")])
     from lantern.core.config import read_json_object
 
     if args.results is not None:
         figures = check_board(read_json_object(args.results), args.results, NAME, "points")
-        draw(figures, args.out or args.results.parent, args.quiet)
+        draw(figures, (args.out or args.results.parent) / name, args.quiet)
         return DONE
     judges = judges_of(args)
     judges.check(args.images)
@@ -82,23 +89,24 @@ def run(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     sweep = Sweep(options_of(args))
     judge = judges.open(sweep, cache=args.run, seed=args.seed)
-    figures = sweep.figures(sweep.measure(), judge)
+    figures = sweep.figures(sweep.measure(), judge) | ({"are_rules": True} if args.rules else {})
     from lantern.core.io import write_json
 
     out = args.out or results_folder()
-    write_json(out / f"{NAME}.json", figures)
-    report(out / f"{NAME}.json", args.quiet)
-    draw(figures, out, args.quiet)
+    write_json(out / f"{name}.json", figures)
+    report(out / f"{name}.json", args.quiet)
+    draw(figures, out / name, args.quiet)
     return DONE
 
 
 def options_of(args: argparse.Namespace) -> "FrontierOptions":
     """Return the options of the measurement."""
-    from lantern.eval.boards.frontier import FrontierOptions
+    from lantern.eval.boards.frontier import RULES, FrontierOptions
     from lantern.eval.speed.contenders import Variant
 
     known = {name: getattr(args, name) for name in ("model", "images", "shown", "seed", "device")}
-    given: dict[str, Any] = {"specs": args.points} if args.points else {}
+    points = args.points or (RULES if args.rules else None)
+    given: dict[str, Any] = {"specs": points} if points else {}
     return FrontierOptions(
         run=args.run,
         prompts=shuffled_prompts(args.prompts_file, args.seed),
@@ -112,12 +120,12 @@ def options_of(args: argparse.Namespace) -> "FrontierOptions":
     )
 
 
-def draw(figures: Mapping[str, Any], out: Path, is_quiet: bool) -> None:
-    """Write plots and page."""
+def draw(figures: Mapping[str, Any], stem: Path, is_quiet: bool) -> None:
+    """Write plots and page as `stem`.png, .svg and .html."""
     from lantern.eval.boards import frontier_report
 
-    png, svg = frontier_report.save_plot(figures, out / NAME)
-    for path in (png, svg, frontier_report.save_page(figures, svg, out / f"{NAME}.html")):
+    png, svg = frontier_report.save_plot(figures, stem)
+    for path in (png, svg, frontier_report.save_page(figures, svg, stem.with_suffix(".html"))):
         report(path, is_quiet)
 
 

@@ -11,9 +11,9 @@ import torch
 
 from lantern.cli import command as measuring
 from lantern.cli.frontier import main
-from lantern.eval.boards import frontier
+from lantern.eval.boards import frontier, frontier_report
 from lantern.eval.boards.axes import fronts
-from lantern.eval.boards.frontier import SWEEP, FrontierOptions, Point, Sweep, expand
+from lantern.eval.boards.frontier import RULES, SWEEP, FrontierOptions, Point, Sweep, expand
 from lantern.eval.boards.portraits import Portrait
 from lantern.eval.boards.rounds import open_folder, pack, point_figures, speedup, step_compression, unpack
 from lantern.eval.speed.contenders import Variant
@@ -340,3 +340,22 @@ def test_label_has_method_and_settings() -> None:
 def test_invalid_points_are_rejected(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         expand([spec])
+
+
+def test_rules_are_drawn_as_one_curve_each(figures: dict[str, Any], tmp_path: Path) -> None:
+    curves = {**figures, "are_rules": True}
+    drawn = frontier_report.draw_curves(curves)
+    assert len(drawn.axes) == len(frontier_report.plotted_axes(curves))
+    labels = drawn.axes[0].get_legend_handles_labels()[1]
+    assert labels == ["plain (exact)", "gumbel-jacobi (exact)", "lantern"]
+    both = [frontier_report.save_plot(one, tmp_path / name) for name, one in (("curves", curves), ("points", figures))]
+    assert both[0][1].read_bytes() != both[1][1].read_bytes()
+
+
+def test_every_rule_has_four_strengths_on_one_tree_or_window() -> None:
+    relaxed = [point for point in expand(RULES) if not METHODS[point.family].exact]
+    families = [point.family for point in relaxed]
+    assert len(set(families)) == 8 and all(families.count(name) == 4 for name in families)
+    for point in relaxed:
+        method = METHODS[point.family].with_options(**METHODS[point.family].parsed(point.settings))
+        assert method.tree == "grown_8_2" or method.settings["window"] == 16

@@ -122,7 +122,7 @@ def test_every_judged_figure_is_an_axis_of_the_frontier(
     words += ["--data", str(data), "--packages", str(data), "--weights", f"inception={weights['inception']}"]
     assert main([*words, "--run", str(tmp_path / "run"), "--out", str(tmp_path / "out")]) == 0
     figures = read_json_object(tmp_path / "out" / "frontier.json")
-    names = ["total-variation", "kid", "fid", "retrieval", "likeness"]
+    names = ["total-variation", "kid", "kid-efficientnet", "fid", "retrieval", "likeness"]
     assert [list(point["quality"]) for point in figures["points"]] == [names, names]
     assert set(names) < set(QUALITY) and set(figures["fronts"]["speedup"]) == set(names)
     plain, exact = (point["quality"] for point in figures["points"])
