@@ -249,7 +249,12 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(read_words(resolve_model(args.model))))
         return DONE
     prompts = _prompts(args.prompt, args.prompts_file, args.class_label)
-    results = _results_of(args)
+    rank, processes = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    if processes > 1 and (args.method in (None, "auto") or args.compare):
+        raise ValueError(f"{processes} processes share a model and must decode alike: give --method, and no --compare")
+    args.quiet |= rank > 0
+    # the process of rank 0 writes and prints
+    results = _results_of(args) if rank == 0 else Results(place=None, is_quiet=True)
     from lantern.core.sampling import Sampling
     from lantern.generation.generator import choose_method
     from lantern.generation.init_image import check_init_image, with_init_image
@@ -276,7 +281,7 @@ def run(args: argparse.Namespace) -> int:
         "dtype": dtype_of(args.dtype, args.target_weights),
         "engine": engine_of(args, is_quiet=args.quiet),
     }
-    model = load_model(args.model, parts=parts, verify=not args.no_verify, size=args.size, **how)
+    model = load_model(args.model, parts=parts, verify=not args.no_verify, size=args.size, processes=processes, **how)
     sampling = model.sampling(**given)
     batch = 1 if args.compare else min(args.batch, args.num_images * max(len(prompts), len(args.class_label)))
     notes: list[str] = []  # printed when nothing can be refused any more
@@ -296,6 +301,10 @@ def run(args: argparse.Namespace) -> int:
         job.compare(repeats=args.repeats)
     else:
         job.make(batch=args.batch, debug=args.debug)
+    if processes > 1:
+        from lantern.models.transformers.parallel import finish
+
+        finish()
     if (hint := advice(model)) is not None:
         reporter(args.quiet)(hint)
     return DONE

@@ -88,6 +88,8 @@ class Engine(ABC):
         if not target.is_llamagen:
             if (reason := self.refuses_layers(target)) is not None:
                 return reason
+            if target.processes > 1 and self.name != "eager":
+                return f"the {self.name} engine runs models in one process, this one is shared: use --engine eager"
             if self.weights != "full" or self.rounds_wide:
                 return OTHER_LAYERS
         if self.rounds_wide and target.tok_embeddings.weight.device.type == "cuda":

@@ -80,6 +80,11 @@ class PreparedTarget(TargetDefaults):
         return self.module.is_llamagen
 
     @property
+    def processes(self) -> int:  # type: ignore[override]
+        """Number of processes that share the original's layers."""
+        return self.module.processes
+
+    @property
     def has_token_prompts(self) -> bool:  # type: ignore[override]
         """Whether prompts are token sequences."""
         return self.module.has_token_prompts

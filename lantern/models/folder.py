@@ -204,6 +204,7 @@ def load_model(
     engine: str | Engine = "auto",
     verify: bool = True,
     size: tuple[int, int] | None = None,
+    processes: int = 1,
 ) -> Model:
     """Load a model given by name, folder or hub id, ready for decoding.
 
@@ -212,7 +213,9 @@ def load_model(
     where exact methods guarantee equal codes, and bf16 on a GPU.
     `engine` is how passes are run: an engine or its name; "auto" is the fastest one that is ready. `verify` compares
     weight files with their SHA-256 where the folder lists it, which reads every file once more. `size` is (height,
-    width) in pixels, for models of transformers that make pictures of several sizes.
+    width) in pixels, for models of transformers that make pictures of several sizes. With
+    `processes`, those that `torchrun` started, each holds a share of the layers of a transformers model, and all of
+    them make the same calls.
     ValueError names what is missing or invalid.
     """
     where = pick_device(device)
@@ -220,14 +223,18 @@ def load_model(
     folder = resolve_model(name)
     if is_transformers_folder(folder):
         from lantern.models.transformers.loading import load as load_transformers
+        from lantern.models.transformers.parallel import device_of
 
         read = parts("auto") if callable(parts) else parts
-        found = load_transformers(folder, where, kind, parts=read, size=size, verify=verify)
+        where = where if processes == 1 else device_of(where)
+        found = load_transformers(folder, where, kind, parts=read, size=size, verify=verify, processes=processes)
         drafter = load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in read else None
         own: dict[str, Any] = {"name": shown_name(name, folder), "folder": folder, "drafter": drafter}
         return model_of(found, engine=make_engine(engine), **own)
     if size is not None:
         raise ValueError(f"model {shown_name(name, folder)} makes pictures of one size: omit the size")
+    if processes > 1:
+        raise ValueError(f"model {shown_name(name, folder)} runs in one process, not by torchrun")
     index = read_index(folder)
     if not is_there(folder / "transformer"):
         raise ValueError(f"{folder} is not a model: it has no transformer/{CONFIG_NAME}")

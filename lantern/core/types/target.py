@@ -143,6 +143,7 @@ class TargetDefaults:
     prompt_rows: int = 0
     make_uniforms: Callable[..., Tensor] | None = None
     is_llamagen: bool = True
+    processes: int = 1
     has_token_prompts: bool = False
 
     def read_prompt(
@@ -211,6 +212,11 @@ class Target(Protocol):
     @property
     def is_llamagen(self) -> bool:
         """Whether its layers are LlamaGen's, which engines may run by themselves. Optional."""
+        ...
+
+    @property
+    def processes(self) -> int:
+        """Number of processes that share its layers, and round sums in another order than one. Optional."""
         ...
 
     @property

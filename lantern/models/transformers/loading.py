@@ -11,6 +11,7 @@ import torch
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import CONFIG_NAME, read_checksums, verify_files
+from lantern.models.transformers import parallel
 from lantern.models.transformers.components import Components
 
 # the family, mostly the model_type of config.json -> its module
@@ -68,10 +69,12 @@ def load(
     parts: Collection[str],
     size: tuple[int, int] | None = None,
     verify: bool = True,
+    processes: int = 1,
 ) -> Components:
     """Load the model of a folder; `size` is (height, width) in pixels, for models that make pictures of several.
 
-    Only local files are read, and no code from the folder is run. ValueError names what is missing or damaged.
+    With `processes`, those that `torchrun` started, each loads its share of the layers (`parallel`). Only local files
+    are read, and no code from the folder is run. ValueError names what is missing or damaged.
     """
     import transformers
 
@@ -80,10 +83,11 @@ def load(
         verify_files(folder, read_checksums(folder))
     kind = class_of(folder, family)
     how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    share = {} if processes == 1 else {"distributed_config": parallel.plan_of(kind.__name__, processes)}
     try:
         with quiet():
             model, report = kind.from_pretrained(
-                folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **how
+                folder, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **how, **share
             )
             words = getattr(transformers, family.PROCESSOR)
             is_read = "text" in parts or family.READS_PROCESSOR
@@ -93,6 +97,9 @@ def load(
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"{folder}: tensor {missing[0]!r} is missing, and {len(missing) - 1} more")
     made = assembled(folder, family, model.requires_grad_(False).to(device), processor, size)
+    if processes > 1:
+        parallel.divide_heads(made.target.body, processes)
+        made.target.share(processes)
     if "vq" in parts or ("neighbours" in parts and made.vq.codebook.is_meta):
         made.vq.read(folder)
     if not made.vq.codebook.is_meta:

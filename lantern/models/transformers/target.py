@@ -6,7 +6,7 @@
 A node that ends a row is passed with the newline behind it. What follows the code is what follows the newline.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -162,6 +162,10 @@ class TransformersTarget(nn.Module, TargetDefaults):
             ffn_dim=sizes.intermediate_size,
         )
         self.eval()
+
+    def share(self, processes: int) -> None:
+        """Count the heads of this process: its layers are divided among `processes` (`parallel`)."""
+        self.processes, self.config = processes, replace(self.config, n_head=self.config.n_head // processes)
 
     def head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
         """Map features to fp32 logits over codes."""

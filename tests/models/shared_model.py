@@ -1,0 +1,41 @@
+"""Run by `torchrun`: every process decodes with its share of tiny models, and writes what it found to FOLDER."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.core.sampling import Sampling
+from lantern.generation.generator import generate
+from lantern.models.folder import load_model
+
+SIZES = {"emu3": (24, 32), "lumina": (4, 8)}
+METHODS = ("plain", "gumbel-jacobi")
+PROMPTS = ["a red apple", "the sky"]
+
+
+def found_by(folder: Path, name: str, processes: int) -> dict[str, Any]:
+    """Logits behind a prompt, greedy and sampled codes of each method, and what the pictures promise."""
+    model = load_model(folder, device="cpu", engine="eager", size=SIZES.get(name), processes=processes)
+    target: Any = model.target
+    tokens = torch.tensor([[0, 1, 9, 10, 4], [1, 9, 12, 11, 4]])
+    with torch.inference_mode():
+        found: dict[str, Any] = {"logits": target.head(target.read_tokens(tokens, tokens > 0)[0])}
+    found["heads"] = target.config.n_head
+    for method in METHODS:
+        for temperature in (0.0, 1.0):
+            sampling = Sampling(guidance=3.0, temperature=temperature)
+            made = list(generate(model, PROMPTS, method=method, sampling=sampling, with_pixels=False, seed=3))
+            found[f"{method} {temperature}"] = torch.stack([picture.codes for picture in made])
+            found[f"{method} promise"] = made[0].statistics.promise
+    return found
+
+
+if __name__ == "__main__":
+    import torch.distributed as processes
+
+    root = Path(sys.argv[1])
+    made = {path.name: found_by(path, path.name, 2) for path in sorted((root / "models").iterdir())}
+    torch.save(made, root / f"rank{processes.get_rank()}.pt")
+    processes.destroy_process_group()

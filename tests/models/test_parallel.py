@@ -1,0 +1,96 @@
+"""Two processes that share a model of transformers against one process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.cli.main import main
+from lantern.models.folder import load_model
+from lantern.models.transformers import parallel
+from tests import tiny_transformers as tiny
+from tests.models.shared_model import METHODS, found_by
+from tests.tiny_folder import save_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def chameleon() -> Any:
+    """A tiny Chameleon whose heads have norms of their own."""
+    model = tiny.tiny_chameleon()
+    generator = torch.Generator().manual_seed(6)
+    for name, parameter in model.named_parameters():
+        if "q_norm" in name or "k_norm" in name:
+            parameter.data += torch.randn(parameter.shape, generator=generator) / 2
+    return model
+
+
+MODELS = {
+    "janus": (tiny.tiny_janus, tiny.janus_processor),
+    "emu3": (tiny.tiny_emu3, tiny.emu3_processor),
+    "chameleon": (chameleon, tiny.chameleon_processor),
+    "lumina": (tiny.tiny_chameleon, tiny.chameleon_tokenizer),
+}
+
+
+def torchrun(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=600)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_logits_and_codes_of_one(tmp_path: Path) -> None:
+    for name, (model, processor) in MODELS.items():
+        tiny.save(name, model(), processor(), tmp_path / "models" / name)
+    done = torchrun("-m", "tests.models.shared_model", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+    for name in MODELS:
+        alone = found_by(tmp_path / "models" / name, name, 1)
+        shared, other = found[0][name], found[1][name]
+        torch.testing.assert_close(shared["logits"], alone["logits"], atol=1e-5, rtol=0)
+        for key, value in shared.items():
+            if key.endswith("promise"):
+                assert value == other[key] == "distribution", key
+            elif key == "heads":
+                assert 2 * value == alone[key]
+            elif key != "logits":
+                assert torch.equal(value, other[key]) and torch.equal(value, alone[key]), (name, key)
+        for temperature in (0.0, 1.0):
+            one, another = (shared[f"{method} {temperature}"] for method in METHODS)
+            assert torch.equal(one, another), name
+        assert alone["plain promise"] == "codes"
+
+
+@pytest.mark.slow
+def test_rank_0_alone_writes_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tiny.save("janus", tiny.tiny_janus(), tiny.janus_processor(), tmp_path / "janus")
+    what = ["--model", str(folder), "--prompt", "a red apple", "--method", "gumbel-jacobi", "--device", "cpu", "--json"]
+    done = torchrun("-m", "lantern.cli.main", "generate", *what, "--out", str(tmp_path / "two.png"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    shared = json.loads(done.stdout)
+    assert main(["generate", *what, "--out", str(tmp_path / "one.png")]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert shared["tokens_sha256"] == alone["tokens_sha256"]
+    assert shared["pictures"][0]["promise"] == "distribution"
+    assert {path.name for path in tmp_path.iterdir()} == {"janus", "one.png", "two.png"}
+
+
+def test_what_processes_cannot_share_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="runs in one process, not by torchrun"):
+        load_model(save_tiny_model(tmp_path / "toy"), processes=2)
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no plan for tensor parallelism"):
+        parallel.plan_of("LlamaForCausalLM", 2)
+    with pytest.raises(ValueError, match="3 processes do not divide 2 heads of keys and values"):
+        parallel.divide_heads(tiny.assemble("janus", tiny.tiny_janus(), None).target.body, 3)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["generate", "--prompt", "a red apple", "--out", str(tmp_path / "a.png")]) == 2
+    assert "2 processes share a model and must decode alike: give --method" in capsys.readouterr().err
