@@ -203,6 +203,8 @@ EXERCISES: dict[str, Exercise | Installation] = {
     'lantern-generate --model Emu3-Gen-hf --prompt "a red apple" --size 512x512': Exercise(
         replace={"512x512": "32x24"}
     ),
+    "torchrun --nproc-per-node 2 -m lantern.cli.main generate --model Janus-Pro-1B "
+    '--prompt "a red apple" --method gumbel-jacobi': Exercise("--out shared.png", is_slow=True),
     "lantern doctor --model Janus-Pro-1B --dtype bf16": Exercise(),
     ".venv/bin/lantern doctor": Exercise(codes=(0, 1)),
     "lantern doctor": Exercise(codes=(0, 1)),
@@ -303,7 +305,11 @@ def run(words: list[str]) -> int:
     if program == "python":
         assert arguments[0] == "-m", words
         program, *arguments = arguments[1:]
-    modules = {"lantern": "lantern.cli.main", "lantern-generate": "lantern.cli.generate"}
+    modules = {
+        "lantern": "lantern.cli.main",
+        "lantern-generate": "lantern.cli.generate",
+        "torchrun": "torch.distributed.run",
+    }
     return int(import_module(modules.get(program, program)).main(arguments) or 0)
 
 
