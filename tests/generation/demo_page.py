@@ -43,8 +43,8 @@ def check_function(sides: SideBySide) -> None:
 
 def check_browser(sides: SideBySide, shots: Path | None) -> None:
     """Use the page in headless Chromium; it loads nothing from other hosts."""
-    from selenium import webdriver
-    from selenium.webdriver.support.ui import WebDriverWait
+    from selenium import webdriver  # pyright: ignore[reportMissingImports]
+    from selenium.webdriver.support.ui import WebDriverWait  # pyright: ignore[reportMissingImports]
 
     page = build_page(sides)
     options = webdriver.ChromeOptions()
