@@ -257,14 +257,17 @@ def run(args: argparse.Namespace) -> int:
     results = _results_of(args) if rank == 0 else Results(place=None, is_quiet=True)
     from lantern.core.sampling import Sampling
     from lantern.generation.generator import choose_method
-    from lantern.generation.init_image import check_init_image, with_init_image
     from lantern.generation.requests import check_requests, requests, with_warnings
     from lantern.models.folder import load_model
 
     given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     Sampling(**given)
     kept: dict[str, Any] = {"init_image": args.init_image, "keep_rows": args.keep_rows, "mask_image": args.mask}
-    check_init_image(**kept)
+    keeps_codes = any(one is not None for one in kept.values())
+    if keeps_codes:
+        from lantern.generation.init_image import check_init_image
+
+        check_init_image(**kept)
     texts = settings_of(args)
     if args.method not in (None, "auto"):
         METHODS[args.method].parsed(texts)  # refuses before the model is loaded
@@ -292,7 +295,10 @@ def run(args: argparse.Namespace) -> int:
     requested = requests(prompts=prompts, labels=args.class_label, seed=args.seed, count=args.num_images)
     check_requests(model, requested)
     requested = with_warnings(model, requested, warn=notes.append)
-    requested = with_init_image(model, requested, **kept)
+    if keeps_codes:
+        from lantern.generation.init_image import with_init_image
+
+        requested = with_init_image(model, requested, **kept)
     chosen = method, settings, sampling, requested
     job = Job(model, *chosen, results, args.stopping, usual=usual, is_comparison=args.compare)
     for note in notes:

@@ -21,7 +21,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Generation, Step
 from lantern.decoding.loop import DraftedStepper, Stopwatch
 from lantern.generation.images import NotFiniteError, Picture, Statistics
-from lantern.generation.init_image import forced_of, with_init_image
+from lantern.generation.init_image import with_init_image
 from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
 from lantern.methods.registry import (
     Method,
@@ -485,3 +485,10 @@ def _statistics(
         promise=promise,
         forced=forced,
     )
+
+
+def forced_of(requested: Sequence[Request], codes: int) -> Int[Tensor, "b n"] | None:
+    """Return the codes that pictures keep, -1 where they are generated; None if no request keeps any."""
+    free = torch.full((codes,), -1)
+    given = [request.forced for request in requested]
+    return None if all(one is None for one in given) else torch.stack([free if one is None else one for one in given])

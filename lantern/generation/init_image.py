@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, UInt8
+from jaxtyping import Bool, UInt8
 from torch import Tensor
 
 from lantern.core.config import one_line
@@ -69,13 +69,6 @@ def with_init_image(
         codes = vq.encode(to_pixels(pixels.permute(2, 0, 1)[None].to(model.device)))[0].cpu()
     forced = codes.where(is_kept.flatten(), -1)
     return [replace(request, forced=forced) for request in requested]
-
-
-def forced_of(requested: Sequence[Request], codes: int) -> Int[Tensor, "b n"] | None:
-    """Return the codes that pictures keep, -1 where they are generated; None if no request keeps any."""
-    free = torch.full((codes,), -1)
-    given = [request.forced for request in requested]
-    return None if all(one is None for one in given) else torch.stack([free if one is None else one for one in given])
 
 
 def _read(source: "str | Path | Image", mode: str, size: tuple[int, int], name: str) -> UInt8[Tensor, "*n"]:

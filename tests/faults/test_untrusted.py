@@ -233,7 +233,7 @@ def test_a_config_of_another_kind_is_refused_by_name(tmp_path: Path, name: str) 
     save_component(part.state_dict(), part.config, tmp_path / "part")
     path = tmp_path / "part" / CONFIG_NAME
     path.write_text(json.dumps(json.loads(path.read_text()) | {"kind": "x"}))
-    with pytest.raises(ValueError, match=rf"config\.json: kind is .x.*wanted.*{entry.name}"):
+    with pytest.raises(ValueError, match=rf"config\.json: kind is .x.*wanted.*{part.config.kind}"):
         load_component(entry.module, entry.config, tmp_path / "part")
 
 

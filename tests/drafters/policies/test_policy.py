@@ -26,7 +26,7 @@ PARTS = {"c2t": C2T(C2TConfig()), "radar": Radar(RadarConfig(beam=4, hidden=8))}
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_policy_states_keep_their_sizes(name: str) -> None:
-    policy = POLICIES[name](**({"part": PARTS[name]} if name in PARTS else {}))
+    policy = POLICIES[name](**({"part": PARTS[kind]} if (kind := name.removesuffix("-paper")) in PARTS else {}))
     assert isinstance(policy, Policy)
     state = policy.begin(SIZE)
     planned = policy.plan(state)
