@@ -170,7 +170,9 @@ def generate(
     requested = as_requests(requested, seed)
     check_requests(model, requested)
     requested = with_warnings(model, requested)
-    requested = with_init_image(model, requested, init_image=init_image, keep_rows=keep_rows, mask_image=mask_image)
+    kept = {"init_image": init_image, "keep_rows": keep_rows, "mask_image": mask_image}
+    if any(one is not None for one in kept.values()):
+        requested = with_init_image(model, requested, **kept)  # type: ignore[arg-type]
     if with_pixels and model.vq is None:
         place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
         raise ValueError(f"model {model.name} has no VQ decoder: it can make codes but no pictures{place}")
