@@ -153,7 +153,7 @@ def plan_kernel(
     place = tl.load(POSITIONS + line * live + node, mask=node < live, other=0) - conditioning
     seen = places[:, None] == tl.where(score == 0.0, place, -1)[None]
     found = tl.max(tl.where(seen, staged[None], -1), 1)
-    slot = tl.where(found >= 0, found, slot)
+    slot = tl.where(found >= 0, found, slot)  # pyright: ignore[reportOperatorIssue]
     tl.store(TABLE + (image * rows + row) * SIZE + columns, slot.to(tl.int32), mask=columns < SIZE)
 
 
