@@ -40,8 +40,12 @@ def decoder_of(name: str, target: Transformer, guidance: float = 3.0) -> Decoder
     )
 
 
+# Loops of their own and the inner rounds of specmquant-paper, which the host counts, are not captured.
+CAPTURED = [name for name, method in METHODS.items() if method.spec.loop is None and name != "specmquant-paper"]
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.slow]) for name in METHODS]
+    "name", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.slow]) for name in CAPTURED]
 )
 def test_a_kept_graph_gives_the_codes_of_other_prompts_and_seeds(name: str) -> None:
     decoder = decoder_of(name, tiny_target())
