@@ -1,8 +1,8 @@
 """`python -m studies.serving_load`: `lantern serve` under many clients, with its server process killed half-way.
 
-Backs the figures of the load test in docs/serving.md. Each client sends one request after the other, of methods in
-turn. Every tenth request is abandoned by its client after half a second. After the load, the rows and the queue of the
-server must become empty. Memory is the resident memory of the process that serves.
+Backs the figures of the load test in docs/serving.md. Each client sends one request after the other and changes the
+method each time. Every tenth request is abandoned by its client after half a second. After the load, the rows and the
+queue of the server must become empty. Memory is the resident memory of the process that serves.
 """
 
 import argparse
@@ -53,11 +53,11 @@ class Load:
 
     def client(self, number: int) -> None:
         """Send requests until the time is up."""
-        turn = number
+        seed = number
         while time.monotonic() < self.end:
-            turn += 1
-            body = {"prompt": "a red apple", "seed": turn, "method": METHODS[turn % len(METHODS)]}
-            begun, is_abandoned = time.monotonic(), turn % ABANDONED == 0
+            seed += 1
+            body = {"prompt": "a red apple", "seed": seed, "method": METHODS[seed % len(METHODS)]}
+            begun, is_abandoned = time.monotonic(), seed % ABANDONED == 0
             try:
                 timeout = 0.5 if is_abandoned else 600
                 answer = httpx.post(f"{self.url}/v1/images/generations", json=body, timeout=timeout)
@@ -71,7 +71,7 @@ class Load:
                 if kind == "200":
                     self.waits.append(time.monotonic() - begun)
             if kind in ("429", "connection lost"):
-                time.sleep(2)  # as Retry-After says
+                time.sleep(2)  # the time that Retry-After names
 
 
 def run(args: argparse.Namespace) -> int:

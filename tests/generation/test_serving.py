@@ -200,14 +200,14 @@ def test_a_picture_that_joins_others_is_the_picture_alone(model: Model, method: 
     while len(found) < 4 or any(picture is None for picture in found.values()):
         if jobs:
             worker.submit([jobs.pop(0)])
-        worker.turn()
+        worker.step()
         most = max(most, worker.running)
     assert most > 1
     for i in range(4):
         alone, (one,), expected = worker_of(i)
         alone.submit([one])
         while i not in expected:
-            alone.turn()
+            alone.step()
         assert np.array_equal(found[i].codes, expected[i].codes)
         assert np.array_equal(found[i].pixels, expected[i].pixels)
 
@@ -220,13 +220,13 @@ def test_rows_of_cancelled_and_expired_pictures_are_free_at_once(model: Model) -
 
     worker, jobs = Worker(model, batch=2), [job(seed, send(seed)) for seed in range(4)]
     worker.submit(jobs)
-    worker.turn()
+    worker.step()
     assert (worker.running, worker.queued) == (2, 2)
     jobs[0].is_cancelled, jobs[1].deadline = True, 0.0
-    worker.turn()
+    worker.step()
     assert (worker.running, worker.queued) == (2, 0) and heard == {1: ["failed"]}
     while worker.running:
-        worker.turn()
+        worker.step()
     assert heard == {1: ["failed"], 2: ["done"], 3: ["done"]}
 
 
@@ -247,7 +247,7 @@ def test_where_memory_runs_out_fewer_pictures_are_decoded_at_a_time(
     worker = Worker(model, batch=4)
     worker.submit([job(seed, send(seed)) for seed in range(4)])
     while len(made) < 4:
-        worker.turn()
+        worker.step()
     assert worker.batch == 2
     for seed, (kind, picture) in made.items():
         assert kind == "done" and picture.request.seed == seed
@@ -258,11 +258,11 @@ def test_a_fault_of_a_step_fails_its_pictures_only(model: Model, monkeypatch: py
     worker = Worker(model, batch=2)
     worker.submit([job(seed, lambda kind, value, index: heard.append(kind)) for seed in range(3)])
     monkeypatch.setattr(Joint, "step", lambda self, steppers: 1 / 0)
-    worker.turn()
+    worker.step()
     monkeypatch.setattr(Joint, "step", step)
     assert heard == ["failed", "failed"]
     while len(heard) < 3:
-        worker.turn()
+        worker.step()
     assert heard[2] == "done" and worker.running == 0
 
 
@@ -270,7 +270,7 @@ def test_with_waves_a_batch_is_decoded_to_its_end(model: Model) -> None:
     made = list[str]()
     worker = Worker(model, batch=2, waves=True)
     worker.submit([job(seed, lambda kind, value, index: made.append(kind)) for seed in range(2)])
-    worker.turn()
+    worker.step()
     assert made == ["done", "done"] and worker.running == 0 and worker.needs_waves is not None
 
 
@@ -283,7 +283,7 @@ def test_methods_with_loops_of_their_own_are_decoded_in_waves(model: Model) -> N
     ]
     worker.submit(jobs)
     while len(made) < 4:
-        worker.turn()
+        worker.step()
     assert [(kind, picture.statistics.method) for kind, picture in made] == [
         ("done", name) for name in ("plain", "zipar", "zipar", "plain")
     ]

@@ -126,9 +126,9 @@ class Worker(threading.Thread):
     def run(self) -> None:
         """Decode until stopped and the queue is empty."""
         while self._wait():
-            self.turn()
+            self.step()
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """Free the rows of pictures that are not wanted any more, start waiting ones, and take a step of each."""
         self._rows = [row for row in self._rows if self._is_wanted(row.job)]
         self._admit()
