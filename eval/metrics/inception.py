@@ -100,8 +100,8 @@ def _is_script(path: Path) -> bool:
 
 def _from_script(path: Path, device: torch.device) -> tuple[Callable[[Tensor], Tensor], None]:
     with warnings.catch_warnings():
-        # torch.jit.load is deprecated, but the released network is a TorchScript file
-        warnings.simplefilter("ignore", DeprecationWarning)
+        # Deprecated (FutureWarning since torch 2.14), but the released network is a TorchScript file
+        warnings.filterwarnings("ignore", r".*torch\.jit")
         try:
             script = torch.jit.load(path, map_location=device).eval()
         except RuntimeError as error:
