@@ -6,9 +6,7 @@ batch; Ray starts another actor, which reads the manifests first.
 """
 
 import json
-import os
 import shutil
-import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern.core.config import one_line
+from lantern.core.ray_cluster import cluster, machines
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import Engine
 from lantern.eval.protocols.generation import Worker, batches_of, finished, images_bar
@@ -120,19 +119,16 @@ def produce_on_ray(
     `actors` is the number of models, by default one per GPU, or one per machine without GPUs. `address` is that of a
     cluster; None starts Ray locally. ImportError without Ray. Errors of actors are raised here.
     """
-    try:
-        from ray.data import ActorPoolStrategy, from_items  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError as error:
-        raise ImportError("Ray is not installed: pip install 'lantern[ray]'") from error
-
     done = finished(recipe.folder, recipe.fingerprint)
     batches = batches_of(requested, batch)
     lacking = [i for i, some in enumerate(batches) if any(request.number not in done for request in some)]
     if not lacking:
         return 0
     job = f"ray-{uuid.uuid4().hex[:8]}"
-    with cluster(address) as resources, images_bar(len(requested), len(done), is_quiet=is_quiet) as bar:
-        size = actors or int(resources.get("GPU", 0)) or _machines()
+    with cluster(address) as resources, _quiet_data(), images_bar(len(requested), len(done), is_quiet=is_quiet) as bar:
+        from ray.data import ActorPoolStrategy, from_items  # pyright: ignore[reportMissingImports]
+
+        size = actors or int(resources.get("GPU", 0)) or machines()
         share: Any = shares(resources, size)
         rows = from_items([{"number": i} for i in lacking], override_num_blocks=min(len(lacking), BLOCKS))
         results = rows.map_batches(
@@ -156,28 +152,19 @@ def shares(resources: Mapping[str, float], actors: int) -> dict[str, float]:
 
 
 @contextmanager
-def cluster(address: str | None = None) -> Iterator[Mapping[str, float]]:
-    """Connect to Ray, or start it locally, without progress output; yield the resources of the cluster."""
+def _quiet_data() -> Iterator[None]:
+    """Switch off the progress bars of Ray Data."""
     import logging
 
-    import ray  # pyright: ignore[reportMissingImports]
+    from ray.data import DataContext  # pyright: ignore[reportMissingImports]
 
-    began = not ray.is_initialized()
-    if began:
-        # actors import the package from the same path, installed or not
-        found: Any = {"runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}}
-        where: Any = {"address": address} if address else {"include_dashboard": False}
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **found, **where)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    context = ray.data.DataContext.get_current()
-    before = context.enable_progress_bars
-    context.enable_progress_bars = False
+    context = DataContext.get_current()
+    before, context.enable_progress_bars = context.enable_progress_bars, False
     try:
-        yield ray.cluster_resources()
+        yield
     finally:
         context.enable_progress_bars = before
-        if began:
-            ray.shutdown()
 
 
 def _count(rows: Iterable[Mapping[str, Any]], bar: Any) -> int:
@@ -202,9 +189,3 @@ def _clear(folder: Path, job: str) -> None:
         shutil.rmtree(place, ignore_errors=True)
     with suppress(OSError):  # other workers may have something there
         (folder / "staging").rmdir()
-
-
-def _machines() -> int:
-    import ray  # pyright: ignore[reportMissingImports]
-
-    return max(1, sum(bool(node["Alive"]) for node in ray.nodes()))

@@ -6,8 +6,10 @@ import os
 import signal
 import socket
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lantern.cli.command import (
     DONE,
@@ -21,6 +23,9 @@ from lantern.cli.command import (
     real,
     run_command,
 )
+
+if TYPE_CHECKING:
+    from lantern.generation.serving.app import Setup
 
 KEY = "LANTERN_API_KEY"
 
@@ -58,6 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     model.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: fp32 on a CPU, else bf16")
     add_engine(model)
+    many = parser.add_argument_group("many machines")
+    many.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="replicas on a Ray cluster, or here (extra: ray)",
+    )
+    many.add_argument("--replicas", type=integer(1, 10_000), metavar="N", help="--ray: default one per GPU")
     parser.add_argument(
         "--restarts",
         type=integer(0, 10**6),
@@ -68,7 +82,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM, in a child process with --restarts."""
+    """Serve until SIGINT or SIGTERM, in a child process with --restarts, on a Ray cluster with --ray."""
+    if args.ray is not None:
+        if args.restarts:
+            raise ValueError("--restarts has no use with --ray, which starts killed replicas again: omit it")
+        return serve_on_ray(args)
+    if args.replicas is not None:
+        raise ValueError("--replicas is an option of --ray, which is missing")
     if not args.restarts:
         return serve(args)
     if sys.platform == "win32":
@@ -107,35 +127,56 @@ def supervise(command: Command, restarts: int) -> int:
 
 def serve(args: argparse.Namespace, listening: socket.socket | None = None) -> int:
     """Load the model and serve at a socket, None: at the address of the options."""
-    for package in ("fastapi", "uvicorn", "prometheus_client"):
-        if importlib.util.find_spec(package) is None:
-            raise ValueError(f"lantern serve needs {package}, which is not installed: pip install 'lantern[serve]'")
-    key = args.api_key_file.read_text(encoding="utf-8").strip() if args.api_key_file else os.environ.get(KEY)
+    setup = setup_of(args)
     import uvicorn
 
-    from lantern.generation.serving.app import Limits, Service, build_app
-    from lantern.generation.serving.metrics import Metrics
-    from lantern.generation.serving.worker import Worker
-    from lantern.models.folder import load_model
+    from lantern.generation.serving.app import build_app
 
-    model = load_model(
-        args.model, device=args.device, dtype=dtype_of(args.dtype, args.target_weights), engine=engine_of(args)
-    )
-    if model.vq is None:
-        raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no pictures")
-    worker = Worker(model, batch=args.batch, waiting=args.queue, waves=args.waves)
-    metrics = Metrics(model.name, worker)
-    worker.observe = metrics.waited
-    service = Service(model, worker, metrics, Limits(args.max_prompt, args.timeout, api_key=key))
-    worker.start()
-    service.warm_up()
+    service = setup.start()
     config = uvicorn.Config(build_app(service), log_level="warning", timeout_graceful_shutdown=int(args.drain) or None)
     server = uvicorn.Server(config)
     try:
         server.run([listening or listen(args.host, args.port)])
     finally:
-        worker.stop(args.drain)
+        service.worker.stop(args.drain)
     return DONE
+
+
+def serve_on_ray(args: argparse.Namespace) -> int:
+    """Serve with replicas of the model on a Ray cluster until SIGINT or SIGTERM."""
+    setup = setup_of(args)
+    if importlib.util.find_spec("ray") is None:
+        raise ValueError("--ray needs Ray, which is not installed: pip install 'lantern[ray]'")
+    from lantern.core.ray_cluster import cluster
+    from lantern.generation.serving.replicas import Address, serving
+
+    with (
+        cluster(args.ray or None) as resources,
+        serving(setup, Address(args.host, args.port), resources, replicas=args.replicas, drain=args.drain) as count,
+    ):
+        print(f"{count} replicas serve at http://{args.host}:{args.port}", file=sys.stderr, flush=True)
+        while True:
+            time.sleep(1)  # until a signal raises
+
+
+def setup_of(args: argparse.Namespace) -> "Setup":
+    """Return what the options say about the server; ValueError names a package that is missing."""
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"lantern serve needs {package}, which is not installed: pip install 'lantern[serve]'")
+    key = args.api_key_file.read_text(encoding="utf-8").strip() if args.api_key_file else os.environ.get(KEY)
+    from lantern.generation.serving.app import Limits, Setup
+
+    return Setup(
+        model=args.model,
+        device=args.device,
+        dtype=dtype_of(args.dtype, args.target_weights),
+        engine=engine_of(args),
+        batch=args.batch,
+        waiting=args.queue,
+        waves=args.waves,
+        limits=Limits(args.max_prompt, args.timeout, api_key=key),
+    )
 
 
 COMMAND = Command("serve", "Answer requests over HTTP in the form of OpenAI's image API.", add_arguments, run)

@@ -6,6 +6,7 @@ import hmac
 import io
 import json
 import secrets
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +23,13 @@ from torch import Tensor
 from lantern import __version__
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
+from lantern.engines.engine import Engine
 from lantern.generation.images import Picture, enlarge, to_image
 from lantern.generation.requests import MAX_SEED, check_requests, requests, with_warnings
 from lantern.generation.serving.metrics import Metrics
 from lantern.generation.serving.schema import ImageRequest, RefusedError
 from lantern.generation.serving.worker import Job, QueueFullError, Worker
-from lantern.models.folder import Model
+from lantern.models.folder import Model, load_model
 
 RETRY_SECONDS = 2
 
@@ -152,15 +154,19 @@ class Service:
 
     def __init__(self, model: Model, worker: Worker, metrics: Metrics, limits: Limits) -> None:
         self.model, self.worker, self.metrics, self.limits = model, worker, metrics, limits
-        self.created, self.is_ready = int(time.time()), False
+        self.created, self.ready = int(time.time()), threading.Event()
+        self.fault: Exception | None = None
 
     def warm_up(self) -> None:
-        """Make one picture; `is_ready` is set when it is done."""
+        """Make one picture; `ready` is set when it is done, `fault` if it failed."""
         has_text = self.model.text is not None
         (one,) = requests(prompts=["a"] if has_text else [], labels=[] if has_text else [0])
 
         def send(kind: str, value: Any, index: int | None) -> None:
-            self.is_ready = self.is_ready or kind == "done"
+            if kind == "done":
+                self.ready.set()
+            else:
+                self.fault = value
 
         self.worker.submit([Job(one, None, self.model.sampling(), send)])
 
@@ -190,6 +196,36 @@ class Service:
         if asked not in sizes:
             raise RefusedError(400, f"size is {asked[:40]!r}, wanted auto or one of {', '.join(sizes)}", param="size")
         return asked, sizes[asked]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a server is started with, as plain values that can be sent to another machine.
+
+    `model`, `device`, `dtype` and `engine` are those of `load_model`; `batch`, `waiting` and `waves` those of `Worker`.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    engine: Engine
+    batch: int
+    waiting: int
+    waves: bool
+    limits: Limits
+
+    def start(self) -> Service:
+        """Load the model, start its thread, and begin a first picture. ValueError if the model makes no pictures."""
+        model = load_model(self.model, device=self.device, dtype=self.dtype, engine=self.engine)
+        if model.vq is None:
+            raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no pictures")
+        worker = Worker(model, batch=self.batch, waiting=self.waiting, waves=self.waves)
+        metrics = Metrics(model.name, worker)
+        worker.observe = metrics.waited
+        service = Service(model, worker, metrics, self.limits)
+        worker.start()
+        service.warm_up()
+        return service
 
 
 class Guard:
@@ -250,7 +286,7 @@ def build_app(service: Service) -> FastAPI:
     @app.get("/ready")
     async def ready() -> Response:
         """200 once a first picture has been made."""
-        return Response(status_code=200 if service.is_ready and service.worker.is_alive() else 503)
+        return Response(status_code=200 if service.ready.is_set() and service.worker.is_alive() else 503)
 
     @app.get("/version")
     async def version() -> dict[str, str | None]:

@@ -1,0 +1,55 @@
+"""The connection to Ray, which evaluation and serving on many machines share."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def cluster(address: str | None = None) -> Iterator[Mapping[str, float]]:
+    """Connect to Ray, or start it locally, without its output; yield the resources of the cluster.
+
+    `address` is that of a cluster; None starts Ray on this machine and stops it at the end. A connection that exists
+    already is used and stays. ImportError without Ray.
+    """
+    import logging
+
+    try:
+        import ray  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise ImportError("Ray is not installed: pip install 'lantern[ray]'") from error
+    began = not ray.is_initialized()
+    if began:
+        # actors import the package from the same path, installed or not
+        found: Any = {"runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}}
+        where: Any = {"address": address} if address else {"include_dashboard": False}
+        with _signals_kept():
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **found, **where)
+    try:
+        yield ray.cluster_resources()
+    finally:
+        if began:
+            ray.shutdown()
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Install the handlers of signals again at the end, since Ray's own one of SIGTERM aborts the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def machines() -> int:
+    """Return the number of machines of the cluster that are alive."""
+    import ray  # pyright: ignore[reportMissingImports]
+
+    return max(1, sum(bool(node["Alive"]) for node in ray.nodes()))

@@ -1,0 +1,80 @@
+"""The server as an application of Ray Serve: replicas of a model on the machines of a cluster.
+
+Ray's proxies pass each request to the replica with the fewest. A killed replica is started again; the requests that it
+had are answered with 500, and may be sent again: a picture depends on its seed, not on the replica.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from ray import serve  # pyright: ignore[reportMissingImports]
+
+from lantern.core.config import one_line
+from lantern.core.ray_cluster import machines
+from lantern.generation.serving.app import Setup, build_app
+
+NAME = "lantern"
+HEALTH_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where every proxy listens."""
+
+    host: str
+    port: int
+
+
+@serve.deployment
+@serve.ingress()
+class Replica:
+    """One model with the routes of the server; it is ready once it has made a picture."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._service = setup.start()
+        while not self._service.ready.wait(0.1):
+            self.check_health()
+            if self._service.fault is not None:
+                raise self._service.fault
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return build_app(self._service)
+
+    def check_health(self) -> None:
+        """Raise RuntimeError once the model thread has ended; Ray then starts another replica."""
+        if not self._service.worker.is_alive():
+            raise RuntimeError("the model thread has ended")
+
+
+@contextmanager
+def serving(
+    setup: Setup, address: Address, resources: Mapping[str, float], *, replicas: int | None = None, drain: float = 60.0
+) -> Iterator[int]:
+    """Serve with replicas of the model while the context lasts; yield their number when all are ready.
+
+    `resources` are those of the cluster; `replicas` is by default one per GPU, or one per machine without GPUs. At the
+    end pictures under way have `drain` seconds. RuntimeError if the replicas do not start.
+    """
+    count = replicas or int(resources.get("GPU", 0)) or machines()
+    gpus = min(1.0, resources.get("GPU", 0.0) / count)
+    deployment = Replica.options(
+        num_replicas=count,
+        ray_actor_options={"num_gpus": gpus, "num_cpus": min(1.0, resources.get("CPU", 1.0) / count)},
+        max_ongoing_requests=setup.batch + setup.waiting,
+        max_queued_requests=setup.waiting,
+        health_check_period_s=HEALTH_SECONDS,
+        graceful_shutdown_timeout_s=drain,
+    )
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    serve.start(proxy_location="EveryNode", http_options={"host": address.host, "port": address.port})
+    try:
+        try:
+            serve.run(deployment.bind(setup), name=NAME, route_prefix="/")
+        except (RuntimeError, TimeoutError) as error:
+            raise RuntimeError(f"the replicas did not start: {one_line(error)}") from error
+        yield count
+    finally:
+        serve.shutdown()
