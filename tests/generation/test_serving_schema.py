@@ -27,7 +27,7 @@ def test_no_request_is_a_server_error(tmp_path: Path) -> None:
     found = Counter[int]()
     with Served(model, Limits(), batch=4) as server:
         server.service.warm_up()
-        while not server.service.is_ready:
+        while not server.service.ready.is_set():
             time.sleep(0.01)
         routes = list(schemathesis.openapi.from_url(f"{server.url}/openapi.json").get_all_operations())
         assert len(routes) == 6
