@@ -24,8 +24,15 @@
 #include <omp.h>
 #include <type_traits>
 #include <vector>
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
 #include <immintrin.h>
+#endif
+// Without AVX-512 a compiler keeps vectors of 64 bytes in memory and their loops in single numbers. So with AVX2 the inner
+// loops are written with registers of 32 bytes. Their bits are those of the loops in vectors of 64 bytes.
+#if !defined(__AVX512F__) && defined(__AVX2__) && defined(__FMA__)
+#define LANTERN_HALVES 1
+#else
+#define LANTERN_HALVES 0
 #endif
 
 namespace {
@@ -67,6 +74,31 @@ inline Lanes fma(Lanes a, Lanes b, Lanes c) {
 }
 
 // Returns e^x to 2 units in the last place; exactly 0 at -inf.
+#if LANTERN_HALVES
+inline __m256 exp(__m256 x) {
+    const __m256 magic = _mm256_set1_ps(12582912.0f);
+    const __m256 y = _mm256_min_ps(_mm256_set1_ps(88.0f), _mm256_max_ps(_mm256_set1_ps(-87.0f), x)); // NaN passes
+    const __m256 shifted = _mm256_fmadd_ps(y, _mm256_set1_ps(1.44269504088896341f), magic);
+    const __m256 whole = _mm256_sub_ps(shifted, magic);
+    __m256 r = _mm256_fmadd_ps(whole, _mm256_set1_ps(-0.693359375f), y);
+    r = _mm256_fmadd_ps(whole, _mm256_set1_ps(2.12194440e-4f), r);
+    __m256 p = _mm256_set1_ps(1.9875691500e-4f);
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c));
+    p = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), _mm256_add_ps(r, _mm256_set1_ps(1.0f)));
+    const __m256i steps = _mm256_sub_epi32(_mm256_castps_si256(shifted), _mm256_castps_si256(magic));
+    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(steps, _mm256_set1_epi32(127)), 23);
+    const __m256 none = _mm256_cmp_ps(x, _mm256_set1_ps(-INFINITY), _CMP_EQ_OQ);
+    return _mm256_andnot_ps(none, _mm256_mul_ps(p, _mm256_castsi256_ps(power)));
+}
+inline Lanes exp(Lanes x) {
+    alignas(64) float numbers[WIDTH];
+    std::memcpy(numbers, &x, sizeof(x));
+    for (int i = 0; i < WIDTH; i += 8) _mm256_store_ps(numbers + i, exp(_mm256_load_ps(numbers + i)));
+    std::memcpy(&x, numbers, sizeof(x));
+    return x;
+}
+#else
 inline Lanes exp(Lanes x) {
     const Lanes low = all(-87.0f), high = all(88.0f), none = all(-INFINITY);
     Lanes y = x < low ? low : x;
@@ -82,6 +114,7 @@ inline Lanes exp(Lanes x) {
     const Whole power = ((Whole)shifted - (Whole)magic + 127) << 23;
     return x == none ? Lanes{} : p * (Lanes)power;
 }
+#endif
 
 // Lane j of the result is the sum of the lanes of sums[j].
 inline Lanes fold(Lanes *sums) {
@@ -143,6 +176,52 @@ template <class Number> struct Plain {
     void take(const Number *from, int count, int given) { a = from, rows = count, inputs = given; }
 };
 
+#if LANTERN_HALVES
+constexpr int EIGHT = 8, ALL_AT_ONCE = 3, HALF_AT_ONCE = 6; // lanes of a register; rows whose sums fit the registers
+
+// Sums of ROWS rows over a panel, or over 16 of its outputs. weights(k, i) returns the weights of input k for the
+// outputs from 8 i on, input(m, k) that of a row.
+template <int ROWS, int PARTS, class Weights, class Input>
+inline void sum_up(int inputs, Weights weights, Input input, float *out, int pitch) {
+    __m256 sums[ROWS][PARTS];
+#pragma GCC unroll 6
+    for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+        for (int i = 0; i < PARTS; i++) sums[m][i] = _mm256_setzero_ps();
+    for (int k = 0; k < inputs; k++) {
+        __m256 own[PARTS];
+#pragma GCC unroll 4
+        for (int i = 0; i < PARTS; i++) own[i] = weights(k, i);
+#pragma GCC unroll 6
+        for (int m = 0; m < ROWS; m++) {
+            const __m256 x = _mm256_set1_ps(input(m, k));
+#pragma GCC unroll 4
+            for (int i = 0; i < PARTS; i++) sums[m][i] = _mm256_fmadd_ps(x, own[i], sums[m][i]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int m = 0; m < ROWS; m++)
+#pragma GCC unroll 4
+        for (int i = 0; i < PARTS; i++) _mm256_storeu_ps(out + m * pitch + EIGHT * i, sums[m][i]);
+}
+
+// `tile` of Full and Half: few rows for all outputs at once, else up to six rows for one half of the outputs at a time.
+template <int ROWS, class Weights, class Input>
+inline void tile_of_halves(int inputs, Weights weights, Input input, float *out) {
+    if constexpr (ROWS <= ALL_AT_ONCE) {
+        sum_up<ROWS, 4>(inputs, weights, input, out, PANEL);
+    } else if constexpr (ROWS <= HALF_AT_ONCE) {
+        for (int half = 0; half < 2; half++)
+            sum_up<ROWS, 2>(
+                inputs, [&](int k, int i) { return weights(k, 2 * half + i); }, input, out + half * WIDTH, PANEL);
+    } else {
+        tile_of_halves<HALF_AT_ONCE>(inputs, weights, input, out);
+        tile_of_halves<ROWS - HALF_AT_ONCE>(
+            inputs, weights, [&](int m, int k) { return input(m + HALF_AT_ONCE, k); }, out + HALF_AT_ONCE * PANEL);
+    }
+}
+#endif
+
 // Inputs and weights in fp32.
 struct Full {
     typedef float Number;
@@ -153,6 +232,11 @@ struct Full {
     typedef Plain<Number> Inputs;
     static void narrow(Number *at, Lanes x) { store(at, x); }
     template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
+#if LANTERN_HALVES
+        tile_of_halves<ROWS>(
+            inputs, [&](int k, int i) { return _mm256_loadu_ps(panel + size_t(k) * PANEL + EIGHT * i); },
+            [&](int m, int k) { return a[size_t(m) * inputs + k]; }, (float *)out);
+#else
         Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
         for (int k = 0; k < inputs; k++, panel += PANEL) {
             fetch<ROWS>(panel);
@@ -165,6 +249,7 @@ struct Full {
             }
         }
         std::memcpy(out, sums, sizeof(sums));
+#endif
     }
 };
 
@@ -203,6 +288,15 @@ struct Half {
         }
     }
     template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
+#if LANTERN_HALVES
+        // of a pair of inputs, the even one is in the lower half of 32 bits
+        const auto weights = [&](int k, int i) {
+            const __m256i pairs = _mm256_loadu_si256((const __m256i *)(panel + size_t(k / 2) * 2 * PANEL + 2 * EIGHT * i));
+            return _mm256_castsi256_ps(k % 2 ? _mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000)))
+                                             : _mm256_slli_epi32(pairs, 16));
+        };
+        tile_of_halves<ROWS>(inputs, weights, [&](int m, int k) { return wide(a[size_t(m) * inputs + k]); }, (float *)out);
+#else
         Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
         for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL)
             for (int odd = 0; odd < 2; odd++) {
@@ -216,6 +310,7 @@ struct Half {
                 }
             }
         std::memcpy(out, sums, sizeof(sums));
+#endif
     }
 #endif
 };
@@ -436,6 +531,51 @@ struct Seen {
     }
 };
 
+#if LANTERN_HALVES
+// Returns the products of a query with the keys of eight slots, summed as `fold` sums them.
+inline __m256 eight_products(const float *query, const float *keys, const int32_t *slots, int head_dim) {
+    __m256 sums[2][EIGHT];
+#pragma GCC unroll 8
+    for (int i = 0; i < EIGHT; i++) {
+        const float *key = keys + size_t(slots[i]) * head_dim;
+        __m256 low = _mm256_mul_ps(_mm256_loadu_ps(query), _mm256_loadu_ps(key));
+        __m256 high = _mm256_mul_ps(_mm256_loadu_ps(query + EIGHT), _mm256_loadu_ps(key + EIGHT));
+        for (int d = WIDTH; d < head_dim; d += WIDTH) {
+            low = _mm256_fmadd_ps(_mm256_loadu_ps(query + d), _mm256_loadu_ps(key + d), low);
+            high = _mm256_fmadd_ps(_mm256_loadu_ps(query + d + EIGHT), _mm256_loadu_ps(key + d + EIGHT), high);
+        }
+        sums[0][i] = low, sums[1][i] = high;
+    }
+    __m256 folded[2];
+    for (int half = 0; half < 2; half++) {
+        __m256 fours[2];
+        for (int i = 0; i < 2; i++) {
+            const __m256 *of = sums[half] + 4 * i;
+            fours[i] = _mm256_hadd_ps(_mm256_hadd_ps(of[0], of[1]), _mm256_hadd_ps(of[2], of[3]));
+        }
+        folded[half] = _mm256_add_ps(_mm256_permute2f128_ps(fours[0], fours[1], 0x20),
+                                     _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
+    }
+    return _mm256_add_ps(folded[0], folded[1]);
+}
+
+// Writes the sums of 8 PARTS numbers of the seen slots' values, with their weights.
+template <int PARTS>
+inline void add_values(const Seen &of, const float *weights, const float *values, int head_dim, float *out) {
+    __m256 sums[PARTS];
+#pragma GCC unroll 4
+    for (int i = 0; i < PARTS; i++) sums[i] = _mm256_setzero_ps();
+    for (int j = 0; j < of.length; j++) {
+        const float *value = values + size_t(of.slots[j]) * head_dim;
+        const __m256 weight = _mm256_set1_ps(weights[j]);
+#pragma GCC unroll 4
+        for (int i = 0; i < PARTS; i++) sums[i] = _mm256_fmadd_ps(weight, _mm256_loadu_ps(value + EIGHT * i), sums[i]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < PARTS; i++) _mm256_storeu_ps(out + EIGHT * i, sums[i]);
+}
+#endif
+
 template <class Kind> struct Worker {
     typedef typename Kind::Number Number;
     const Model &model;
@@ -562,6 +702,19 @@ template <class Kind> struct Worker {
             for (int part = 0; part < PARTS; part++) own[n][part] = load(query + size_t(n) * model.dim + part * WIDTH);
         }
         const auto query_part = [&](int n, int d) { return PARTS ? own[n][d / WIDTH] : load(query + size_t(n) * model.dim + d); };
+#if LANTERN_HALVES
+        for (int j = 0; j < of.length; j += WIDTH)
+            for (int n = 0; n < NODES; n++) {
+                const float *own = query + size_t(n) * model.dim;
+                float *to = out + size_t(n) * of.length + j;
+                for (int i = 0; i < WIDTH; i += EIGHT) {
+                    const __m256 added = _mm256_loadu_ps(&of.added[size_t(node + n) * of.length + j + i]);
+                    _mm256_storeu_ps(to + i, _mm256_add_ps(eight_products(own, keys, &of.slots[j + i], head_dim), added));
+                }
+                const Lanes score = load(to);
+                most[n] = score > most[n] ? score : most[n];
+            }
+#else
         for (int j = 0; j < of.length; j += WIDTH) {
             Lanes sums[NODES][WIDTH];
 #pragma GCC unroll 16
@@ -583,10 +736,16 @@ template <class Kind> struct Worker {
                 most[n] = score > most[n] ? score : most[n];
             }
         }
+#endif
         for (int n = 0; n < NODES; n++) {
             float top = -INFINITY, *weights = out + size_t(n) * of.length;
             for (int i = 0; i < WIDTH; i++) top = most[n][i] > top ? most[n][i] : top;
+#if LANTERN_HALVES
+            for (int j = 0; j < of.length; j += EIGHT)
+                _mm256_storeu_ps(weights + j, exp(_mm256_sub_ps(_mm256_loadu_ps(weights + j), _mm256_set1_ps(top))));
+#else
             for (int j = 0; j < of.length; j += WIDTH) store(weights + j, exp(load(weights + j) - top));
+#endif
         }
     }
 
@@ -616,6 +775,16 @@ template <class Kind> struct Worker {
     void means(int row, int head, int node, const float *values, const float *weights, int d) {
         const Seen &of = seen[row];
         Lanes sums[NODES][PARTS] = {}, totals[NODES] = {};
+#if LANTERN_HALVES
+        for (int i = 0; i < NODES; i++) {
+            const float *own = weights + size_t(i) * of.length;
+            for (int c = 0; c < PARTS; c += 2)
+                add_values<(PARTS > 1 ? 4 : 2)>(of, own, values + d + c * WIDTH, head_dim, (float *)&sums[i][c]);
+            float total = 0;
+            for (int j = 0; j < of.length; j++) total += own[j];
+            totals[i] = all(total);
+        }
+#else
         for (int j = 0; j < of.length; j++) {
             const float *value = values + size_t(of.slots[j]) * head_dim + d;
             fetch_ahead(value, head_dim, PARTS * WIDTH);
@@ -627,6 +796,7 @@ template <class Kind> struct Worker {
                 for (int c = 0; c < PARTS; c++) sums[i][c] = fma(weight, load(value + c * WIDTH), sums[i][c]);
             }
         }
+#endif
         for (int i = 0; i < NODES; i++)
             for (int c = 0; c < PARTS; c++) {
                 const size_t m = size_t(row) * pass.nodes + node + i;
