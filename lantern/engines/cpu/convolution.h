@@ -34,26 +34,26 @@ constexpr int64_t LONG = 1 << 28; // more products of inputs and outputs wait li
 constexpr float SMALL = 0.70710678f, LARGE = 1.41421356f;
 
 // Transforms six numbers of a patch, `step` apart, to six points.
-inline void to_points(const Lanes *d, int step, Lanes *v) {
-    const Lanes d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step], d4 = d[4 * step], d5 = d[5 * step];
-    const Lanes both = all(-2.5f), half = all(-0.5f), two = all(-2.0f);
-    const Lanes even = fma(two, d2, d4), odd = fma(two, d1, d3), wider = fma(half, d2, d4), change = fma(half, d1, d3);
+inline void to_points(const Unit *d, int step, Unit *v) {
+    const Unit d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step], d4 = d[4 * step], d5 = d[5 * step];
+    const Unit both = spread<Unit>(-2.5f), half = spread<Unit>(-0.5f), two = spread<Unit>(-2.0f);
+    const Unit even = fma(two, d2, d4), odd = fma(two, d1, d3), wider = fma(half, d2, d4), change = fma(half, d1, d3);
     v[0] = fma(both, d2, d0 + d4);
-    v[step] = fma(all(SMALL), odd, even);
-    v[2 * step] = fma(all(-SMALL), odd, even);
-    v[3 * step] = fma(all(LARGE), change, wider);
-    v[4 * step] = fma(all(-LARGE), change, wider);
+    v[step] = fma(spread<Unit>(SMALL), odd, even);
+    v[2 * step] = fma(spread<Unit>(-SMALL), odd, even);
+    v[3 * step] = fma(spread<Unit>(LARGE), change, wider);
+    v[4 * step] = fma(spread<Unit>(-LARGE), change, wider);
     v[5 * step] = fma(both, d3, d1 + d5);
 }
 
 // Transforms six points, `step` apart, to four outputs.
-inline void from_points(const Lanes *m, int step, Lanes *y) {
-    const Lanes m1 = m[step], m2 = m[2 * step], m3 = m[3 * step], m4 = m[4 * step];
-    const Lanes even = m1 + m2, odd = all(SMALL) * (m1 - m2), wider = m3 + m4, change = all(LARGE) * (m3 - m4);
+inline void from_points(const Unit *m, int step, Unit *y) {
+    const Unit m1 = m[step], m2 = m[2 * step], m3 = m[3 * step], m4 = m[4 * step];
+    const Unit even = m1 + m2, odd = SMALL * (m1 - m2), wider = m3 + m4, change = LARGE * (m3 - m4);
     y[0] = m[0] + even + wider;
     y[step] = odd + change;
-    y[2 * step] = fma(all(0.5f), even, all(2.0f) * wider);
-    y[3 * step] = fma(all(0.5f), odd, fma(all(2.0f), change, m[5 * step]));
+    y[2 * step] = fma(spread<Unit>(0.5f), even, 2.0f * wider);
+    y[3 * step] = fma(spread<Unit>(0.5f), odd, fma(spread<Unit>(2.0f), change, m[5 * step]));
 }
 
 struct Convolution {
@@ -81,10 +81,10 @@ struct Convolution {
         const float *x = of.x + size_t(row) * broad * of.inputs;
         float *to = &sums[size_t(row) * 2 * of.inputs];
         for (int i = 0; i < broad; i++, x += of.inputs)
-            for (int c = 0; c < of.inputs; c += WIDTH) {
-                const Lanes value = load(x + c);
-                store(to + c, load(to + c) + value);
-                store(to + of.inputs + c, fma(value, value, load(to + of.inputs + c)));
+            for (int c = 0; c < of.inputs; c += UNIT) {
+                const Unit value = get<Unit>(x + c);
+                put(to + c, get<Unit>(to + c) + value);
+                put(to + of.inputs + c, fma(value, value, get<Unit>(to + of.inputs + c)));
             }
     }
 
@@ -109,8 +109,7 @@ struct Convolution {
 
     // Copies 16 inputs of the patches of `count` tiles side by side to `to`, normalised, zero outside of the image.
     void stage(int image, int down, int across, int count, int c, float *to) const {
-        const Lanes factor = load(&factors[size_t(image) * 2 * of.inputs + c]);
-        const Lanes offset = load(&factors[(size_t(image) * 2 + 1) * of.inputs + c]);
+        const float *factor = &factors[size_t(image) * 2 * of.inputs + c], *offset = factor + of.inputs;
         const int first = SPAN * across - 1, pitch = SPAN * count + 2;
         for (int i = 0; i < PATCH; i++) {
             const int y = SPAN * down - 1 + i;
@@ -121,45 +120,47 @@ struct Convolution {
             }
             const float *row = of.x + (size_t(image) * deep + (y >> of.is_doubled)) * broad * of.inputs + c;
             for (int x = first; x < first + pitch; x++, to += WIDTH) {
-                Lanes value = {};
-                if (x >= 0 && x < of.width) {
-                    value = load(row + size_t(x >> of.is_doubled) * of.inputs);
-                    if (of.groups) {
-                        value = fma(value, factor, offset);
-                        value = value / (exp(-value) + 1.0f);
+                for (int lane = 0; lane < WIDTH; lane += UNIT) {
+                    Unit value = {};
+                    if (x >= 0 && x < of.width) {
+                        value = get<Unit>(row + size_t(x >> of.is_doubled) * of.inputs + lane);
+                        if (of.groups) {
+                            value = fma(value, get<Unit>(factor + lane), get<Unit>(offset + lane));
+                            value = value / (exp(-value) + 1.0f);
+                        }
                     }
+                    put(to + lane, value);
                 }
-                store(to, value);
             }
         }
     }
 
-    // Transforms 16 inputs of a patch; its points are `apart` numbers apart.
+    // Transforms the inputs of a unit of a patch; its points are `apart` numbers apart.
     static void transform(const float *pixels, int pitch, float *points, size_t apart) {
-        Lanes patch[POINTS], turned[POINTS];
+        Unit patch[POINTS], turned[POINTS];
 #pragma GCC unroll 6
         for (int i = 0; i < PATCH; i++)
 #pragma GCC unroll 6
-            for (int j = 0; j < PATCH; j++) patch[i * PATCH + j] = load(pixels + (i * pitch + j) * WIDTH);
+            for (int j = 0; j < PATCH; j++) patch[i * PATCH + j] = get<Unit>(pixels + (i * pitch + j) * WIDTH);
 #pragma GCC unroll 6
         for (int j = 0; j < PATCH; j++) to_points(patch + j, PATCH, turned + j);
 #pragma GCC unroll 6
         for (int i = 0; i < PATCH; i++) {
             to_points(turned + i * PATCH, 1, patch + i * PATCH);
 #pragma GCC unroll 6
-            for (int j = 0; j < PATCH; j++) store(points + (i * PATCH + j) * apart, patch[i * PATCH + j]);
+            for (int j = 0; j < PATCH; j++) put(points + (i * PATCH + j) * apart, patch[i * PATCH + j]);
         }
     }
 
-    // Transforms the points of a tile to 4 x 4 of 16 outputs, adds bias and residual, and writes those in the image.
+    // Transforms the points of a tile to 4 x 4 of the outputs of a unit, adds bias and residual, and writes those in the image.
     void finish(int image, int tile, int o, const float *products, size_t apart) const {
-        Lanes points[POINTS], turned[POINTS], results[SPAN];
+        Unit points[POINTS], turned[POINTS], results[SPAN];
 #pragma GCC unroll 36
-        for (int i = 0; i < POINTS; i++) points[i] = load(products + i * apart);
+        for (int i = 0; i < POINTS; i++) points[i] = get<Unit>(products + i * apart);
 #pragma GCC unroll 6
         for (int j = 0; j < PATCH; j++) from_points(points + j, PATCH, turned + j);
         const int top = tile / tiles_across * SPAN, left = tile % tiles_across * SPAN;
-        const Lanes bias = load(of.bias + o);
+        const Unit bias = get<Unit>(of.bias + o);
 #pragma GCC unroll 4
         for (int i = 0; i < SPAN; i++) {
             from_points(turned + i * PATCH, 1, results);
@@ -169,8 +170,8 @@ struct Convolution {
             for (int j = 0; j < SPAN; j++) {
                 if (left + j >= of.width) break;
                 const size_t at = (row + left + j) * of.outputs + o;
-                const Lanes sum = results[j] + bias;
-                store(of.out + at, of.residual ? sum + load(of.residual + at) : sum);
+                const Unit sum = results[j] + bias;
+                put(of.out + at, of.residual ? sum + get<Unit>(of.residual + at) : sum);
             }
         }
     }
@@ -183,8 +184,9 @@ struct Convolution {
             for (int c = 0; c < inputs; c += WIDTH) {
                 stage(image, tile / tiles_across, across, some, c, room.pixels.data());
                 for (int t = 0; t < some; t++)
-                    transform(&room.pixels[t * SPAN * WIDTH], SPAN * some + 2,
-                              &room.points[size_t(tile - begin + t) * inputs + c], size_t(count) * inputs);
+                    for (int lane = 0; lane < WIDTH; lane += UNIT)
+                        transform(&room.pixels[t * SPAN * WIDTH + lane], SPAN * some + 2,
+                                  &room.points[size_t(tile - begin + t) * inputs + c + lane], size_t(count) * inputs);
             }
             tile += some;
         }
@@ -199,8 +201,8 @@ struct Convolution {
                 });
             }
             for (int t = 0; t < count; t++)
-                for (int half = 0; half < PANEL; half += WIDTH)
-                    finish(image, begin + t, p * PANEL + half, &room.products[t * PANEL + half], size_t(count) * PANEL);
+                for (int o = 0; o < PANEL; o += UNIT)
+                    finish(image, begin + t, p * PANEL + o, &room.products[t * PANEL + o], size_t(count) * PANEL);
         }
     }
 

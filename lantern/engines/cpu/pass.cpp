@@ -40,6 +40,13 @@ namespace {
 typedef float Lanes __attribute__((vector_size(64)));
 typedef float LooseLanes __attribute__((vector_size(64), aligned(4)));
 typedef int32_t Whole __attribute__((vector_size(64)));
+typedef float Eight __attribute__((vector_size(32)));
+// What this processor computes with at once.
+#if LANTERN_HALVES
+typedef Eight Unit;
+#else
+typedef Lanes Unit;
+#endif
 
 // A vector that begins at a cache line, since AMX reads whole lines.
 template <class Number> struct LineAllocator {
@@ -54,6 +61,7 @@ template <class Number> struct LineAllocator {
 };
 template <class Number> using Lined = std::vector<Number, LineAllocator<Number>>;
 
+constexpr int UNIT = sizeof(Unit) / sizeof(float);
 constexpr int WIDTH = 16, PANEL = 32, TILE = 12, NODES_AT_ONCE = 4, NODES_A_TASK = 16;
 // A tile of MANY rows computes about as long as memory takes to deliver its weights: it prefetches AHEAD bytes into the
 // first cache and FAR_AHEAD bytes into the second. With fewer rows a pass waits for memory anyway.
@@ -61,6 +69,13 @@ constexpr int MANY = 8, AHEAD = 2048, FAR_AHEAD = 16384;
 // Keys and values are prefetched this many slots ahead with AMX, where memory is the only wait.
 constexpr int SLOTS_AHEAD = Tiles::BUILT ? 16 : 0;
 
+template <class Vector> inline Vector get(const float *at) {
+    Vector x;
+    std::memcpy(&x, at, sizeof(x));
+    return x;
+}
+template <class Vector> inline void put(float *at, Vector x) { std::memcpy(at, &x, sizeof(x)); }
+template <class Vector> inline Vector spread(float x) { return x - Vector{}; }
 inline Lanes load(const float *at) { return *reinterpret_cast<const LooseLanes *>(at); }
 inline void store(float *at, Lanes x) { *reinterpret_cast<LooseLanes *>(at) = x; }
 inline Lanes all(float x) { return x - Lanes{}; }
@@ -73,46 +88,33 @@ inline Lanes fma(Lanes a, Lanes b, Lanes c) {
 #endif
 }
 
-// Returns e^x to 2 units in the last place; exactly 0 at -inf.
 #if LANTERN_HALVES
-inline __m256 exp(__m256 x) {
-    const __m256 magic = _mm256_set1_ps(12582912.0f);
-    const __m256 y = _mm256_min_ps(_mm256_set1_ps(88.0f), _mm256_max_ps(_mm256_set1_ps(-87.0f), x)); // NaN passes
-    const __m256 shifted = _mm256_fmadd_ps(y, _mm256_set1_ps(1.44269504088896341f), magic);
-    const __m256 whole = _mm256_sub_ps(shifted, magic);
-    __m256 r = _mm256_fmadd_ps(whole, _mm256_set1_ps(-0.693359375f), y);
-    r = _mm256_fmadd_ps(whole, _mm256_set1_ps(2.12194440e-4f), r);
-    __m256 p = _mm256_set1_ps(1.9875691500e-4f);
+inline Eight fma(Eight a, Eight b, Eight c) { return (Eight)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+#endif
+
+// Returns e^x to 2 units in the last place; exactly 0 at -inf.
+template <class Vector> inline Vector exp(Vector x) {
+    const Vector low = spread<Vector>(-87.0f), high = spread<Vector>(88.0f), none = spread<Vector>(-INFINITY);
+    Vector y = x < low ? low : x;
+    y = y > high ? high : y;
+    const Vector magic = spread<Vector>(12582912.0f);
+    const Vector shifted = fma(y, spread<Vector>(1.44269504088896341f), magic), whole = shifted - magic;
+    Vector r = fma(whole, spread<Vector>(-0.693359375f), y);
+    r = fma(whole, spread<Vector>(2.12194440e-4f), r);
+    Vector p = spread<Vector>(1.9875691500e-4f);
     for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-        p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(c));
-    p = _mm256_fmadd_ps(p, _mm256_mul_ps(r, r), _mm256_add_ps(r, _mm256_set1_ps(1.0f)));
-    const __m256i steps = _mm256_sub_epi32(_mm256_castps_si256(shifted), _mm256_castps_si256(magic));
-    const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(steps, _mm256_set1_epi32(127)), 23);
-    const __m256 none = _mm256_cmp_ps(x, _mm256_set1_ps(-INFINITY), _CMP_EQ_OQ);
-    return _mm256_andnot_ps(none, _mm256_mul_ps(p, _mm256_castsi256_ps(power)));
+        p = fma(p, r, spread<Vector>(c));
+    p = fma(p, r * r, r + 1.0f);
+    typedef decltype(x < low) Steps;
+    const Steps power = ((Steps)shifted - (Steps)magic + 127) << 23;
+    return x == none ? Vector{} : p * (Vector)power;
 }
+#if LANTERN_HALVES
 inline Lanes exp(Lanes x) {
     alignas(64) float numbers[WIDTH];
-    std::memcpy(numbers, &x, sizeof(x));
-    for (int i = 0; i < WIDTH; i += 8) _mm256_store_ps(numbers + i, exp(_mm256_load_ps(numbers + i)));
-    std::memcpy(&x, numbers, sizeof(x));
-    return x;
-}
-#else
-inline Lanes exp(Lanes x) {
-    const Lanes low = all(-87.0f), high = all(88.0f), none = all(-INFINITY);
-    Lanes y = x < low ? low : x;
-    y = y > high ? high : y;
-    const Lanes magic = all(12582912.0f);
-    const Lanes shifted = fma(y, all(1.44269504088896341f), magic), whole = shifted - magic;
-    Lanes r = fma(whole, all(-0.693359375f), y);
-    r = fma(whole, all(2.12194440e-4f), r);
-    Lanes p = all(1.9875691500e-4f);
-    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-        p = fma(p, r, all(c));
-    p = fma(p, r * r, r + 1.0f);
-    const Whole power = ((Whole)shifted - (Whole)magic + 127) << 23;
-    return x == none ? Lanes{} : p * (Lanes)power;
+    store(numbers, x);
+    for (int i = 0; i < WIDTH; i += UNIT) put(numbers + i, exp(get<Unit>(numbers + i)));
+    return load(numbers);
 }
 #endif
 
@@ -177,32 +179,28 @@ template <class Number> struct Plain {
 };
 
 #if LANTERN_HALVES
-constexpr int EIGHT = 8, ALL_AT_ONCE = 3, HALF_AT_ONCE = 6; // lanes of a register; rows whose sums fit the registers
+constexpr int ALL_AT_ONCE = 3, HALF_AT_ONCE = 6; // rows whose sums fit the registers
 
 // Sums of ROWS rows over a panel, or over 16 of its outputs. weights(k, i) returns the weights of input k for the
 // outputs from 8 i on, input(m, k) that of a row.
 template <int ROWS, int PARTS, class Weights, class Input>
 inline void sum_up(int inputs, Weights weights, Input input, float *out, int pitch) {
-    __m256 sums[ROWS][PARTS];
-#pragma GCC unroll 6
-    for (int m = 0; m < ROWS; m++)
-#pragma GCC unroll 4
-        for (int i = 0; i < PARTS; i++) sums[m][i] = _mm256_setzero_ps();
+    Unit sums[ROWS][PARTS] = {};
     for (int k = 0; k < inputs; k++) {
-        __m256 own[PARTS];
+        Unit own[PARTS];
 #pragma GCC unroll 4
         for (int i = 0; i < PARTS; i++) own[i] = weights(k, i);
 #pragma GCC unroll 6
         for (int m = 0; m < ROWS; m++) {
-            const __m256 x = _mm256_set1_ps(input(m, k));
+            const Unit x = spread<Unit>(input(m, k));
 #pragma GCC unroll 4
-            for (int i = 0; i < PARTS; i++) sums[m][i] = _mm256_fmadd_ps(x, own[i], sums[m][i]);
+            for (int i = 0; i < PARTS; i++) sums[m][i] = fma(x, own[i], sums[m][i]);
         }
     }
 #pragma GCC unroll 6
     for (int m = 0; m < ROWS; m++)
 #pragma GCC unroll 4
-        for (int i = 0; i < PARTS; i++) _mm256_storeu_ps(out + m * pitch + EIGHT * i, sums[m][i]);
+        for (int i = 0; i < PARTS; i++) put(out + m * pitch + UNIT * i, sums[m][i]);
 }
 
 // `tile` of Full and Half: few rows for all outputs at once, else up to six rows for one half of the outputs at a time.
@@ -234,7 +232,7 @@ struct Full {
     template <int ROWS> static void tile(const Number *a, int inputs, const Number *panel, Lanes (*out)[2]) {
 #if LANTERN_HALVES
         tile_of_halves<ROWS>(
-            inputs, [&](int k, int i) { return _mm256_loadu_ps(panel + size_t(k) * PANEL + EIGHT * i); },
+            inputs, [&](int k, int i) { return get<Unit>(panel + size_t(k) * PANEL + UNIT * i); },
             [&](int m, int k) { return a[size_t(m) * inputs + k]; }, (float *)out);
 #else
         Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
@@ -291,9 +289,8 @@ struct Half {
 #if LANTERN_HALVES
         // of a pair of inputs, the even one is in the lower half of 32 bits
         const auto weights = [&](int k, int i) {
-            const __m256i pairs = _mm256_loadu_si256((const __m256i *)(panel + size_t(k / 2) * 2 * PANEL + 2 * EIGHT * i));
-            return _mm256_castsi256_ps(k % 2 ? _mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000)))
-                                             : _mm256_slli_epi32(pairs, 16));
+            const __m256i pairs = _mm256_loadu_si256((const __m256i *)(panel + size_t(k / 2) * 2 * PANEL + 2 * UNIT * i));
+            return (Unit)(k % 2 ? _mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000))) : _mm256_slli_epi32(pairs, 16));
         };
         tile_of_halves<ROWS>(inputs, weights, [&](int m, int k) { return wide(a[size_t(m) * inputs + k]); }, (float *)out);
 #else
@@ -378,6 +375,47 @@ struct Byte {
         return fma(upper, all(256.0f), __builtin_convertvector(low, Lanes)) * load((const float *)panel + half * WIDTH);
     }
 
+#if LANTERN_HALVES
+    // Adds four products of unsigned by signed bytes in each lane; weights are widened to 16 bits, inputs 0 and 2 apart
+    // from 1 and 3.
+    static __m256i dot(__m256i sum, int32_t four, __m256i even, __m256i odd) {
+        const __m256i digits = _mm256_set1_epi32(four), low = _mm256_set1_epi32(0x00ff00ff);
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, _mm256_and_si256(digits, low)));
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(odd, _mm256_and_si256(_mm256_srli_epi16(digits, 8), low)));
+    }
+
+    template <int ROWS, class Finish> static void tile(const Digits &a, int first, const int8_t *panel, Finish finish) {
+        alignas(64) int32_t sums[ROWS][4][WIDTH]; // as below
+        for (int quarter = 0; quarter < 4; quarter++) { // 8 outputs, so that their sums stay in registers
+            __m256i own[ROWS][2];
+#pragma GCC unroll 6
+            for (int m = 0; m < ROWS; m++) own[m][0] = own[m][1] = _mm256_setzero_si256();
+            const int8_t *weights = panel + HEAD + quarter * 4 * UNIT;
+            for (int k = 0; k < a.inputs; k += 4, weights += 4 * PANEL) {
+                const __m256i four = _mm256_loadu_si256((const __m256i *)weights);
+                const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8), odd = _mm256_srai_epi16(four, 8);
+#pragma GCC unroll 6
+                for (int m = 0; m < ROWS; m++) {
+                    int32_t high, low;
+                    std::memcpy(&high, &a.high[size_t(first + m) * a.inputs + k], 4);
+                    std::memcpy(&low, &a.low[size_t(first + m) * a.inputs + k], 4);
+                    own[m][0] = dot(own[m][0], high, even, odd);
+                    own[m][1] = dot(own[m][1], low, even, odd);
+                }
+            }
+#pragma GCC unroll 6
+            for (int m = 0; m < ROWS; m++)
+                for (int digit = 0; digit < 2; digit++)
+                    std::memcpy(&sums[m][2 * digit + quarter / 2][quarter % 2 * UNIT], &own[m][digit], sizeof(__m256i));
+        }
+        for (int m = 0; m < ROWS; m++) {
+            Whole of[4];
+            std::memcpy(of, sums[m], sizeof(of));
+            finish(first + m, number(of[0], of[2], panel, 0) * a.scales[first + m],
+                   number(of[1], of[3], panel, 1) * a.scales[first + m]);
+        }
+    }
+#else
     template <int ROWS, class Finish> static void tile(const Digits &a, int first, const int8_t *panel, Finish finish) {
         Whole sums[ROWS][4] = {}; // left and right of high digits, left and right of low digits
         const int8_t *weights = panel + HEAD;
@@ -402,6 +440,7 @@ struct Byte {
             finish(first + m, number(sums[m][0], sums[m][2], panel, 0) * a.scales[first + m],
                    number(sums[m][1], sums[m][3], panel, 1) * a.scales[first + m]);
     }
+#endif
 };
 
 template <class Kind> void narrow_all(const float *from, size_t count, typename Kind::Number *to) {
@@ -533,46 +572,43 @@ struct Seen {
 
 #if LANTERN_HALVES
 // Returns the products of a query with the keys of eight slots, summed as `fold` sums them.
-inline __m256 eight_products(const float *query, const float *keys, const int32_t *slots, int head_dim) {
-    __m256 sums[2][EIGHT];
+inline Unit eight_products(const float *query, const float *keys, const int32_t *slots, int head_dim) {
+    Unit sums[2][UNIT];
 #pragma GCC unroll 8
-    for (int i = 0; i < EIGHT; i++) {
+    for (int i = 0; i < UNIT; i++) {
         const float *key = keys + size_t(slots[i]) * head_dim;
-        __m256 low = _mm256_mul_ps(_mm256_loadu_ps(query), _mm256_loadu_ps(key));
-        __m256 high = _mm256_mul_ps(_mm256_loadu_ps(query + EIGHT), _mm256_loadu_ps(key + EIGHT));
+        Unit low = get<Unit>(query) * get<Unit>(key), high = get<Unit>(query + UNIT) * get<Unit>(key + UNIT);
         for (int d = WIDTH; d < head_dim; d += WIDTH) {
-            low = _mm256_fmadd_ps(_mm256_loadu_ps(query + d), _mm256_loadu_ps(key + d), low);
-            high = _mm256_fmadd_ps(_mm256_loadu_ps(query + d + EIGHT), _mm256_loadu_ps(key + d + EIGHT), high);
+            low = fma(get<Unit>(query + d), get<Unit>(key + d), low);
+            high = fma(get<Unit>(query + d + UNIT), get<Unit>(key + d + UNIT), high);
         }
         sums[0][i] = low, sums[1][i] = high;
     }
-    __m256 folded[2];
+    Unit folded[2];
     for (int half = 0; half < 2; half++) {
-        __m256 fours[2];
+        Unit fours[2]; // sums over lanes 0 to 3, and over 4 to 7, of four slots each
         for (int i = 0; i < 2; i++) {
-            const __m256 *of = sums[half] + 4 * i;
-            fours[i] = _mm256_hadd_ps(_mm256_hadd_ps(of[0], of[1]), _mm256_hadd_ps(of[2], of[3]));
+            const Unit *of = sums[half] + 4 * i;
+            fours[i] = (Unit)_mm256_hadd_ps(_mm256_hadd_ps(of[0], of[1]), _mm256_hadd_ps(of[2], of[3]));
         }
-        folded[half] = _mm256_add_ps(_mm256_permute2f128_ps(fours[0], fours[1], 0x20),
-                                     _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
+        folded[half] = (Unit)_mm256_permute2f128_ps(fours[0], fours[1], 0x20) +
+                       (Unit)_mm256_permute2f128_ps(fours[0], fours[1], 0x31);
     }
-    return _mm256_add_ps(folded[0], folded[1]);
+    return folded[0] + folded[1];
 }
 
 // Writes the sums of 8 PARTS numbers of the seen slots' values, with their weights.
 template <int PARTS>
 inline void add_values(const Seen &of, const float *weights, const float *values, int head_dim, float *out) {
-    __m256 sums[PARTS];
-#pragma GCC unroll 4
-    for (int i = 0; i < PARTS; i++) sums[i] = _mm256_setzero_ps();
+    Unit sums[PARTS] = {};
     for (int j = 0; j < of.length; j++) {
         const float *value = values + size_t(of.slots[j]) * head_dim;
-        const __m256 weight = _mm256_set1_ps(weights[j]);
+        const Unit weight = spread<Unit>(weights[j]);
 #pragma GCC unroll 4
-        for (int i = 0; i < PARTS; i++) sums[i] = _mm256_fmadd_ps(weight, _mm256_loadu_ps(value + EIGHT * i), sums[i]);
+        for (int i = 0; i < PARTS; i++) sums[i] = fma(weight, get<Unit>(value + UNIT * i), sums[i]);
     }
 #pragma GCC unroll 4
-    for (int i = 0; i < PARTS; i++) _mm256_storeu_ps(out + EIGHT * i, sums[i]);
+    for (int i = 0; i < PARTS; i++) put(out + UNIT * i, sums[i]);
 }
 #endif
 
@@ -707,9 +743,9 @@ template <class Kind> struct Worker {
             for (int n = 0; n < NODES; n++) {
                 const float *own = query + size_t(n) * model.dim;
                 float *to = out + size_t(n) * of.length + j;
-                for (int i = 0; i < WIDTH; i += EIGHT) {
-                    const __m256 added = _mm256_loadu_ps(&of.added[size_t(node + n) * of.length + j + i]);
-                    _mm256_storeu_ps(to + i, _mm256_add_ps(eight_products(own, keys, &of.slots[j + i], head_dim), added));
+                for (int i = 0; i < WIDTH; i += UNIT) {
+                    const Unit added = get<Unit>(&of.added[size_t(node + n) * of.length + j + i]);
+                    put(to + i, eight_products(own, keys, &of.slots[j + i], head_dim) + added);
                 }
                 const Lanes score = load(to);
                 most[n] = score > most[n] ? score : most[n];
@@ -740,12 +776,7 @@ template <class Kind> struct Worker {
         for (int n = 0; n < NODES; n++) {
             float top = -INFINITY, *weights = out + size_t(n) * of.length;
             for (int i = 0; i < WIDTH; i++) top = most[n][i] > top ? most[n][i] : top;
-#if LANTERN_HALVES
-            for (int j = 0; j < of.length; j += EIGHT)
-                _mm256_storeu_ps(weights + j, exp(_mm256_sub_ps(_mm256_loadu_ps(weights + j), _mm256_set1_ps(top))));
-#else
-            for (int j = 0; j < of.length; j += WIDTH) store(weights + j, exp(load(weights + j) - top));
-#endif
+            for (int j = 0; j < of.length; j += UNIT) put(weights + j, exp(get<Unit>(weights + j) - top));
         }
     }
 
