@@ -135,13 +135,13 @@ def _passes(target: Target, rows: int, nodes: Sequence[int]) -> dict[int, Callab
 def _path(engine: Engine, target: Target, rows: int) -> Path:
     """Return the file of the times: its name tells apart what they depend on."""
     from lantern import __version__
-    from lantern.engines.cpu.build import processor
+    from lantern.engines.cpu.build import library_name, processor
 
     weight = target.tok_embeddings.weight
     device = torch.cuda.get_device_name(weight.device) if weight.device.type == "cuda" else processor()
     settings = {name: value for name, value in engine.as_dict().items() if name != "reason"}
     shape = dataclasses.asdict(original(target).config)
-    versions = (__version__, torch.__version__, torch.get_num_threads())
+    versions = (__version__, library_name(), torch.__version__, torch.get_num_threads())
     key = json.dumps([device, str(weight.dtype), settings, shape, rows, versions], sort_keys=True, default=str)
     return user_cache() / "profiles" / f"passes-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 

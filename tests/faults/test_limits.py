@@ -1,5 +1,6 @@
 """Small grids, of one code and with trees and windows past the end, for every method."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -66,8 +67,16 @@ def parts(method: Method, codes: int, sampling: Sampling) -> Decoder:
     )
 
 
-@pytest.mark.parametrize("codes", SIZES)
-@pytest.mark.parametrize("distribution", SAMPLINGS)
+PAIRS = {("sampled", 1), ("greedy", 4), ("sampled", 9)}  # of the default run
+
+
+@pytest.mark.parametrize(
+    ("distribution", "codes"),
+    [
+        pytest.param(*pair, marks=[] if pair in PAIRS else [pytest.mark.slow])
+        for pair in itertools.product(SAMPLINGS, SIZES)
+    ],
+)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_method_fills_a_small_grid(name: str, distribution: str, codes: int) -> None:
     method, sampling = VARIANTS[name], SAMPLINGS[distribution]

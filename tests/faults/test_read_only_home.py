@@ -16,6 +16,7 @@ import pytest
 from lantern.engines.cpu import build as building
 from lantern.models.folder import PROFILE_NAME
 from tests.eval.leaderboards import RESULTS
+from tests.eval.tiny_metrics import save_pictures
 from tests.tiny_folder import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,3 +123,28 @@ def test_plots_are_drawn_without_a_warning(home: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need matplotlib, of the extra eval")
     words = ("leaderboard", "--from", str(RESULTS), "--out", "board", "--quiet")
     assert run(home, tmp_path, *words) == (0, "", [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        "methods bounded-window",
+        "completion bash",
+        "results",
+        "convert MODEL written --dtype bf16",
+        "assemble MODEL --guidance 2",
+        "bench --model MODEL --methods gumbel-jacobi:window=4 --variants eager --baseline eager --images 1 --nodes 1 --no-memory",
+        "reproduce emoji --limit 1 --metrics --quiet",
+        "eval pictures --reference pictures --metrics psnr --draws 10",
+        "frontier --from FRONTIER --out frontier",
+        "train drafter --target MODEL --data missing --out trained",
+    ],
+    ids=lambda words: words.split()[0],
+)
+def test_other_commands_write_nothing_there(words: str, home: Path, model: Path, tmp_path: Path) -> None:
+    save_pictures(tmp_path / "work" / "pictures", 3)
+    own = shutil.copytree(model, tmp_path / "work" / "own")
+    given = {"MODEL": str(own), "FRONTIER": str(ROOT / "eval" / "results" / "frontier.json")}
+    code, _, errors = run(home, tmp_path, *(given.get(word, word) for word in words.split()))
+    assert code == (2 if "missing" in words else 0), errors
