@@ -87,6 +87,13 @@ class Material:
         return mean_estimate(values, seed=self.seed, draws=self.draws)
 
 
+def _finite(values: Float[Tensor, " n"]) -> Float[Tensor, " m"]:
+    found = values[values.isfinite()]
+    if not len(found):
+        raise ValueError("every picture is equal to its reference, so PSNR is infinite: leave psnr out")
+    return found
+
+
 @dataclass(frozen=True)
 class Metric:
     """One metric: its network, inputs, computation, and description in results.
@@ -190,7 +197,7 @@ METRICS: dict[str, Metric] = {
     "psnr": Metric(
         "psnr",
         frozenset({REFERENCE, PAIRS}),
-        lambda material: material.mean(material.extracted.pairs["psnr"][material.extracted.pairs["psnr"].isfinite()]),
+        lambda material: material.mean(_finite(material.extracted.pairs["psnr"])),
         "none",
         ("lantern",),
         "decibels, mean of pictures",

@@ -134,16 +134,17 @@ def test_plots_are_drawn_without_a_warning(home: Path, tmp_path: Path) -> None:
         "results",
         "convert MODEL written --dtype bf16",
         "assemble MODEL --guidance 2",
-        "bench --model MODEL --methods gumbel-jacobi:window=4 --variants eager --baseline eager --images 1 --nodes 1 --no-memory",
+        "bench --model MODEL --methods gumbel-jacobi --variants eager --baseline eager --images 1 --nodes 1",
         "reproduce emoji --limit 1 --metrics --quiet",
-        "eval pictures --reference pictures --metrics psnr --draws 10",
+        "eval pictures --reference others --metrics psnr --draws 10",
         "frontier --from FRONTIER --out frontier",
         "train drafter --target MODEL --data missing --out trained",
     ],
     ids=lambda words: words.split()[0],
 )
 def test_other_commands_write_nothing_there(words: str, home: Path, model: Path, tmp_path: Path) -> None:
-    save_pictures(tmp_path / "work" / "pictures", 3)
+    for seed, name in enumerate(("pictures", "others")):
+        save_pictures(tmp_path / "work" / name, 3, seed=seed)
     own = shutil.copytree(model, tmp_path / "work" / "own")
     given = {"MODEL": str(own), "FRONTIER": str(ROOT / "eval" / "results" / "frontier.json")}
     code, _, errors = run(home, tmp_path, *(given.get(word, word) for word in words.split()))

@@ -206,6 +206,7 @@ BAD = {
     "pairs of two names": (["A", "--reference", "OTHER", "--metrics", "psnr"], "expected equal numbers"),
     "unknown network": (["A", "--weights", "inceptio=x"], "did you mean inception?"),
     "weights without path": (["A", "--weights", "clip"], "wanted NAME=PATH"),
+    "only equal pictures": (["A", "--reference", "A", "--metrics", "psnr"], "every picture is equal to its reference"),
     "a torn picture": (["TORN", "--reference", "A", "--metrics", "psnr"], "is not a complete picture"),
     "moments beside pictures": (["MOMENTS", "A", "--reference", "A"], "is given together with moments"),
 }
