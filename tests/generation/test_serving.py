@@ -138,7 +138,8 @@ def test_service_routes(served: Served, model: Model) -> None:
     assert [one.id for one in served.client.models.list()] == [model.name]
     assert httpx.get(f"{served.url}/health").status_code == 200
     assert httpx.get(f"{served.url}/ready").status_code == 200
-    assert httpx.get(f"{served.url}/version").json()["needs_waves"] is None
+    version = httpx.get(f"{served.url}/version").json()
+    assert version["needs_waves"] is None and {"zipar", "pjd"} <= set(version["methods_in_waves"])
     text = httpx.get(f"{served.url}/metrics").text
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(lines[f'lantern:generation_tokens_total{{model_name="{model.name}"}}']) > 0

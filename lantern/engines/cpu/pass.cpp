@@ -297,9 +297,10 @@ struct Half {
         Lanes sums[ROWS][2] = {}; // separate from `out`, so that they stay in registers
         for (int k = 0; k < inputs; k += 2, panel += 2 * PANEL)
             for (int odd = 0; odd < 2; odd++) {
-                Lanes left, right;
-                for (int i = 0; i < WIDTH; i++) left[i] = wide(panel[2 * i + odd]);
-                for (int i = 0; i < WIDTH; i++) right[i] = wide(panel[PANEL + 2 * i + odd]);
+                Whole pairs[2]; // the even input of a pair is in the lower half of 32 bits
+                std::memcpy(pairs, panel, sizeof(pairs));
+                const Lanes left = (Lanes)(odd ? pairs[0] & int32_t(0xffff0000) : pairs[0] << 16);
+                const Lanes right = (Lanes)(odd ? pairs[1] & int32_t(0xffff0000) : pairs[1] << 16);
                 for (int m = 0; m < ROWS; m++) {
                     const Lanes x = all(wide(a[size_t(m) * inputs + k + odd]));
                     sums[m][0] = fma(x, left, sums[m][0]);

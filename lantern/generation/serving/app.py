@@ -29,6 +29,7 @@ from lantern.generation.requests import MAX_SEED, check_requests, requests, with
 from lantern.generation.serving.metrics import Metrics
 from lantern.generation.serving.schema import ImageRequest, RefusedError
 from lantern.generation.serving.worker import Job, QueueFullError, Worker
+from lantern.methods.registry import METHODS
 from lantern.models.folder import Model, load_model
 
 RETRY_SECONDS = 2
@@ -289,9 +290,14 @@ def build_app(service: Service) -> FastAPI:
         return Response(status_code=200 if service.ready.is_set() and service.worker.is_alive() else 503)
 
     @app.get("/version")
-    async def version() -> dict[str, str | None]:
-        """The version of lantern; why batches are decoded to their end before others start, or None if they are not."""
-        return {"version": __version__, "needs_waves": service.worker.needs_waves}
+    async def version() -> dict[str, Any]:
+        """The version of lantern, and what is decoded in waves.
+
+        `needs_waves` is why all batches are decoded to their end before others start, or None if they are not;
+        `methods_in_waves` are the methods for which that holds in any case.
+        """
+        apart = [name for name, method in METHODS.items() if method.spec.loop is not None]
+        return {"version": __version__, "needs_waves": service.worker.needs_waves, "methods_in_waves": apart}
 
     @app.get("/metrics")
     async def metrics() -> Response:
