@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve  # pyright: ignore[reportMissingImports]
@@ -28,8 +29,6 @@ class Address:
     port: int
 
 
-@serve.deployment
-@serve.ingress()
 class Replica:
     """One model with the routes of the server; it is ready once it has made a picture."""
 
@@ -60,7 +59,8 @@ def serving(
     """
     count = replicas or int(resources.get("GPU", 0)) or machines()
     gpus = min(1.0, resources.get("GPU", 0.0) / count)
-    deployment = Replica.options(
+    made: Any = serve.deployment(serve.ingress()(Replica))
+    deployment = made.options(
         num_replicas=count,
         ray_actor_options={"num_gpus": gpus, "num_cpus": min(1.0, resources.get("CPU", 1.0) / count)},
         max_ongoing_requests=setup.batch + setup.waiting,
