@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,12 @@ import pytest
 # Worker processes share the cores: with a thread per core each, they would wait for one another.
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
+
+# A shell's background jobs ignore these signals, and so would the commands that tests send them to.
+if os.name == "posix":
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 # Before any test module: torchvision must find its operators defined, whatever imports it first.
 import torch
