@@ -46,7 +46,7 @@ def test_shape_is_llamagens_at_256_codes(model: Model) -> None:
     assert model.text is not None and model.drafter is not None and model.neighbours is not None
 
 
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize("guidance", [pytest.param(1.0, marks=pytest.mark.slow), 3.0])
 def test_eagle1_gives_the_codes_of_plain_decoding_in_any_batch(model: Model, guidance: float) -> None:
     prompts = ("a red apple", "kitty", "3d rocket")
     requested = [Request(prompt=prompt, seed=seed) for seed in (0, 7) for prompt in prompts]
@@ -62,7 +62,7 @@ def test_eagle1_gives_the_codes_of_plain_decoding_in_any_batch(model: Model, gui
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_fused_passes_give_the_codes_of_plain_decoding_in_any_batch(dtype: str) -> None:
     model = load_model(device="cpu", dtype=dtype, engine=CpuEngine())
     requested = [Request(prompt=prompt, seed=5) for prompt in ("a red apple", "kitty")]

@@ -202,6 +202,7 @@ def test_the_order_of_a_sweep_rotates(options: FrontierOptions, figures: dict[st
     assert len({next(iter(entry["made"])) for entry in rounds}) == 3
 
 
+@pytest.mark.slow  # loads torch.compile
 def test_a_point_that_cannot_run_is_listed(
     options: FrontierOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
