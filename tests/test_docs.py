@@ -211,7 +211,7 @@ EXERCISES: dict[str, Exercise | Installation] = {
     "python -m studies.verification": Exercise("--rounds 1 --codes 256 --threads 1"),
     # it is refused before it listens; tests/generation/test_serving.py sends requests to a server
     "lantern serve lantern-emoji --port 8000": Exercise(replace={"8000": "80000"}, codes=(2,)),
-    "lantern serve lantern-emoji --ray --replicas 2": Exercise(replace={"--replicas 2": "--replicas 0"}, codes=(2,)),
+    "lantern serve lantern-emoji --ray --replicas 2": Exercise(replace={"2": "0"}, codes=(2,)),
     "lantern demo lantern-emoji --port 7860": Exercise(replace={"7860": "78600"}, codes=(2,)),
     'lantern-generate --prompt "a red apple"': Exercise(),
     'lantern-generate --prompt "a red apple" -n 4 --seed 7 --out apples --batch 4': TINY,
