@@ -230,6 +230,8 @@ class LanternPipeline(DiffusionPipeline):
         dtypes = requested if isinstance(requested, Mapping) else {"default": requested}
         if is_transformers_folder(folder):
             return cls._of_whole(name, dtype=dtypes.get("default", torch.float32), size=options.pop("size", None))
+        if "transformer" not in options and not is_there(folder / "transformer"):
+            raise ValueError(f"{folder} is not a model: it has no transformer/ folder")
         options.setdefault("low_cpu_mem_usage", False)
         if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(options):
             text = load_text_encoder(folder, torch.device("cpu"), torch.float32)

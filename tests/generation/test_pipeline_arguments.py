@@ -1,6 +1,7 @@
 """What callers of diffusers' pipelines expect: embeddings, negative prompts, engines, offloading, latents, saving."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ def pipe(loaded: LanternPipeline) -> LanternPipeline:
     loaded.set_progress_bar_config(disable=True)
     loaded.engine, loaded.method = "eager", "plain"
     return loaded
+
+
+def test_a_folder_without_a_target_is_refused_by_name(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "toy")
+    shutil.rmtree(folder / "transformer")
+    with pytest.raises(ValueError, match="toy is not a model: it has no transformer/ folder"):
+        LanternPipeline.from_pretrained(folder)
 
 
 def codes(pipe: LanternPipeline, prompt: Any = "a red apple", **options: Any) -> torch.Tensor:
