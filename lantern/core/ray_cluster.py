@@ -38,14 +38,17 @@ def cluster(address: str | None = None) -> Iterator[Mapping[str, float]]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Install the handlers of signals again at the end, since Ray's own one of SIGTERM aborts the process."""
+    """Restore the handlers of SIGINT and SIGTERM at the end: with Ray's handler SIGTERM aborts the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            if handler is not None:  # one that Python did not install cannot be restored
+                signal.signal(number, handler)
 
 
 def machines() -> int:

@@ -45,14 +45,14 @@ def test_pictures_are_the_same_from_every_replica_and_after_one_is_killed(tmp_pa
     command += ["--port", str(port), "--engine", "eager", "--drain", "5"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
-        printed = []
+        printed: list[str] = []
+        reader = threading.Thread(target=lambda: printed.extend(server.stderr or []))  # the pipe must not fill
         try:
             for line in server.stderr:
                 printed.append(line)
                 if "2 replicas serve" in line:
                     break
             assert server.poll() is None, "".join(printed)
-            reader = threading.Thread(target=lambda: printed.extend(server.stderr or []))  # the pipe must not fill
             reader.start()
             before = replicas()
             assert len(before) == 2
@@ -76,7 +76,8 @@ def test_pictures_are_the_same_from_every_replica_and_after_one_is_killed(tmp_pa
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(120)
-            reader.join()
+            if reader.is_alive():
+                reader.join()
     assert server.returncode == 143, "".join(printed)
     assert not replicas()
 

@@ -166,7 +166,7 @@ class Service:
         def send(kind: str, value: Any, index: int | None) -> None:
             if kind == "done":
                 self.ready.set()
-            else:
+            elif kind == "failed":
                 self.fault = value
 
         self.worker.submit([Job(one, None, self.model.sampling(), send)])
