@@ -145,6 +145,9 @@ def serve(args: argparse.Namespace, listening: socket.socket | None = None) -> i
 def serve_on_ray(args: argparse.Namespace) -> int:
     """Serve with replicas of the model on a Ray cluster until SIGINT or SIGTERM."""
     setup = setup_of(args)
+    from lantern.models.folder import resolve_model
+
+    resolve_model(args.model)  # Ray does not report why a replica did not start
     if importlib.util.find_spec("ray") is None:
         raise ValueError("--ray needs Ray, which is not installed: pip install 'lantern[ray]'")
     from lantern.core.ray_cluster import cluster

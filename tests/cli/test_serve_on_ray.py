@@ -1,4 +1,4 @@
-"""`lantern serve --ray`: replicas on a local Ray, of which one is killed, and the options that exclude one another."""
+"""`lantern serve --ray`: replicas on a local Ray, of which one is killed, and refusals."""
 
 import os
 import signal
@@ -87,8 +87,11 @@ def test_pictures_are_the_same_from_every_replica_and_after_one_is_killed(tmp_pa
     [
         (["--replicas", "2"], "--replicas is an option of --ray"),
         (["--ray", "--restarts", "1"], "--restarts has no use"),
+        (["/nowhere/model", "--ray"], "/nowhere/model"),
     ],
 )
-def test_options_that_exclude_one_another(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_refused_before_ray_starts(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["serve", *words]) == 2
     assert said in capsys.readouterr().err
