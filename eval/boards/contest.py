@@ -236,7 +236,7 @@ def probe(contender: Contender, job: Job) -> dict[str, Any]:
 
     # traced modules must not be patched, and passes inside CUDA graphs cannot be timed
     is_hidden = contender.variant.is_compiled or contender.variant.is_graphed
-    deciding = networks_of(getattr(parts.drafter, "policy", None), parts.target)
+    deciding = networks_of(parts.drafter and parts.drafter.policy, parts.target)
     drafting = [module for module in modules if all(module is not one for one in deciding)]
     with clock.watching({} if is_hidden else watched(parts.drafter, drafting)):
         timed = time_phases(contender, job, callback=report)
@@ -246,7 +246,7 @@ def probe(contender: Contender, job: Job) -> dict[str, Any]:
         "step_ms": rounded(1e3 * timed.total / timed.steps),
         "shares": {name: rounded(seconds / timed.total) for name, seconds in timed.phases.items()},
         "draft_share": rounded(timed.phases.get(DRAFTING, 0.0) / timed.total),
-        "kv_length": getattr(parts.drafter, "kv_length", None),
+        "kv_length": parts.drafter and parts.drafter.kv_length,
     }
     return found | (dict.fromkeys(PASS_FIGURES) if is_hidden else pass_figures(clock, count.steps - 1))
 

@@ -20,7 +20,7 @@ from lantern.core.types import Condition, Generation, Step
 from lantern.engines.engine import VARIANTS, AutoEngine, EagerEngine, Engine, Weights, engine_of_variant
 from lantern.generation.generator import Generator, choose_method
 from lantern.methods.registry import METHODS, Decoder, Method
-from lantern.models.folder import DTYPES, AddOns, Model, place_module
+from lantern.models.folder import DTYPES, AddOns, Model
 
 AUTO = "auto"
 # eager int8 kernels compute one row at a time: their cost grows with the number of nodes
@@ -107,7 +107,7 @@ class Stable:
         if self._model.drafter is not None:
             modules["drafter"] = copy.deepcopy(self._model.drafter)
         for module in modules.values():
-            place_module(module, self._model.device, dtype)
+            module.to(device=self._model.device, dtype=dtype)
         if isinstance(self._model.add_ons, AddOns):
             folder, name = self._model.add_ons.folder, self._model.name
             modules["add_ons"] = AddOns(folder, modules["target"], model_name=name)

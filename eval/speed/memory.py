@@ -46,7 +46,7 @@ def measure(requested: Mapping[str, Any]) -> dict[str, float]:
     sampling = model.sampling(**requested["sampling"])
     method = assemble(model, method_of(model, requested["method"]), sampling)
     condition = condition_of(model, PROMPTS[:1], [0])
-    modules = [model.target, *filter(None, [getattr(method.drafter, "module", None)])]
+    modules = [model.target, *([method.drafter.module] if method.drafter and method.drafter.module else [])]
     weights = sum(p.nbytes for module in modules for p in (*module.parameters(), *module.buffers())) / 2**20
     if model.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

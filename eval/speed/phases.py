@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lantern.core.types import Callback, Step, Target
+from lantern.core.types import Callback, Drafter, Step, Target
 from lantern.engines.prepared import original
 from lantern.eval.speed.contenders import Contender, Job
 from lantern.eval.speed.race import now, rounded
@@ -70,12 +70,11 @@ class NetworkClock:
 NETWORKS = {"target": ("forward", "features", "head"), "drafter": ("forward",)}
 
 
-def networks(target: object, drafter: object | None) -> dict[str, tuple[object, Sequence[str]]]:
+def networks(target: object, drafter: Drafter | None) -> dict[str, tuple[object, Sequence[str]]]:
     """Return what to watch of a method: its target, and the module of its drafter if there is one."""
-    module = getattr(drafter, "module", None)
     found: dict[str, tuple[object, Sequence[str]]] = {"target": (target, NETWORKS["target"])}
-    if module is not None:
-        found["drafter"] = (module, NETWORKS["drafter"])
+    if drafter is not None and drafter.module is not None:
+        found["drafter"] = (drafter.module, NETWORKS["drafter"])
     return found
 
 
@@ -233,8 +232,8 @@ def describe(timed: Timed, *, layer: float | None, copy_gbps: float, rows: int) 
         speed = pass_bytes(_module(parts.target), rows=rows, nodes=nodes) / spent / 1e9
         found |= {"pass_ms": rounded(1e3 * spent), "gbps": rounded(speed), "share_of_copy": rounded(speed / copy_gbps)}
     # a window is proposed without a network and has no draft steps
-    if hasattr(parts.drafter, "module") and DRAFTING in timed.phases and parts.drafter is not None:
-        passes = getattr(parts.drafter, "draft_passes", max(parts.drafter.depth, 1))
+    if parts.drafter is not None and parts.drafter.module is not None and DRAFTING in timed.phases:
+        passes = parts.drafter.draft_passes or max(parts.drafter.depth, 1)
         step = timed.phases[DRAFTING] / timed.steps / passes
         found["draft_step_ms"] = rounded(1e3 * step)
         found["draft_step_layers"] = None if layer is None else rounded(step / layer)

@@ -31,7 +31,7 @@ from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.methods.registry import METHODS, Decoder, find
 from lantern.methods.spec import AddOn, DrafterContext
-from lantern.models.folder import DTYPES, Model, pick_device, place_module
+from lantern.models.folder import DTYPES, Model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.verifiers.gumbel import GumbelVerifier
 
@@ -97,7 +97,7 @@ def random_model(config: TransformerConfig, drafter: str, device: torch.device, 
         torch.manual_seed(0)
         target, draft = Transformer(config), entry.module(entry.config.for_target(config, layers=1))
     for network in (target, draft):
-        place_module(network, device, dtype)
+        network.to(device=device, dtype=dtype)
         network.eval().requires_grad_(False)
     return Model(name="random", target=target, drafter=draft)
 

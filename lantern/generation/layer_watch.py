@@ -20,20 +20,13 @@ def watched_layers(target: Any, drafter: nn.Module | None = None) -> Iterator[No
     """
     watch = LayerWatch(target.config.cls_token_num)
     handles = watch.attach(target, "", reports_place=True)
+    handles += watch.record_positions(target)
     if drafter is not None:
         handles += watch.attach(drafter, "the drafter's ", reports_place=False)
-    own = dict(vars(target))
-    for name in ("features", "read_prompt"):
-        setattr(target, name, watch.recording_positions(getattr(target, name), is_prompt=name == "read_prompt"))
     try:
         with torch.compiler.set_stance("force_eager"):  # on a GPU layers are compiled one by one
             yield
     finally:
-        for name in ("features", "read_prompt"):
-            if name in own:
-                setattr(target, name, own[name])
-            else:
-                delattr(target, name)
         for handle in handles:
             handle.remove()
 
@@ -53,14 +46,22 @@ class LayerWatch:
             if layer_name(name)
         ]
 
-    def recording_positions(self, method: Callable[..., Any], *, is_prompt: bool) -> Callable[..., Any]:
-        """Wrap a method of the target so that the rotary positions of its inputs are recorded; None for the prompt."""
+    def record_positions(self, target: nn.Module) -> list[Any]:
+        """Add hooks that record the rotary positions of a pass, None for the prompt; return their handles.
 
-        def wrapped(inputs: Tensor, second: Tensor, *others: Any, **named: Any) -> Any:
-            self._positions = None if is_prompt else second
-            return method(inputs, second, *others, **named)
+        A prompt begins at its embedding, a pass over codes where the target looks up its rotary factors.
+        """
+        return [
+            part.register_forward_pre_hook(self._record if name == ROTARY else self._forget)
+            for name, part in target.named_children()
+            if name in (ROTARY, PROMPT)
+        ]
 
-        return wrapped
+    def _record(self, module: nn.Module, inputs: tuple[Int[Tensor, "rows n"]]) -> None:
+        self._positions = inputs[0]
+
+    def _forget(self, module: nn.Module, inputs: Any) -> None:
+        self._positions = None
 
     def _hook(self, name: str, reports_place: bool) -> Callable[..., None]:
         def check(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -80,8 +81,9 @@ class LayerWatch:
         return f" at code {code}" if code >= 0 else " at the prompt"
 
 
+ROTARY, PROMPT = "rotary", "cls_embedding"  # children of a target
 EMBEDDINGS = {
-    "cls_embedding": "the prompt's embedding",
+    PROMPT: "the prompt's embedding",
     "tok_embeddings": "the codes' embedding",
     "embed_tokens": "embedding",
 }

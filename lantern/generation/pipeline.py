@@ -111,15 +111,6 @@ class Component(ModelMixin):
         torch.nn.Module.to(self, *args, **kwargs)
         return self
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Component":
-        table = self._buffers.get("rope")
-        super()._apply(fn, recurse)
-        moved = self._buffers.get("rope")
-        if table is not None and moved is not None and moved.dtype != table.dtype:
-            # the rotary table stays in fp32, as in the reference
-            self._buffers["rope"] = table.to(moved.device)
-        return self
-
 
 class LanternTransformer(Transformer, Component):
     """The target as a diffusers component."""
@@ -240,7 +231,7 @@ class LanternPipeline(DiffusionPipeline):
         if pipe.drafter is not None:
             names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown_name(name, folder)}
             check_sizes(pipe.drafter.config, pipe.transformer.config, **names)
-            check_weights(pipe.drafter.config, pipe.transformer, **names)
+            check_weights(pipe.drafter.config.target, pipe.transformer, **names)
         for part in ("transformer", "text_encoder", "drafter"):
             module = getattr(pipe, part)
             if module is not None:

@@ -116,7 +116,8 @@ class AddOn:
     `module` and `config` are its classes. `training` names what makes it: "drafter" and "policy" are stages of
     `lantern train`, anything else is a command line. `training_config` is the configuration that they take by default.
     `task` is the "module:class" of a policy's training task.
-    `toy` are fields of the config at the size of tests.
+    `toy` are fields of the config at the size of tests. `limits_depth` says that it drafts at most `config.depths`
+    codes ahead, `names_target` that `config.target` is the digest of the target it was trained for.
     """
 
     name: str
@@ -126,6 +127,8 @@ class AddOn:
     training_config: str = ""
     task: str = ""
     toy: Mapping[str, Any] = field(default_factory=dict)
+    limits_depth: bool = False
+    names_target: bool = True
 
     @property
     def folder(self) -> str:

@@ -243,7 +243,7 @@ def load_model(
     read = parts(str(generation.get("method", "auto"))) if callable(parts) else parts
     if "drafter" in read:
         check_drafter(folder / "drafter", target, model_name=shown_name(name, folder))
-    place_module(target, where, kind)
+    target.to(device=where, dtype=kind)
     has_vq, has_text = (is_there(folder / name) for name in ("vqvae", "text_encoder"))
     return Model(
         name=shown_name(name, folder),
@@ -272,13 +272,6 @@ def is_transformers_folder(folder: Path) -> bool:
     return (folder / CONFIG_NAME).is_file() and not (folder / "transformer").is_dir()
 
 
-def place_module(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Move a target or drafter to a device and dtype; its rotary table stays in fp32, as in the reference."""
-    table = module.get_buffer("rope")
-    module.to(device=device, dtype=dtype)
-    module.register_buffer("rope", table.to(device), persistent=False)
-
-
 def load_text_encoder(folder: Path, device: torch.device, dtype: torch.dtype, *, verify: bool = True) -> TextEncoder:
     """Load the text encoder and its tokenizer, without transformers' progress bars."""
     from transformers import logging
@@ -299,7 +292,7 @@ def load_drafter(folder: Path, device: torch.device, dtype: torch.dtype, *, veri
     if not is_there(folder):
         return None
     drafter = load_component(Eagle, EagleConfig, folder, verify=verify)
-    place_module(drafter, device, dtype)
+    drafter.to(device=device, dtype=dtype)
     return drafter.requires_grad_(False)
 
 
@@ -454,18 +447,16 @@ class AddOns(Mapping[str, nn.Module]):
         if kind is None or self.folder is None:
             raise KeyError(name)
         folder = self.folder / FOLDER / name
-        module: nn.Module = load_component(kind.module, kind.config, folder, verify=self.verify)
-        check_weights(module.config, self.target, drafter_name=f"add-on {folder}", model_name=self.model_name)
+        module = load_component(kind.module, kind.config, folder, verify=self.verify)
+        if kind.names_target:
+            names = {"drafter_name": f"add-on {folder}", "model_name": self.model_name}
+            check_weights(module.config.target, self.target, **names)
         return module.requires_grad_(False)
 
     def _placed(self, module: nn.Module) -> nn.Module:
         """Return the add-on on the device and in the dtype that its target has now."""
         weight = self.target.tok_embeddings.weight
-        rope = dict(module.named_buffers(recurse=False)).get("rope")
-        module.to(device=weight.device, dtype=weight.dtype)
-        if rope is not None:
-            module.register_buffer("rope", rope.to(weight.device), persistent=False)
-        return module
+        return module.to(device=weight.device, dtype=weight.dtype)
 
 
 def check_sizes(
@@ -482,9 +473,8 @@ def check_sizes(
         )
 
 
-def check_weights(drafter: object, target: nn.Module, *, drafter_name: str, model_name: str) -> None:
-    """Raise ValueError if the drafter names other weights than the target's as those it was trained for."""
-    digest = getattr(drafter, "target", None)
+def check_weights(digest: str | None, target: nn.Module, *, drafter_name: str, model_name: str) -> None:
+    """Raise ValueError if a drafter was trained for weights of another `digest` than the target's; None passes."""
     if digest is not None and digest != (found := weights_digest(target.state_dict())):
         raise ValueError(
             f"{drafter_name} was trained for a target of digest {digest[:12]}, but that of model {model_name}"
@@ -498,4 +488,4 @@ def check_drafter(folder: Path, target: Transformer, *, model_name: str) -> None
         return
     config = load_config(EagleConfig, folder / CONFIG_NAME)
     check_sizes(config, target.config, drafter_name=f"drafter {folder}", model_name=model_name)
-    check_weights(config, target, drafter_name=f"drafter {folder}", model_name=model_name)
+    check_weights(config.target, target, drafter_name=f"drafter {folder}", model_name=model_name)

@@ -6,8 +6,9 @@ and captions, the layers, the transformer.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -175,6 +176,30 @@ def rotate(x: Float[Tensor, "b n k h d"], factors: Float[Tensor, "b n k 1 half 2
     even, odd = pairs.unbind(-1)  # the compiler fuses real arithmetic only
     cos, sin = factors.unbind(-1)
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+
+
+class Rotary(nn.Module):
+    """The rotary table as a module: `rope_factors` of positions. It stays in fp32 where weights are moved to less.
+
+    `table` has rows of zeros for conditioning slots, then one row per code.
+    """
+
+    table: Tensor
+
+    def __init__(self, table: Float[Tensor, "p half 2"]) -> None:
+        super().__init__()
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n 3 1 half 2"]:
+        """Return the factors of inputs at `positions`, which are rows of the table."""
+        return rope_factors(self.table, positions)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        table = self.table
+        super()._apply(fn, recurse)
+        if self.table.dtype != table.dtype:
+            self.table = table.to(self.table.device)
+        return self
 
 
 class LabelEmbedder(nn.Module):
@@ -396,7 +421,6 @@ class Scores:
 class Transformer(nn.Module, TargetDefaults):
     """LlamaGen's transformer. One forward serves prefill, plain and tree passes: positions and mask are arguments."""
 
-    rope: Tensor
     layers: Any  # a ModuleList of Block, which the type checker takes for modules of any kind
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -408,8 +432,7 @@ class Transformer(nn.Module, TargetDefaults):
         self.layers = nn.ModuleList([Block(config) for _ in range(config.n_layer)])
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
-        table = rope_table(config.grid, config.cls_token_num, config.head_dim, config.rope_base)
-        self.register_buffer("rope", table, persistent=False)
+        self.rotary = Rotary(rope_table(config.grid, config.cls_token_num, config.head_dim, config.rope_base))
 
     def init_weights(self, generator: torch.Generator) -> None:
         """Normal(0, initializer_range) for linears and embeddings, zero for the output head, as the reference does."""
@@ -439,7 +462,7 @@ class Transformer(nn.Module, TargetDefaults):
         that each input attends to; a float mask is added to the scores; None is causal.
         With a cache, keys and values go to `slots`. `entered` receives the inputs of the layers that are its keys.
         """
-        factors = rope_factors(self.rope, positions)
+        factors = self.rotary(positions)
         x = self.tok_dropout(inputs)
         for layer, block in enumerate(self.layers):
             if entered is not None and layer in entered:

@@ -11,7 +11,6 @@ from lantern.cli.train import find_config
 from lantern.core.sampling import Sampling
 from lantern.drafters.eagle.poss import Poss, PossConfig
 from lantern.drafters.examples import Examples
-from lantern.models.llamagen.transformer import rope_factors
 from lantern.training.drafter import DrafterConfig, DrafterTask
 from lantern.training.kinds import new_module
 from tests.drafters.sampled_trees import Watched, sampled, true_rows, ways
@@ -27,7 +26,7 @@ def by_hand(module: Poss, features: Tensor, tokens: Tensor, depth: int, scale: f
     """The specialist's own layer over a sequence, without a cache."""
     own = module.layers[module.specialist_at(depth)]
     x = module.add_scale(own.fc(module.pair(features, tokens)), torch.full(tokens.shape, scale))
-    steps = rope_factors(module.rope, torch.arange(tokens.shape[1])[None])
+    steps = module.rotary(torch.arange(tokens.shape[1])[None])
     return own(x, steps, None, cache=None, slots=None)
 
 

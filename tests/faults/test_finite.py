@@ -45,7 +45,7 @@ def spoil_last_layer(target: Any) -> None:
 
 
 def spoil_fifth_code(target: Any) -> None:
-    target.rope[target.config.cls_token_num + 5] = torch.nan
+    target.rotary.table[target.config.cls_token_num + 5] = torch.nan
 
 
 def spoil_third_picture(model: Model) -> None:

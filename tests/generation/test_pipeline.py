@@ -224,9 +224,9 @@ def test_the_progress_bar_counts_codes(pipe: LanternPipeline, capsys: pytest.Cap
 
 
 def test_half_precision_keeps_the_rotary_table(pipe: LanternPipeline) -> None:
-    before = pipe.transformer.rope.clone()
+    before = pipe.transformer.rotary.table.clone()
     assert pipe.to(torch.bfloat16).dtype == torch.bfloat16
-    assert pipe.transformer.rope.dtype == torch.float32 and torch.equal(pipe.transformer.rope, before)
+    assert pipe.transformer.rotary.table.dtype == torch.float32 and torch.equal(pipe.transformer.rotary.table, before)
     assert pipe.transformer.output.weight.dtype == torch.bfloat16
     assert call(pipe, output_type="latent").tokens.shape == (1, 4, 4)
 

@@ -88,6 +88,6 @@ def test_logits_of_sampled_codes_equal_the_reference(target: Transformer, vector
 
 
 def test_prefix_rows_of_the_rotary_table_are_zero(target: Transformer, vectors: dict) -> None:
-    assert (target.rope[:120] == 0).all()
-    assert torch.equal(rope_table(4, 120, 16, 10_000.0), target.rope)
-    assert (target.rope - vectors["freqs_cis"]).abs().max() <= 1e-6
+    assert (target.rotary.table[:120] == 0).all()
+    assert torch.equal(rope_table(4, 120, 16, 10_000.0), target.rotary.table)
+    assert (target.rotary.table - vectors["freqs_cis"]).abs().max() <= 1e-6

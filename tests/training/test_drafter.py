@@ -15,7 +15,6 @@ from lantern.core.io import load_component, save_component, weights_digest
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.eagle.unroll import Unroll
 from lantern.drafters.examples import Examples
-from lantern.models.llamagen.transformer import rope_factors
 from lantern.training.drafter import DrafterConfig, DrafterTask
 from lantern.training.kinds import find_kind, kinds, load_kind, new_module
 from lantern.training.loop import LoopConfig, train
@@ -102,7 +101,7 @@ def test_teacher_returns_the_inputs_of_the_tapped_layers() -> None:
     x = torch.cat([target.cls_embedding(words), target.tok_embeddings(codes[:, :-1])], dim=1)
     valid = torch.nn.functional.pad(mask, (0, 15), value=True)
     seen = torch.tril(valid[:, None] | ~valid[:, :, None])
-    stepper, entered = rope_factors(target.rope, torch.arange(21)[None]), []
+    stepper, entered = target.rotary(torch.arange(21)[None]), []
     for number, block in enumerate(target.layers):
         entered.append(x[:, 5:])
         x = block(x, stepper, seen, layer=number, cache=None, slots=None)

@@ -30,10 +30,9 @@ class Prefill:
 
 
 class DrafterDefaults:
-    """Defaults of the optional attributes of `Drafter`, and of three that are for measurements.
+    """Defaults of the optional attributes of `Drafter`, and of one that a recorder sets.
 
-    `module` is its network, `kv_length` the keys and values that a row of its pass reads. A recorder sets
-    `records_traits`, with which drafters that have traits add them to their trees.
+    With `records_traits`, drafters that have traits add them to their trees.
     """
 
     taps: tuple[int, ...] = ()
@@ -43,7 +42,9 @@ class DrafterDefaults:
     reads_leftovers: bool = False
     sample_window: WindowFill | None = None
     module: Any = None
+    policy: Any = None
     kv_length: int | None = None
+    draft_passes: int | None = None
     records_traits: bool = False
 
 
@@ -105,6 +106,26 @@ class Drafter(Protocol):
 
         Such a drafter has no further state: an engine may run its steps without calling it.
         """
+        ...
+
+    @property
+    def module(self) -> Any:
+        """Its network, None for a drafter without one. Optional."""
+        ...
+
+    @property
+    def policy(self) -> Any:
+        """The policy that shapes its trees, None for static trees and windows. Optional."""
+        ...
+
+    @property
+    def kv_length(self) -> int | None:
+        """Keys and values that a row of its pass reads. For measurements; optional."""
+        ...
+
+    @property
+    def draft_passes(self) -> int | None:
+        """Passes of its network in a step, None for one per level of its tree. For measurements; optional."""
         ...
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:

@@ -112,6 +112,7 @@ SMALL = AddOn(
     "small",
     Transformer,
     TransformerConfig,
+    names_target=False,
     training="lantern train target --config target-emoji-small --data DATA --vq MODEL/vqvae "
     "--text-encoder MODEL/text_encoder --tokenizer MODEL/tokenizer --out OUT",
 )

@@ -30,11 +30,11 @@ from lantern.models.llamagen.transformer import (
     Attention,
     FeedForward,
     RMSNorm,
+    Rotary,
     TransformerConfig,
     check_grid,
     check_layer,
     check_limits,
-    rope_factors,
     rope_table,
 )
 
@@ -141,7 +141,6 @@ class EagleLayer(DraftLayer):
 class Eagle(nn.Module):
     """The drafter's weights, without a head: the target's head is used."""
 
-    rope: Tensor
     layers: Any  # a ModuleList of EagleLayer
     # The target's layers whose inputs it reads; empty if it reads the target's features.
     taps: tuple[int, ...] = ()
@@ -156,8 +155,7 @@ class Eagle(nn.Module):
             # Times log s and added to the input, so the guidance scale s may vary; s = 1 adds 0.
             self.guidance = nn.Parameter(torch.zeros(config.dim))
         grid = math.isqrt(config.block_size)
-        table = rope_table(grid, config.cls_token_num, config.dim // config.n_head, config.rope_base)
-        self.register_buffer("rope", table, persistent=False)
+        self.rotary = Rotary(rope_table(grid, config.cls_token_num, config.dim // config.n_head, config.rope_base))
 
     @property
     def reads(self) -> frozenset[str]:
@@ -237,7 +235,7 @@ class Eagle(nn.Module):
         code. No mask means causal. `scales` is the guidance scale at each pair's feature, in form "guided";
         None is 1.
         """
-        x, factors = self.add_scale(self.fc(self.pair(features, tokens)), scales), rope_factors(self.rope, positions)
+        x, factors = self.add_scale(self.fc(self.pair(features, tokens)), scales), self.rotary(positions)
         for layer in self.layers:
             x = layer(x, factors, mask, cache=cache, slots=slots)
         return x

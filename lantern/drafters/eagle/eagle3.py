@@ -19,7 +19,7 @@ from lantern.drafters.eagle.eagle1 import DraftLayer, Eagle, EagleConfig, EagleL
 from lantern.drafters.examples import Examples, Prediction, fused_layers
 from lantern.drafters.policies.policy import published
 from lantern.methods.spec import AddOn, MethodSpec
-from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm, TransformerConfig, rope_factors
+from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm, TransformerConfig
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Eagle3(Eagle):
         depth: int = 0,
     ) -> Float[Tensor, "b n c"]:
         """Run `Eagle.forward` on features of its own space."""
-        x, factors = self.add_scale(features, scales), rope_factors(self.rope, positions)
+        x, factors = self.add_scale(features, scales), self.rotary(positions)
         first, *rest = self.layers
         x = first(x, self.embed_tokens(tokens), factors, mask, cache=cache, slots=slots)
         for layer in rest:

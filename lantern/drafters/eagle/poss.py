@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lantern.drafters.eagle.eagle1 import MAX_LAYERS, Eagle, EagleConfig, EagleLayer
 from lantern.drafters.policies.policy import published
 from lantern.methods.spec import AddOn, MethodSpec
-from lantern.models.llamagen.transformer import rope_factors, rotate
+from lantern.models.llamagen.transformer import rotate
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Poss(Eagle):
         depth: int = 0,
     ) -> Float[Tensor, "b n c"]:
         """Run `Eagle.forward` with the specialist of this depth."""
-        factors, number = rope_factors(self.rope, positions), self.specialist_at(depth)
+        factors, number = self.rotary(positions), self.specialist_at(depth)
         pairs = self.pair(features, tokens)
         own, *later = self.layers[number:]
         if cache is not None:
@@ -114,7 +114,16 @@ SPEC = MethodSpec(
     "eagle",
     drafter="lantern.drafters.eagle.drafter:build",
     tree="grown_15_4",
-    add_ons=(AddOn("poss", Poss, PossConfig, training_config="drafter-poss", toy={"depths": 4, "per_layer": 2}),),
+    add_ons=(
+        AddOn(
+            "poss",
+            Poss,
+            PossConfig,
+            training_config="drafter-poss",
+            toy={"depths": 4, "per_layer": 2},
+            limits_depth=True,
+        ),
+    ),
     weavable=True,
     paper="2506.03566",
 )

@@ -31,7 +31,7 @@ from lantern.drafters.examples import Examples, Prediction
 from lantern.drafters.policies.policy import published
 from lantern.drafters.trees.static import named
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
-from lantern.models.llamagen.transformer import TransformerConfig, rope_factors, rotate
+from lantern.models.llamagen.transformer import TransformerConfig, rotate
 
 MAX_LOG_WEIGHT = 20.0  # sums of weights are kept over all steps and must stay finite
 
@@ -138,7 +138,7 @@ class ViSpec(Eagle):
         places = torch.cat([ends.new_zeros(caption.shape[1]), ends]).expand(len(tokens), -1)
         layer = self.layers[0]
         fresh = layer.attention.wqkv(layer.attention_norm(tokens)).unflatten(-1, (3, layer.attention.n_head, -1))
-        return rotate(fresh, rope_factors(self.rope, places))[:, :, 1:]
+        return rotate(fresh, self.rotary(places))[:, :, 1:]
 
     def training_predictions(self, examples: Examples, depths: int) -> list[Prediction]:
         """Run EAGLE's training-time test; a pair sees its own row and recent rows whole, other rows as tokens."""

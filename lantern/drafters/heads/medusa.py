@@ -57,7 +57,7 @@ def build(method: Method, context: DrafterContext) -> MedusaDrafter:
     return MedusaDrafter(context.add_on(method), context.target, **common_arguments(method, context))
 
 
-MEDUSA = AddOn("medusa", Medusa, MedusaConfig, training_config="drafter-medusa", toy={"depths": 12})
+MEDUSA = AddOn("medusa", Medusa, MedusaConfig, training_config="drafter-medusa", toy={"depths": 12}, limits_depth=True)
 SPEC = MethodSpec(
     "medusa",
     "Medusa heads: codes ahead are guessed from the last feature alone; exact by Gumbel match",

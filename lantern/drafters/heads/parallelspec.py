@@ -31,7 +31,7 @@ from lantern.drafters.heads.pairs import Pairs
 from lantern.drafters.trees.static import chain
 from lantern.drafters.windows import jacobi
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
-from lantern.models.llamagen.transformer import TransformerConfig, rope_factors
+from lantern.models.llamagen.transformer import TransformerConfig
 
 MAX_DEPTHS = 64
 
@@ -100,7 +100,7 @@ class ParallelSpec(Eagle):
         masks = (positions.shape[1] - tokens.shape[1]) // anchors.shape[1]
         behind = pairs.gather(1, anchors[..., None].expand(-1, -1, pairs.shape[-1]))
         groups = (behind[:, :, None] + self.masks[:masks].to(pairs.dtype)).flatten(1, 2)
-        x, factors = torch.cat([pairs, groups], 1), rope_factors(self.rope, positions)
+        x, factors = torch.cat([pairs, groups], 1), self.rotary(positions)
         for layer in self.layers:
             x = layer(x, factors, mask, cache=cache, slots=slots)
         return x
@@ -308,7 +308,12 @@ def build_window(method: Method, context: DrafterContext) -> jacobi.JacobiDrafte
 
 
 PARALLELSPEC = AddOn(
-    "parallelspec", ParallelSpec, ParallelSpecConfig, training_config="drafter-parallelspec", toy={"depths": 12}
+    "parallelspec",
+    ParallelSpec,
+    ParallelSpecConfig,
+    training_config="drafter-parallelspec",
+    toy={"depths": 12},
+    limits_depth=True,
 )
 SPEC = MethodSpec(
     "parallelspec",

@@ -120,7 +120,16 @@ METHODS = (
         drafter=build,
         tree="grown_8_2",
         settings=(Setting("share", 0.25, "weight of the guesses from the row above", low=0, high=1),),
-        add_ons=(AddOn("vertical", Vertical, VerticalConfig, training_config="drafter-vertical", toy={"depths": 12}),),
+        add_ons=(
+            AddOn(
+                "vertical",
+                Vertical,
+                VerticalConfig,
+                training_config="drafter-vertical",
+                toy={"depths": 12},
+                limits_depth=True,
+            ),
+        ),
         weavable=True,
         paper="2510.25739",
     ),

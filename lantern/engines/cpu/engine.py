@@ -71,7 +71,7 @@ class PackedPass:
         # the tensors whose addresses pass.cpp holds
         self._layers = [PackedLayer.of(block, arena) for block in target.layers]
         self._norm, self._head = arena.wide(target.norm.weight), arena.panels(target.output.weight)
-        self._rope = target.rope.float().clone()
+        self._rope = target.rotary.table.clone()
         layers = (LayerArgs * config.n_layer)(*(arguments(layer.tensors) for layer in self._layers))
         hidden = target.layers[0].feed_forward.w2.weight.shape[1]
         kind = kind_of(self._head, *(panels for layer in self._layers for panels in layer.linears))

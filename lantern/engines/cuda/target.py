@@ -89,7 +89,7 @@ class KernelPass:
         self.config, self.dtype = target.config, target.tok_embeddings.weight.dtype
         self.layers = [Layer(block) for block in target.layers]
         self.norm, self.head = target.norm.weight.data, Linear(target.output.weight)
-        self.rope = target.rope.float().contiguous()
+        self.rope = target.rotary.table.contiguous()
         self._spaces: dict[tuple[Any, ...], Workspace] = {}
 
     def __call__(

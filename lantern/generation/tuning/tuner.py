@@ -17,7 +17,7 @@ from lantern.generation.tuning.costs import Costs, Laps, fit_costs, fit_verify
 from lantern.generation.tuning.measure import Acceptance, Run, Setup
 from lantern.generation.tuning.profile import VERSION, check_place, describe_machine, write_profile
 from lantern.generation.tuning.solve import solve
-from lantern.methods.registry import METHODS, Method, neighbour_columns, reads_drafter
+from lantern.methods.registry import METHODS, Method, find_add_on, neighbour_columns, reads_drafter
 from lantern.models.folder import Model
 
 MARGIN = 1.03  # a method must beat plain decoding by this factor; less is noise
@@ -172,8 +172,12 @@ class Tuner:
 
     def most_depth(self, method: Method) -> int:
         """Return the greatest depth of a method's trees; some add-ons draft a limited number of codes."""
-        part = self.setup.model.add_ons.get(method.spec.add_on) if method.spec.add_on else None
-        return min(self.effort.max_depth, getattr(getattr(part, "config", None), "depths", self.effort.max_depth))
+        name, most = method.spec.add_on, self.effort.max_depth
+        kind = None if name is None else find_add_on(name)
+        if kind is None or not kind.limits_depth or kind.name not in self.setup.model.add_ons:
+            return most
+        part: Any = self.setup.model.add_ons[kind.name]
+        return min(most, part.config.depths)
 
     def costs_of(self, name: str, laps: Mapping[str, Sequence[Laps]]) -> Costs:
         """Return the fitted costs of a method."""
