@@ -91,6 +91,7 @@ MODULES: dict[str, str] = {
     "gsd": "lantern.verifiers.relaxations.grouped",
     "pcg": "lantern.verifiers.relaxations.pcg",
     "tolerance": "lantern.verifiers.relaxations.tolerance",
+    "vvs": "lantern.verifiers.relaxations.vvs",
     "vadusa": "lantern.drafters.heads.medusa",
 }
 _LOADED: dict[str, MethodSpec] = {}

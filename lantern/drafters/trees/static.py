@@ -141,8 +141,16 @@ def grown(nodes: int, depth: int, rates: Sequence[float] = RATES) -> StaticTree:
     return StaticTree(tuple(choices))
 
 
+def spine(length: int, tree: StaticTree) -> StaticTree:
+    """Return a chain of `length` nodes with `tree` below its last node."""
+    last = (0,) * length
+    return StaticTree((*chain(length).choices, *((*last, *choice) for choice in tree.choices)))
+
+
 def named(name: str) -> StaticTree:
     """Return a tree by its name in `TREES`, "chain_N", "grown_N_D" (N nodes to depth D), or a tree's `spelling`.
+
+    "spine_S_N_D" is a chain of S nodes with the tree "grown_N_D" below its end.
 
     ValueError for another name suggests the nearest. Of the trees of LANTERN++ (arXiv:2502.06352) "mc_sim_7b_63",
     "naive_extend_57" and "chain" are included.
@@ -155,13 +163,15 @@ def named(name: str) -> StaticTree:
         return chain(int(found[1]))
     if found := re.fullmatch(r"grown_([1-9]\d{0,2})_([1-9]\d?)", name):
         return grown(int(found[1]), int(found[2]))
+    if found := re.fullmatch(r"spine_([1-9]\d?)_([1-9]\d{0,2})_([1-9]\d?)", name):
+        return spine(int(found[1]), grown(int(found[2]), int(found[3])))
     if name in NOT_INCLUDED:
         raise ValueError(
             f'tree "{name}" ({NOT_INCLUDED[name]} nodes in LANTERN++\'s code) is not included: spell its nodes as '
-            f'"0 1 0.0 ...", or take one of {", ".join(TREES)}, chain_N, grown_N_D'
+            f'"0 1 0.0 ...", or take one of {", ".join(TREES)}, chain_N, grown_N_D, spine_S_N_D'
         )
     near = difflib.get_close_matches(name, TREES, n=1)
-    hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(TREES)}, chain_N and grown_N_D"
+    hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(TREES)}, chain_N, grown_N_D and spine_S_N_D"
     raise ValueError(f'tree "{name[:80]}" is unknown: {hint}')
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lantern.core.types import RelaxationDefaults, Relaxed
 from lantern.methods.spec import MethodSpec, Setting
+from lantern.verifiers.relaxations import neighbours
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +64,7 @@ class Cool(RelaxationDefaults):
         log_r = torch.where(r == p, log_p, r.clamp(min=0.0).log())
         if self.codebook is None:
             return Relaxed(log_r, moved)
-        return Relaxed(log_r, moved, moved * self._root_mean_square(taken, surplus))
-
-    def _root_mean_square(self, takers: Float[Tensor, "n v"], givers: Float[Tensor, "n v"]) -> Float[Tensor, " n"]:
-        """Return the root mean square L2 distance of two codes sampled independently from these weights."""
-        assert self.codebook is not None
-        vectors = self.codebook.to(takers.dtype)
-        tiny = torch.finfo(takers.dtype).tiny
-        both = [weights / weights.sum(-1, keepdim=True).clamp(min=tiny) for weights in (takers, givers)]
-        middle = (both[0] - both[1]) @ vectors
-        squares = vectors.square().sum(-1)
-        spread = [probs @ squares - (probs @ vectors).square().sum(-1) for probs in both]
-        return (middle.square().sum(-1) + spread[0] + spread[1]).clamp(min=0.0).sqrt()
+        return Relaxed(log_r, moved, moved * neighbours.root_mean_square(self.codebook, taken, surplus))
 
 
 SPEC = MethodSpec(

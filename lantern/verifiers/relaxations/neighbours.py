@@ -226,3 +226,16 @@ def residual_as_released(trial: Trial, around: Int[Tensor, "b k1"], claim: Claim
         zeroed = trial.q.scatter(1, around, trial.q.gather(1, around).masked_fill(affected, 0.0))
         left = (trial.p - zeroed).clamp(min=0.0)
     return torch.where(left.sum(1, keepdim=True) > 0, left, torch.ones_like(left))
+
+
+def root_mean_square(
+    codebook: Float[Tensor, "v d"], takers: Float[Tensor, "n v"], givers: Float[Tensor, "n v"]
+) -> Float[Tensor, " n"]:
+    """Return the root mean square L2 distance of two codes sampled independently in proportion to these weights."""
+    vectors = codebook.to(takers.dtype)
+    tiny = torch.finfo(takers.dtype).tiny
+    both = [weights / weights.sum(-1, keepdim=True).clamp(min=tiny) for weights in (takers, givers)]
+    middle = (both[0] - both[1]) @ vectors
+    squares = vectors.square().sum(-1)
+    spread = [probs @ squares - (probs @ vectors).square().sum(-1) for probs in both]
+    return (middle.square().sum(-1) + spread[0] + spread[1]).clamp(min=0.0).sqrt()

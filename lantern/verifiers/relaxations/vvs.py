@@ -1,0 +1,68 @@
+"""Verification skipping (VVS): the first codes of a step are committed as the drafter sampled them."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.core.types import RelaxationDefaults, Relaxed
+from lantern.methods.spec import MethodSpec, Setting
+from lantern.verifiers.relaxations import neighbours
+
+MAX_SKIP = 32  # codes
+
+
+@dataclass(frozen=True, eq=False)
+class Vvs(RelaxationDefaults):
+    """The drafter's distribution q above depth `skip`, the target's p below: r = q where depth < skip, else p.
+
+    Dong et al., "VVS", arXiv:2511.13587. A step without verification commits L codes of a draft path, and the next step
+    drafts behind them and verifies. Both are one pass here: its tree begins with a chain of L codes that are not
+    tested, and the tree behind them is. With `skip` 0 it is exact.
+
+    The mass that q has in excess comes from that which p has in excess, independently of it. The root mean square
+    distance of both, an upper bound of the mean distance, is reported as latent distance; None without `codebook`.
+    """
+
+    skip: int = 1
+    codebook: Float[Tensor, "v d"] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.skip <= MAX_SKIP:
+            raise ValueError(f"skip is {self.skip}, wanted a number of codes from 0 (exact) to {MAX_SKIP}")
+
+    @property
+    def is_row_wise(self) -> bool:
+        """False where distances are reported: matrix products round by the number of rows."""
+        return self.codebook is None
+
+    def relax(
+        self, log_p: Float[Tensor, "n v"], log_q: Float[Tensor, "n v"], *, depths: Int[Tensor, " n"], levels: int
+    ) -> Relaxed:
+        """Return r, its total variation (0 where codes are tested), and an upper bound of the latent distance."""
+        is_skipped = depths < self.skip
+        change = (log_q.exp() - log_p.exp()).masked_fill(~is_skipped[:, None], 0.0)
+        moved = change.abs().sum(-1) / 2
+        log_r = torch.where(is_skipped[:, None], log_q, log_p)
+        if self.codebook is None:
+            return Relaxed(log_r, moved)
+        distance = neighbours.root_mean_square(self.codebook, change.clamp(min=0.0), (-change).clamp(min=0.0))
+        return Relaxed(log_r, moved, moved * distance)
+
+
+METHODS = (
+    MethodSpec(
+        "vvs",
+        "relaxed: VVS (reconstructed): the first codes of each step are not verified, the tree behind them is",
+        "eagle",
+        drafter="lantern.drafters.eagle.drafter:build",
+        tree="spine_1_8_2",
+        relaxation=Vvs,
+        settings=(
+            Setting("skip", 1, "codes of a step that are not verified; 0 is exact", low=0, high=MAX_SKIP, sweep=(1, 2)),
+        ),
+        add_ons=("eagle1",),
+        paper="2511.13587",
+    ),
+)
