@@ -364,8 +364,11 @@ def start(
     prompts: PromptCache | None = None,
     reproducible: bool = False,
     forced: Int[Tensor, "b n"] | None = None,
+    codes: int | None = None,
 ) -> Start:
     """Score the prompt, or take its state from `prompts`; `cache` is reused if it has the right size.
+
+    The cache has slots for `codes` codes, by default for all of a picture.
 
     `forced` are given codes, -1 where codes are sampled (`ForcedCodes`).
 
@@ -380,7 +383,7 @@ def start(
     state = prompts.read(
         target, condition, rows=sampling.rows, needs_whole_prefix=needs_whole_prefix, taps=taps, alone=alone
     )
-    cache = make_cache(target, state, stage, reproducible, cache)
+    cache = make_cache(target, state, stage, reproducible, cache, codes)
     prefix = state.fill(cache)
     config = target.config
     noise = Noise(
@@ -477,7 +480,12 @@ def prefix_scores(counts: Int[Tensor, " b"], cache: StaticCache) -> Float[Tensor
 
 
 def make_cache(
-    target: Target, state: PromptState, stage: int, reproducible: bool = False, used: StaticCache | None = None
+    target: Target,
+    state: PromptState,
+    stage: int,
+    reproducible: bool = False,
+    used: StaticCache | None = None,
+    codes: int | None = None,
 ) -> StaticCache:
     """Return a cache of the size that these prompts need: `used` if it fits, else a new one.
 
@@ -498,7 +506,8 @@ def make_cache(
         images, _, _, rows, heads, prefix, head_dim = state.entries.shape
         dtype = state.entries.dtype
     least = FP32_ROWS if reproducible and weights.dtype == torch.float32 else 0
-    expected = {"images": images, "rows": rows, "prefix": prefix, "codes": config.block_size, "stage": stage}
+    expected = {"images": images, "rows": rows, "prefix": prefix, "stage": stage}
+    expected["codes"] = config.block_size if codes is None else codes
     expected["least_rows"] = least
     expected["columns"] = config.raster.columns if config.raster.newlines else 0
     if used is not None and {name: getattr(used, name) for name in expected} == expected and used.buffer.dtype == dtype:

@@ -83,15 +83,20 @@ class PlainStepper(Stepper):
     def work(self) -> Step:
         """Score the last code and sample the next."""
         prefix, config = self.begun.cache.prefix, self.target.config
-        self.mask.index_fill_(-1, self.place[0] + prefix, 0.0)
-        at = self.place[:1].expand(len(self.mask), -1)
+        slots = self.slots(self.place[:1]) + prefix
+        self.mask.index_fill_(-1, slots[0], 0.0)
+        at, slots = (one.expand(len(self.mask), -1) for one in (self.place[:1], slots))
         inputs = self.target.tok_embeddings(self.sampled).repeat_interleave(self.begun.cache.rows, 0)
-        scores = self.target(inputs, at + config.cls_token_num, self.mask, cache=self.begun.cache, slots=at + prefix)
+        scores = self.target(inputs, at + config.cls_token_num, self.mask, cache=self.begun.cache, slots=slots)
         self.place = self.place + 1
         if self.begun.forced is not None:
             scores = self.begun.forced.scores(scores, self.place)
         self.watch.lap("score")
         return self.sample(scores)
+
+    def slots(self, places: Int[Tensor, "1 1"]) -> Int[Tensor, "1 1"]:
+        """Return the slots of these codes in the cache, counted from the first code's."""
+        return places
 
     def sample(self, scores: Scores) -> Step:
         """Sample the code at `place` from the logits of a pass."""

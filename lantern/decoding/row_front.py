@@ -18,6 +18,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Generation, Scores, Step, Target
 from lantern.decoding.cache import PromptCache, Start, StaticCache, by_row, start
 from lantern.decoding.loop import FiniteSoFar, Programs, Readback, Stopwatch, report
+from lantern.decoding.variation import total_variation
 
 
 @torch.no_grad()
@@ -192,31 +193,9 @@ class FrontRun:
         return self.grid[:, :-1, : self.layout.columns].flatten(1)
 
     def price(self) -> Float[Tensor, "b n"]:
-        """Return the total variation between each code's distribution and that of plain decoding after the same codes.
-
-        The rows are scored again, each in a pass over its codes, with all codes before them.
-        """
+        """Return the total variation between each code's distribution and that of plain decoding."""
         assert self.log_p is not None
-        layout, cache, config = self.layout, self.begun.cache, self.target.config
-        mask = torch.full(
-            (len(self.images), cache.rows, layout.columns, cache.slots), -torch.inf, device=self.images.device
-        )
-        mask = mask.to(cache.buffer.dtype)
-        mask[..., : cache.prefix] = by_row(self.begun.prefix)
-        prices = [self._variation(self.sampling.log_probs(self.begun.logits, self.places[:1].expand(len(mask), -1)), 0)]
-        for row in range(layout.rows):
-            places = self.places[row * layout.columns : (row + 1) * layout.columns]
-            seen = self.places <= places[:, None]
-            mask[..., cache.prefix : cache.first_stage_slot] = torch.where(seen, 0.0, -torch.inf)
-            inputs = self.target.tok_embeddings(self.codes[:, places]).repeat_interleave(cache.rows, 0)
-            at = places.expand(len(inputs), -1)
-            scores = self.target(
-                inputs, at + config.cls_token_num, mask.flatten(0, 1), cache=cache, slots=at + cache.prefix
-            )
-            after = self.places[row * layout.columns + 1 : (row + 1) * layout.columns + 1]
-            _, log_p = self._distributions(scores, after.expand(len(mask), -1))
-            prices.append(self._variation(log_p, row * layout.columns + 1))
-        return torch.cat(prices, 1)
+        return total_variation(self.target, self.begun, self.sampling, self.codes, self.log_p)
 
     def generation(self, prices: Float[Tensor, "b n"], steps: list[Step], seconds: dict[str, float]) -> Generation:
         """Return the finished grids. The passes that measure the total variation are not counted."""
@@ -303,8 +282,3 @@ class FrontRun:
         """Keep the distributions of committed codes; those of others go to the row past the end."""
         if self.log_p is not None:
             self.log_p[self.images, places] = log_p
-
-    def _variation(self, log_p: Float[Tensor, "b n v"], first: int) -> Float[Tensor, "b n"]:
-        """Return the total variation between the distributions that codes `first`, ... were sampled from and p."""
-        assert self.log_p is not None
-        return (self.log_p[:, first : first + log_p.shape[1]].exp() - log_p.exp()).abs().sum(-1) / 2
