@@ -76,7 +76,7 @@ def generate(
 
 
 class RowCacheStepper(PlainStepper):
-    """Steps of plain decoding whose codes behind the first `anchors` share the remaining slots of the cache in turn."""
+    """Steps of plain decoding whose codes behind the first `anchors` take the slot of the oldest one in the ring."""
 
     def __init__(
         self, target: Target, begun: Start, sampling: Sampling, watch: Stopwatch, *, anchors: int, is_priced: bool
@@ -84,13 +84,13 @@ class RowCacheStepper(PlainStepper):
         super().__init__(target, begun, sampling, watch)
         device, codes = self.codes.device, begun.cache.codes
         # tensors, so that a captured step serves other numbers of rows
-        self.anchors, self.turns = torch.tensor([[anchors], [max(codes - anchors, 1)]], device=device)
+        self.anchors, self.ring = torch.tensor([[anchors], [max(codes - anchors, 1)]], device=device)
         size = (*self.codes.shape, target.config.vocab_size)
         self.log_p = torch.zeros(size, device=device) if is_priced else None
 
     def slots(self, places: Int[Tensor, "1 1"]) -> Int[Tensor, "1 1"]:
         """Return the slots of these codes: their own for the first, the oldest one in use for the others."""
-        return torch.where(places < self.anchors, places, self.anchors + (places - self.anchors) % self.turns)
+        return torch.where(places < self.anchors, places, self.anchors + (places - self.anchors) % self.ring)
 
     def sample(self, scores: Scores) -> Step:
         """Sample the code at `place`, and keep its distribution."""

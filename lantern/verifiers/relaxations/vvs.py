@@ -54,7 +54,7 @@ class Vvs(RelaxationDefaults):
 METHODS = (
     MethodSpec(
         "vvs",
-        "relaxed: VVS (reconstructed): the first codes of each step are not verified, the tree behind them is",
+        "relaxed: verification skipping, after VVS: the first codes of each step are not verified, the tree behind is",
         "eagle",
         drafter="lantern.drafters.eagle.drafter:build",
         tree="spine_1_8_2",
