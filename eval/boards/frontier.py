@@ -79,6 +79,10 @@ RULES = (
     "tolerance:samples=2/3/5/10",
     "vadusa:samples=2/3/5/10",
     "cool:omega=1.1/1.5/2/4",
+    "pcg:k=2/4/8/16",
+    "vvs:skip=1,tree=spine_1_8_2",
+    "vvs:skip=2,tree=spine_2_8_2",
+    "vvs:skip=3,tree=spine_3_8_2",
     "bounded:delta=0.05/0.1/0.2/0.4",
     "bounded-window:window=16,delta=0.05/0.1/0.2/0.4",
 )
