@@ -1,13 +1,13 @@
 """`python -m lantern.eval.boards.card`: compute the figures of a model card; write JSON and the table of its README."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import DONE, Command, existing, integer, nearest, real, run_command
+from lantern.core.config import read_json_object
 
 if TYPE_CHECKING:
     from lantern.eval.boards.study import Study
@@ -124,11 +124,8 @@ def read_card(path: Path, *, weights: Mapping[str, str]) -> dict[str, Any]:
     empty: dict[str, Any] = {"weights": dict(weights), "torch": "", "figures": {}}
     if not path.is_file():
         return empty
-    try:
-        card = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): delete it") from error
-    if not isinstance(card, dict) or not isinstance(card.get("figures"), dict):
+    card = read_json_object(path)
+    if not isinstance(card.get("figures"), dict):
         raise ValueError(f"{path} is not a card of figures: delete it")
     if card.get("weights") != dict(weights):
         if card["figures"]:

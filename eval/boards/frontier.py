@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lantern.core.types import Generation
 from lantern.eval.boards.axes import QUALITY, fronts
-from lantern.eval.boards.contest import made_with
+from lantern.eval.boards.contest import how_to_get, made_with
 from lantern.eval.boards.portraits import Portrait, make_portraits
 from lantern.eval.boards.rounds import (
     SAME,
@@ -150,12 +150,13 @@ class FrontierOptions:
 
     Methods run in `variant`. Plain decoding runs in each of the kinds `baselines` (empty: all kinds of the device) and
     each of `baseline_dtypes`; the fastest is the baseline. `shown` pictures per point are decoded again for the report.
-    `run` is the folder of the sweep.
+    `run` is the folder of the sweep. With `leaves_out` points are left out whose add-ons the model lacks.
     """
 
     run: Path
     prompts: Sequence[str]
     model: str = "lantern-emoji"
+    leaves_out: bool = False
     specs: Sequence[str] = SWEEP
     images: int = 24
     shown: int = 4
@@ -169,7 +170,10 @@ class FrontierOptions:
 
 
 class Sweep:
-    """A sweep with its model loaded. ValueError for invalid points or a folder of another sweep."""
+    """A sweep with its model loaded. ValueError for invalid points or a folder of another sweep.
+
+    `left_out` are the points whose add-ons the model lacks, each with the command that trains what is missing.
+    """
 
     def __init__(self, options: FrontierOptions) -> None:
         self.model: Model = load_model(options.model, device=options.device, dtype="fp32", engine="eager")
@@ -179,6 +183,11 @@ class Sweep:
         self.points = expand(options.specs)
         for point in self.points:
             method_of(self.model, point.spec)
+        self.left_out: dict[str, str] = {}
+        if options.leaves_out:
+            lacking = {point.spec: how_to_get(self.model, point.spec) for point in self.points}
+            self.left_out = {spec: command for spec, command in lacking.items() if command is not None}
+            self.points = [point for point in self.points if point.spec not in self.left_out]
         if not self.points:
             raise ValueError("got no points to measure: give --points")
         self.surroundings = surroundings(self.model.device)
@@ -304,6 +313,7 @@ class Sweep:
             "points": points,
             "fronts": fronts(points),
             "failed": list(failed),
+            "left_out": self.left_out,
         }
 
     def _took_part(self, rounds: Sequence[Mapping[str, Any]], spec: str, variant: Variant) -> bool:

@@ -20,6 +20,7 @@ from lantern.core.config import one_line, read_json_object
 from lantern.core.io import write_json
 from lantern.eval.boards.contest import NodeCount, Setting, how_to_get, made_with, parts_of
 from lantern.eval.boards.equal_budget import at_tree
+from lantern.eval.boards.results import figures_mark
 from lantern.eval.boards.rounds import as_dict, open_folder, record, step_compression
 from lantern.eval.metrics.distances import Estimate, bootstrap, mean_estimate
 from lantern.eval.speed.contenders import Job, assemble, condition_of, method_of
@@ -207,6 +208,46 @@ def refusal_of(mine: Mapping[str, int | None], other: Mapping[str, int | None], 
         return None
     shown = [", ".join(f"{name} {steps or 'not recorded'}" for name, steps in one.items()) for one in (own, its)]
     return f"trained for other numbers of steps: {shown[0]}; {shown[1]}"
+
+
+HOW = """`lantern leaderboard --pairs --from eval/results/pairs.json` writes this page.
+
+Both methods of a pair decoded the same prompts with the same seeds. *Codes per pass* is the ratio of the first method
+to the second, *total variation* the difference per code; brackets hold paired 95 % bootstrap intervals over pictures.
+There is a verdict only where an interval excludes equality and both networks were trained for the same number of steps.
+Nothing was timed."""
+
+
+def page(figures: Mapping[str, Any]) -> str:
+    """Return the figures as a page in Markdown: the pairs, then the methods."""
+    where, sampling = figures["surroundings"], figures["sampling"]
+    setting = (
+        f"Model {figures['model']} ({figures['fingerprint'][:12]}), {figures['variant']}, {figures['images']} pictures "
+        f"per method in batches of {figures['batch']}, guidance {sampling['guidance']:g}, temperature "
+        f"{sampling['temperature']:g}; torch {where['torch']}, lantern {where['lantern']}, commit "
+        f"{figures['commit'][:12]}."
+    )
+    text = ["# Pairs of methods", "", f"<!-- {figures_mark(figures)} -->", "", HOW, "", setting, ""]
+    text += ["| method | against | codes per pass | total variation | verdict |", "|---|---|---:|---:|---|"]
+    for one in figures["pairs"]:
+        said = one["no_verdict"] or ", ".join(word for word in (one["codes"], one["variation"]) if word) or "none"
+        ratio, apart = interval(one["codes_ratio"], "{:.2f}"), interval(one["variation_difference"], "{:+.3f}")
+        text.append("| " + " | ".join([*(f"`{name}`" for name in one["pair"]), ratio, apart, said]) + " |")
+    text += ["", "| method | codes per pass | total variation per code | nodes per pass |", "|---|---:|---:|---:|"]
+    for one in figures["methods"]:
+        if "reason" in one:
+            cells = ["not measured: " + one["reason"], "", ""]
+        else:
+            compression = interval(one["step_compression"], "{:.2f}")
+            cells = [compression, interval(one["total_variation"], "{:.3f}"), f"{one['nodes_per_pass']:.0f}"]
+        text.append("| " + " | ".join([f"`{one['method']}`", *cells]) + " |")
+    return "\n".join(text) + "\n"
+
+
+def interval(found: Mapping[str, float], form: str) -> str:
+    """Return a value with its interval; the value alone where all pictures agree."""
+    value, low, high = (form.format(found[name]) for name in ("value", "low", "high"))
+    return value if found["low"] == found["high"] else f"{value} ({low} to {high})"
 
 
 def lines(figures: Mapping[str, Any]) -> list[str]:

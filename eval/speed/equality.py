@@ -7,7 +7,6 @@ largest change that rounding can cause. Results are written after every block of
 
 import argparse
 import copy
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.cli.command import DONE, FAILED, Command, integer, real, run_command
+from lantern.core.config import read_json_object
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
@@ -353,11 +353,8 @@ def read(path: Path, fingerprint: str, *, name: str, anew: bool = False) -> dict
     empty: dict[str, Any] = {"model": name, "fingerprint": fingerprint, "cells": []}
     if anew or not path.is_file():
         return empty
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): delete it") from error
-    if not isinstance(report, dict) or not isinstance(report.get("cells"), list):
+    report = read_json_object(path)
+    if not isinstance(report.get("cells"), list):
         raise ValueError(f"{path} is not a result file of this command: delete it")
     if report.get("fingerprint") != fingerprint:
         print(f"{path} belongs to other weights: its results are dropped", file=sys.stderr)

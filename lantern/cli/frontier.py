@@ -1,6 +1,7 @@
 """`lantern frontier`: speedup against cost in quality over the settings of methods, as plots and a page."""
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     sweep = Sweep(options_of(args))
+    for spec, command in sweep.left_out.items():
+        print(f"left out {spec}: the model lacks an add-on, which is trained by: {command}", file=sys.stderr)
     judge = judges.open(sweep, cache=args.run, seed=args.seed)
     figures = sweep.figures(sweep.measure(), judge) | ({"are_rules": True} if args.rules else {})
     from lantern.core.io import write_json
@@ -110,6 +113,7 @@ def options_of(args: argparse.Namespace) -> "FrontierOptions":
     return FrontierOptions(
         run=args.run,
         prompts=shuffled_prompts(args.prompts_file, args.seed),
+        leaves_out=not args.points,
         variant=Variant.of(engine_of(args, is_quiet=args.quiet), args.dtype),
         baselines=tuple(args.baseline),
         baseline_dtypes=baseline_dtypes(args.dtype),

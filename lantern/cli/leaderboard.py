@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 NAME = "leaderboard"
 FILES = (f"{NAME}.json", f"{NAME}.png", f"{NAME}.svg")
-PAIRS = "pairs.json"
+PAIRS, PAIRS_PAGE = "pairs.json", "pairs.md"
 PICTURES = 64  # of each method of a pair
 DISTRIBUTION = ("guidance", "top_k", "top_p")
 TEMPERATURES, IMAGES = (1.0, 0.0), (8, 4)
@@ -55,7 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _what(group: Any) -> None:
-    group.add_argument("--from", dest="results", type=existing, metavar="FILE", help="write a leaderboard.json's table")
+    group.add_argument(
+        "--from",
+        dest="results",
+        type=existing,
+        metavar="FILE",
+        help="write the tables of a leaderboard.json, or with --pairs of a pairs.json",
+    )
     group.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
     group.add_argument(
         "--methods",
@@ -79,7 +85,7 @@ def _what(group: Any) -> None:
         nargs="*",
         metavar="A==B",
         help="instead of the table: compare these pairs of methods by codes per pass and total variation, on the same "
-        "pictures, in batches and without timing (default: those of the published methods), as pairs.json",
+        "pictures, in batches and without timing (default: those of the published methods), as pairs.json and pairs.md",
     )
     group.add_argument(
         "--equal-budget",
@@ -101,7 +107,7 @@ def _how(group: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure what is missing, compute quality metrics, write; or only write. Return 1 if an exact method failed."""
-    check_results(args, FILES if args.pairs is None else (PAIRS,))
+    check_results(args, FILES if args.pairs is None else (PAIRS, PAIRS_PAGE))
     if args.pairs is not None:
         return compare(args)
     from lantern.core.config import read_json_object
@@ -126,10 +132,31 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(args: argparse.Namespace) -> int:
-    """Compare pairs of methods, write the figures, and print a line for each pair."""
+    """Compare pairs of methods, write figures and page, and print a line for each pair."""
+    from lantern.core.config import read_json_object
+    from lantern.core.io import atomic_write, write_json
+    from lantern.eval.boards import pairs as board
+
+    out = args.out or (args.results.parent if args.results else results_folder())
+    if args.results is not None:
+        figures = check_board(read_json_object(args.results), args.results, "pairs", "pairs")
+    else:
+        figures = compared(args)
+        write_json(out / PAIRS, figures)
+        report(out / PAIRS, args.quiet)
+    path = (args.docs or docs_of(out)) / PAIRS_PAGE
+    with atomic_write(path) as temporary:
+        temporary.write_text(board.page(figures), encoding="utf-8")
+    report(path, args.quiet)
+    for line in board.lines(figures):
+        print(line)
+    return DONE
+
+
+def compared(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure pairs of methods and return the figures."""
     import torch
 
-    from lantern.core.io import write_json
     from lantern.eval.boards import pairs as board
     from lantern.eval.boards.contest import Setting
 
@@ -141,13 +168,7 @@ def compare(args: argparse.Namespace) -> int:
     options = options_of(args)
     sampling = dict(options.sampling) | {"temperature": options.temperatures[0]}
     setting = Setting(dataclasses.replace(options, sampling=sampling))
-    figures = board.Pairs(setting, chosen, images=images).measure()
-    out = args.out or results_folder()
-    write_json(out / PAIRS, figures)
-    report(out / PAIRS, args.quiet)
-    for line in board.lines(figures):
-        print(line)
-    return DONE
+    return board.Pairs(setting, chosen, images=images).measure()
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """`lantern train [--recipe NAME] STAGE --config NAME --out DIR`: prepare data and train the parts of a model."""
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern.cli.command import DONE, Command, Names, existing, integer, real, run_command, size_of
+from lantern.core.config import read_json_object
 from lantern.training.stages import (
     ALL,
     ALL_OPTIONS,
@@ -204,8 +204,8 @@ def _recipe_of(stage: str, config: str | None) -> Recipe | None:
                 return recipe
     if stage == "data" and config is not None and Path(config).is_file():
         try:
-            source = json.loads(Path(config).read_text(encoding="utf-8")).get("source")
-        except (OSError, ValueError, AttributeError):
+            source = read_json_object(config).get("source")
+        except ValueError:
             source = None  # the error is reported when the config is loaded
         if source in recipes:
             return recipes[source]

@@ -82,6 +82,19 @@ def test_pictures_are_the_same_from_every_replica_and_after_one_is_killed(tmp_pa
     assert not replicas()
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'lantern[ray]'")
+def test_a_model_that_does_not_load_is_refused_with_the_reason(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "toy")
+    weights = folder / "transformer" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    command = [sys.executable, "-m", "lantern.cli.main", "serve", str(folder), "--ray", "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1
+    assert "the replicas did not start: ValueError: " in ended.stderr and str(weights) in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

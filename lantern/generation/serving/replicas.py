@@ -5,6 +5,7 @@ had are answered with 500, and may be sent again: a picture depends on its seed,
 """
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from lantern.generation.serving.app import Setup, build_app
 
 NAME = "lantern"
 HEALTH_SECONDS = 5.0
+ERROR = re.compile(r"[\w.]*(Error|Exception): ")  # the last line of a traceback
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,15 @@ def serving(
         try:
             serve.run(deployment.bind(setup), name=NAME, route_prefix="/")
         except (RuntimeError, TimeoutError) as error:
-            raise RuntimeError(f"the replicas did not start: {one_line(error)}") from error
+            raise RuntimeError(f"the replicas did not start: {cause() or one_line(error)}") from error
         yield count
     finally:
         serve.shutdown()
+
+
+def cause() -> str | None:
+    """Return the error of a replica that did not start, from the report that Ray Serve keeps; None without one."""
+    application = serve.status().applications.get(NAME)
+    reports = [] if application is None else [one.message for one in application.deployments.values()]
+    errors = [line for report in reports for line in report.splitlines() if ERROR.match(line)]
+    return one_line(errors[-1]) if errors else None

@@ -11,6 +11,7 @@ from lantern.eval.boards.pairs import (
     PAIRS,
     codes_ratio,
     lines,
+    page,
     parse_pair,
     refusal_of,
     variation_difference,
@@ -74,3 +75,11 @@ def test_pairs_are_measured_once(
     monkeypatch.setattr("lantern.eval.boards.pairs.assemble", None)  # nothing is decoded again
     assert main([*arguments, "--overwrite"]) == 0
     assert json.loads((tmp_path / "out/pairs.json").read_text())["pairs"] == figures["pairs"]
+    written = (tmp_path / "out/pairs.md").read_text()
+    row = next(line for line in written.splitlines() if line.startswith("| `gumbel-jacobi` | `eagle1` | "))
+    assert f"{pair['codes_ratio']['value']:.2f} (" in row and "| +0.000 |" in row
+    lacking = figures | {"methods": [{"method": "poss", "reason": "no weights"}]}
+    assert "\n| `poss` | not measured: no weights |  |  |\n" in page(lacking)
+    (tmp_path / "out/pairs.md").unlink()
+    assert main(["--pairs", "--from", str(tmp_path / "out/pairs.json"), "--quiet"]) == 0
+    assert (tmp_path / "out/pairs.md").read_text().count("|") == written.count("|")
