@@ -56,10 +56,9 @@ def generate(
     condition = condition.to(target.tok_embeddings.weight.device)
     watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
     kept = steps if keep_steps else None
-    how: dict[str, Any] = {"sampling": sampling, "keys": keys, "stage": 0, "prompts": prompts, "forced": forced}
-    how["reproducible"] = reproducible
-    held = min((first_rows + last_rows) * raster.columns, target.config.block_size)
-    begun = start(target, condition, cache=cache, codes=held, **how)
+    how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible, "forced": forced}
+    how["codes"] = min((first_rows + last_rows) * raster.columns, target.config.block_size)
+    begun = start(target, condition, sampling=sampling, keys=keys, stage=0, **how)
     run = RowCacheStepper(target, begun, sampling, watch, anchors=first_rows * raster.columns, is_priced=priced)
     watch.lap("prefill")
     report(run.sample_first(), callback, kept)
@@ -70,7 +69,8 @@ def generate(
     if run.log_p is None:
         nan = torch.full_like(made.total_variation, torch.nan)
         return replace(made, total_variation=nan, total_variation_max=nan)
-    spent = total_variation(target, start(target, condition, **how), sampling, made.codes, run.log_p)
+    whole = replace(begun, cache=begun.cache.with_codes(target.config.block_size))
+    spent = total_variation(target, whole, sampling, made.codes, run.log_p)
     watch.lap("price")
     return replace(made, total_variation=spent.sum(1), total_variation_max=spent.amax(1), seconds=watch.seconds)
 
