@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lantern.core.noise import Purpose
+from lantern.core.sampling import logs
 from lantern.core.types import (
     Acceptance,
     DraftTree,
@@ -117,7 +118,7 @@ class RejectionVerifier(VerifierDefaults):
                 break
             p = rows.at(node[:, None])[:, 0].exp()
         final = select(is_alive, p, final, may_look=rows.is_lazy)
-        next_token = self.draw(final.log()[:, None], positions.gather(1, last[:, None]), noise)[:, 0]
+        next_token = self.draw(logs(final)[:, None], positions.gather(1, last[:, None]), noise)[:, 0]
         # Depths past a break have no test.
         left = len(tree.shape.widths) - len(outcomes)
         accepted = torch.stack([outcome.is_accepted for outcome in outcomes], 1)

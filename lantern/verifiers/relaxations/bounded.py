@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.sampling import logs
 from lantern.core.types import Relaxed
 from lantern.methods.spec import MethodSpec, Setting
 from lantern.verifiers.relaxations.neighbours import Neighbourhood
@@ -81,7 +82,7 @@ class Bounded(Neighbourhood):
         r = p - (surplus - flow.surplus) * scale[:, None]
         r = r.scatter_add(1, requests.codes, flow.inflow * scale[:, None]).clamp(min=0.0)
         # log(exp(x)) is not x to the last bit: codes that did not change keep log p.
-        log_r = torch.where(r == p, log_p, r.log())
+        log_r = torch.where(r == p, log_p, logs(r))
         spent = (total * scale).clamp(max=self.delta)
         return Relaxed(log_r, spent, None if flow.travelled is None else flow.travelled * scale)
 

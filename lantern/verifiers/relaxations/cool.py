@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.sampling import logs
 from lantern.core.types import RelaxationDefaults, Relaxed
 from lantern.methods.spec import MethodSpec, Setting
 from lantern.verifiers.relaxations import neighbours
@@ -61,7 +62,7 @@ class Cool(RelaxationDefaults):
         moved, whole = taken.sum(-1), surplus.sum(-1)
         share = (moved / whole.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1.0)
         r = p + taken - surplus * share[:, None]
-        log_r = torch.where(r == p, log_p, r.clamp(min=0.0).log())
+        log_r = torch.where(r == p, log_p, logs(r))
         if self.codebook is None:
             return Relaxed(log_r, moved)
         return Relaxed(log_r, moved, moved * neighbours.root_mean_square(self.codebook, taken, surplus))

@@ -206,10 +206,10 @@ class ClaimingRule(Neighbourhood):
 
 def residual_as_published(trial: Trial, near: Int[Tensor, "b k"], claim: Claim) -> Float[Tensor, "b v"]:
     """Return max(p~ - q, 0), where p~ is p with the neighbourhood's mass moved onto the code."""
-    kept = trial.p.gather(1, near).masked_fill(claim.is_taken, 0.0)
+    kept = trial.p.gather(1, near).masked_fill_(claim.is_taken, 0.0)
     relaxed = trial.p.scatter(1, near, kept)
-    relaxed = relaxed.scatter_add(1, trial.codes[:, None], claim.mass[:, None])
-    return (relaxed - trial.q).clamp(min=0.0)
+    relaxed.scatter_add_(1, trial.codes[:, None], claim.mass[:, None])
+    return relaxed.sub_(trial.q).clamp_(min=0.0)
 
 
 def residual_as_released(trial: Trial, around: Int[Tensor, "b k1"], claim: Claim) -> Float[Tensor, "b v"]:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
+from lantern.core.sampling import logs
 from lantern.core.types import RelaxationDefaults, Relaxed
 from lantern.methods.spec import MethodSpec, Setting
 
@@ -66,7 +67,7 @@ class Pcg(RelaxationDefaults):
         change = torch.zeros_like(p).scatter_add(1, codes, moved)
         r = (p + change).clamp_(min=0.0)
         # log(exp(x)) is not x to the last bit: codes that did not change keep log p.
-        log_r = torch.where(r == p, log_p, r.log())
+        log_r = torch.where(r == p, log_p, logs(r))
         return Relaxed(log_r, change.abs().sum(-1) / 2, (moved.abs() * members.distances).sum(-1))
 
     def _members(self) -> Members:
