@@ -284,9 +284,8 @@ def marks_of(text: str) -> list[str]:
     return [mark[1] for line in text.split("\n") if (mark := MARK.match(line))]
 
 
-def check_page(docs: Path) -> None:
-    """Raise ValueError if there is a leaderboard.md that `lantern leaderboard` did not generate."""
-    page = docs / "leaderboard.md"
+def check_page(page: Path) -> None:
+    """Raise ValueError if there is a page of this name that `lantern leaderboard` did not generate."""
     if page.exists() and GENERATED not in page.read_text(encoding="utf-8", errors="replace"):
         raise ValueError(f"{page} was not generated here: give --overwrite to replace it, or another --docs")
 

@@ -20,6 +20,7 @@ from lantern.core.config import one_line, read_json_object
 from lantern.core.io import write_json
 from lantern.eval.boards.contest import NodeCount, Setting, how_to_get, made_with, parts_of
 from lantern.eval.boards.equal_budget import at_tree
+from lantern.eval.boards.leaderboard_report import GENERATED
 from lantern.eval.boards.results import figures_mark
 from lantern.eval.boards.rounds import as_dict, open_folder, record, step_compression
 from lantern.eval.metrics.distances import Estimate, bootstrap, mean_estimate
@@ -210,7 +211,8 @@ def refusal_of(mine: Mapping[str, int | None], other: Mapping[str, int | None], 
     return f"trained for other numbers of steps: {shown[0]}; {shown[1]}"
 
 
-HOW = """`lantern leaderboard --pairs --from eval/results/pairs.json` writes this page.
+HOW = f"""{GENERATED}
+`lantern leaderboard --pairs --from eval/results/pairs.json` rewrites it.
 
 Both methods of a pair decoded the same prompts with the same seeds. *Codes per pass* is the ratio of the first method
 to the second, *total variation* the difference per code; brackets hold paired 95 % bootstrap intervals over pictures.

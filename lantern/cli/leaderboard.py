@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     docs = args.docs or docs_of(out)
     check_folder(docs)
     if not args.overwrite:
-        check_page(docs)
+        check_page(docs / "leaderboard.md")
     if args.results is not None:
         figures = check_board(read_json_object(args.results), args.results, NAME, "contests")
     else:
@@ -136,18 +136,22 @@ def compare(args: argparse.Namespace) -> int:
     from lantern.core.config import read_json_object
     from lantern.core.io import atomic_write, write_json
     from lantern.eval.boards import pairs as board
+    from lantern.eval.boards.leaderboard_report import check_page
 
     out = args.out or (args.results.parent if args.results else results_folder())
+    docs = args.docs or docs_of(out)
+    check_folder(docs)
+    if not args.overwrite:
+        check_page(docs / PAIRS_PAGE)
     if args.results is not None:
         figures = check_board(read_json_object(args.results), args.results, "pairs", "pairs")
     else:
         figures = compared(args)
         write_json(out / PAIRS, figures)
         report(out / PAIRS, args.quiet)
-    path = (args.docs or docs_of(out)) / PAIRS_PAGE
-    with atomic_write(path) as temporary:
+    with atomic_write(docs / PAIRS_PAGE) as temporary:
         temporary.write_text(board.page(figures), encoding="utf-8")
-    report(path, args.quiet)
+    report(docs / PAIRS_PAGE, args.quiet)
     for line in board.lines(figures):
         print(line)
     return DONE

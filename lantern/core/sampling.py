@@ -122,7 +122,7 @@ def keep_nucleus(logits: Float[Tensor, "*n v"], top_p: float) -> Float[Tensor, "
 def logs(distribution: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
     """Return log p, with the logarithm of the smallest normal number (-87 in fp32) where p is 0.
 
-    No code of such a probability wins an arg-max of log p + g. On CPUs the logarithm of 0 takes six times as long.
+    No code of such a probability wins an arg-max of log p + g. CPU libraries compute the logarithm of 0 much slower.
     """
     return distribution.clamp(min=torch.finfo(distribution.dtype).tiny).log()
 

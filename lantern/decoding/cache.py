@@ -389,9 +389,8 @@ def start(
 ) -> Start:
     """Score the prompt, or take its state from `prompts`; `cache` is reused if it has the right size.
 
-    The cache has slots for `codes` codes, by default for all of a picture.
-
-    `forced` are given codes, -1 where codes are sampled (`ForcedCodes`).
+    The cache has slots for `codes` codes, by default for all of a picture. `forced` are given codes, -1
+    where codes are sampled (`ForcedCodes`).
 
     With `reproducible` prompts are read one by one, and the cache is that of reproducible decoding (`make_cache`).
     """
@@ -508,7 +507,7 @@ def make_cache(
     used: StaticCache | None = None,
     codes: int | None = None,
 ) -> StaticCache:
-    """Return a cache of the size that these prompts need: `used` if it fits, else a new one.
+    """Return a cache of the size that these prompts and `codes` codes need: `used` if it fits, else a new one.
 
     On a CPU it is fp32 for every model: rotated keys are fp32 already, and attention is faster. With `reproducible` it
     is fp64: codes are at other slots in a tree than in plain decoding, so attention sums them in another order, and in

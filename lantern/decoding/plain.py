@@ -40,15 +40,23 @@ def generate(
     on its batch.
     """
     condition = condition.to(target.tok_embeddings.weight.device)
-    watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
-    kept = steps if keep_steps else None
+    watch = Stopwatch(condition.device, is_timed)
     # 1) the prompt gives code 0
     how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible, "forced": forced}
     run = PlainStepper(target, start(target, condition, sampling=sampling, keys=keys, stage=0, **how), sampling, watch)
-    watch.lap("prefill")
+    return run_steps(run, callback=callback, keep_steps=keep_steps, programs=programs)
+
+
+def run_steps(
+    run: "PlainStepper", *, callback: Callback | None, keep_steps: bool, programs: Programs | None
+) -> Generation:
+    """Take all steps of a stepper whose prompt has been read, and return the finished grids."""
+    steps = list[Step]()
+    kept = steps if keep_steps else None
+    run.watch.lap("prefill")
     report(run.sample_first(), callback, kept)
     stepper = (programs or Programs()).wrap(run)
-    for _ in range(target.config.block_size - 1):
+    for _ in range(run.target.config.block_size - 1):
         # 2) score the last code and sample the next
         report(stepper.take_step(), callback, kept)
     return run.generation(steps)
@@ -83,9 +91,9 @@ class PlainStepper(Stepper):
     def work(self) -> Step:
         """Score the last code and sample the next."""
         prefix, config = self.begun.cache.prefix, self.target.config
-        slots = self.slots(self.place[:1]) + prefix
+        slots = (self.slots(self.place[:1]) + prefix).expand(len(self.mask), -1)
         self.mask.index_fill_(-1, slots[0], 0.0)
-        at, slots = (one.expand(len(self.mask), -1) for one in (self.place[:1], slots))
+        at = self.place[:1].expand(len(self.mask), -1)
         inputs = self.target.tok_embeddings(self.sampled).repeat_interleave(self.begun.cache.rows, 0)
         scores = self.target(inputs, at + config.cls_token_num, self.mask, cache=self.begun.cache, slots=slots)
         self.place = self.place + 1

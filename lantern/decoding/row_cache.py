@@ -16,8 +16,8 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Generation, Scores, Step, Target
 from lantern.decoding.cache import PromptCache, Start, StaticCache, start
-from lantern.decoding.loop import Programs, Stopwatch, report
-from lantern.decoding.plain import PlainStepper
+from lantern.decoding.loop import Programs, Stopwatch
+from lantern.decoding.plain import PlainStepper, run_steps
 from lantern.decoding.variation import total_variation
 
 
@@ -54,18 +54,12 @@ def generate(
     if raster.newlines:
         raise ValueError("this model ends its rows with newline tokens, which a cache of few rows lacks: use plain")
     condition = condition.to(target.tok_embeddings.weight.device)
-    watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
-    kept = steps if keep_steps else None
+    watch = Stopwatch(condition.device, is_timed)
     how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible, "forced": forced}
     how["codes"] = min((first_rows + last_rows) * raster.columns, target.config.block_size)
     begun = start(target, condition, sampling=sampling, keys=keys, stage=0, **how)
     run = RowCacheStepper(target, begun, sampling, watch, anchors=first_rows * raster.columns, is_priced=priced)
-    watch.lap("prefill")
-    report(run.sample_first(), callback, kept)
-    stepper = (programs or Programs()).wrap(run)
-    for _ in range(target.config.block_size - 1):
-        report(stepper.take_step(), callback, kept)
-    made = run.generation(steps)
+    made = run_steps(run, callback=callback, keep_steps=keep_steps, programs=programs)
     if run.log_p is None:
         nan = torch.full_like(made.total_variation, torch.nan)
         return replace(made, total_variation=nan, total_variation_max=nan)

@@ -1,6 +1,5 @@
 """Plain decoding with a cache of few rows, against masked passes over the whole picture and enumerated pictures."""
 
-import math
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from lantern.core.types import Generation
 from lantern.decoding import plain, row_cache
 from lantern.decoding.cache import PromptCache
 from tests.decoding.test_row_front import CONDITION, KEYS, SAMPLING, TARGET, masked
-from tests.proof.pictures import DISTRIBUTION, SMALL, enumerated, teacher_forced
+from tests.proof.pictures import DISTRIBUTION, SMALL, distance, teacher_forced
 from tests.tiny import select, tiny_condition
 
 
@@ -83,11 +82,8 @@ def test_the_reported_cost_is_that_of_the_distribution_of_pictures() -> None:
     condition, keys = select(tiny_condition((3,)), [0] * count), [(3, i) for i in range(count)]
     how = {"sampling": DISTRIBUTION, "keys": keys, "first_rows": 0, "last_rows": 1}
     made = row_cache.generate(SMALL, condition, **how)
-    number = (made.codes * torch.tensor([125, 25, 5, 1])).sum(1)
-    exact, got = enumerated(), torch.bincount(number, minlength=625).double() / count
-    distance = float((got - exact).abs().sum() / 2)
-    chance = float((exact * (1 - exact) * 2 / (math.pi * count)).sqrt().sum() / 2)
-    assert chance * 1.2 < distance < float(made.total_variation.mean()) + chance
+    found, chance = distance(made.codes)
+    assert chance * 1.5 < found < float(made.total_variation.mean()) + chance
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:

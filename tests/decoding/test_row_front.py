@@ -1,6 +1,5 @@
 """Rows decoded in parallel (ZipAR, PJD), against masked passes over the whole picture and enumerated pictures."""
 
-import math
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation
 from lantern.decoding import plain, row_front
-from tests.proof.pictures import DISTRIBUTION, SMALL, enumerated, teacher_forced
+from tests.proof.pictures import DISTRIBUTION, SMALL, distance, teacher_forced
 from tests.tiny import select, tiny_condition, tiny_target
 
 TARGET = tiny_target()
@@ -116,11 +115,8 @@ def test_the_reported_cost_is_that_of_the_distribution_of_pictures() -> None:
     count = 10_000
     condition = select(tiny_condition((3,)), [0] * count)
     made = row_front.generate(SMALL, condition, sampling=DISTRIBUTION, keys=[(3, i) for i in range(count)], lead=1)
-    number = (made.codes * torch.tensor([125, 25, 5, 1])).sum(1)
-    exact, got = enumerated(), torch.bincount(number, minlength=625).double() / count
-    distance = float((got - exact).abs().sum() / 2)
-    chance = float((exact * (1 - exact) * 2 / (math.pi * count)).sqrt().sum() / 2)
-    assert chance * 1.5 < distance < float(made.total_variation.mean()) + chance
+    found, chance = distance(made.codes)
+    assert chance * 1.5 < found < float(made.total_variation.mean()) + chance
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:

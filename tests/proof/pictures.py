@@ -1,6 +1,7 @@
 """A target so small that the distribution of whole pictures is enumerated: four codes out of five."""
 
 import itertools
+import math
 from functools import lru_cache
 
 import torch
@@ -50,3 +51,11 @@ def p_value(codes: Tensor, forced: tuple[int, ...] = (-1, -1, -1, -1)) -> float:
     got = torch.cat([got[~is_rare], got[is_rare].sum()[None]])
     statistic = ((got - expected).square() / expected).sum()
     return float(torch.special.gammaincc(torch.tensor((len(expected) - 1) / 2.0).double(), statistic / 2))
+
+
+def distance(codes: Tensor) -> tuple[float, float]:
+    """Return the distance between these pictures and the enumerated distribution, and what chance makes of it."""
+    number = (codes * torch.tensor([125, 25, 5, 1])).sum(1)
+    exact, got = enumerated(), torch.bincount(number, minlength=625).double() / len(codes)
+    chance = (exact * (1 - exact) * 2 / (math.pi * len(codes))).sqrt().sum() / 2
+    return float((got - exact).abs().sum() / 2), float(chance)

@@ -54,7 +54,7 @@ class Vvs(RelaxationDefaults):
 METHODS = (
     MethodSpec(
         "vvs",
-        "relaxed: verification skipping, after VVS: the first codes of each step are not verified, the tree behind is",
+        "relaxed: verification skipping, after VVS: the first codes of each step are not verified, those behind are",
         "eagle",
         drafter="lantern.drafters.eagle.drafter:build",
         tree="spine_1_8_2",

@@ -1,7 +1,5 @@
 """Verification skipping: codes that are not tested follow the drafter, the others the target."""
 
-import math
-
 import pytest
 import torch
 
@@ -9,7 +7,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Generation
 from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.relaxations.vvs import Vvs
-from tests.proof.pictures import DISTRIBUTION, SMALL, enumerated
+from tests.proof.pictures import DISTRIBUTION, SMALL, distance
 from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
 from tests.verifiers.relaxations.test_bounded import random_distribution
 
@@ -62,11 +60,8 @@ def test_the_reported_cost_is_that_of_the_distribution_of_pictures() -> None:
     method = METHODS["vvs"].with_options(tree="spine_1_2_1")
     decoder = build_decoder(method, SMALL, sampling=DISTRIBUTION, drafter_module=tiny_eagle(SMALL))
     made = decoder.generate(condition, keys=[(3, i) for i in range(count)])
-    number = (made.codes * torch.tensor([125, 25, 5, 1])).sum(1)
-    exact, got = enumerated(), torch.bincount(number, minlength=625).double() / count
-    distance = float((got - exact).abs().sum() / 2)
-    chance = float((exact * (1 - exact) * 2 / (math.pi * count)).sqrt().sum() / 2)
-    assert chance * 1.5 < distance < float(made.total_variation.mean()) + chance
+    found, chance = distance(made.codes)
+    assert chance * 1.5 < found < float(made.total_variation.mean()) + chance
 
 
 def test_a_number_that_cannot_be_is_refused() -> None:
