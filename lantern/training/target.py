@@ -1,5 +1,6 @@
 """Training of the target: a LlamaGen transformer on codes of pictures with captions or classes (arXiv:2406.06525)."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, cast
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lantern.core.io import load_component, load_state, save_component, write_json
 from lantern.models.llamagen.text import TextEncoder
@@ -22,6 +24,7 @@ from lantern.training.loop import train as run_loop
 from lantern.training.schedule import adjusted
 from lantern.verifiers.relaxations.neighbours import proximity_table
 
+SHORT = 512  # positions up to which training on a CPU computes attention as plain products
 CLASSES_NAME = "classes.json"  # names of the classes of a class-conditional target, in the order of their numbers
 
 
@@ -33,9 +36,9 @@ class TargetConfig:
     its `num_classes` is set to their number.
 
     `unify_background` gives white background one code. `corruption` is input noise: up to this share of a picture's
-    input codes, never the codes to be predicted, is replaced by one of their `corruption_neighbours` nearest codes. The
-    target so learns to continue from sampled codes, which differ from those of training pictures, and to use the
-    caption.
+    input codes, never the codes to be predicted, is replaced: each by one of its `corruption_neighbours` nearest codes,
+    or, with probability `corruption_others`, by the code at the same place of another picture of the batch. The target
+    so learns to continue from sampled codes, which differ from those of training pictures, and to rely on the caption.
     """
 
     model: TransformerConfig
@@ -49,6 +52,7 @@ class TargetConfig:
     unify_background: bool = False
     corruption: float = 0.0
     corruption_neighbours: int = 32
+    corruption_others: float = 0.0
     compile: bool = False
 
     OLD_NAMES: ClassVar[dict[str, str]] = {
@@ -57,10 +61,25 @@ class TargetConfig:
         "slip_neighbours": "corruption_neighbours",
     }
 
+    def __post_init__(self) -> None:
+        for name, share in (("corruption", self.corruption), ("corruption_others", self.corruption_others)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} is {share}, wanted a share from 0 to 1")
+
     @classmethod
     def load(cls, path: Path) -> "TargetConfig":
         """Read a JSON config; ValueError names the file and the wrong field."""
         return load_training_config(cls, path, old_names=cls.OLD_NAMES)
+
+
+def training_attention(inputs: Float[Tensor, "b n c"]) -> AbstractContextManager[None]:
+    """Let attention of the context be computed as plain products on a CPU, if sequences are short.
+
+    Compiled, these take less than half the time of the fused CPU kernel at 270 positions, forward and backward
+    together. They keep all scores in memory, n x n a head.
+    """
+    is_short = inputs.shape[1] <= SHORT
+    return sdpa_kernel(SDPBackend.MATH) if is_short and inputs.device.type == "cpu" else nullcontext()
 
 
 def prefix_mask(valid: Bool[Tensor, "b t"], codes: int) -> Bool[Tensor, "b n n"]:
@@ -124,6 +143,7 @@ class TargetTask(Task):
         empty = [kind for kind, pool in zip(config.kinds, pools, strict=True) if not pool]
         if empty:
             raise ValueError(f'no prepared pictures of kind "{empty[0]}": prepare them or leave it out of "kinds"')
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # products of attention stay in bf16, on a CPU too
         self._loss = torch.compile(self._token_loss) if config.compile else self._token_loss
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -168,10 +188,12 @@ class TargetTask(Task):
         return tuple(t.to(device) for t in (features, mask, codes, given, is_dropped))
 
     def _corrupt(self, codes: Int[Tensor, "b n"], shares: Float[Tensor, " b"], generator: torch.Generator) -> Tensor:
-        """Return the codes with a share of each picture's replaced by near ones."""
+        """Return the codes with a share of each picture's replaced by near ones or by those of the next picture."""
         place = torch.rand(codes.shape, generator=generator)
         column = torch.randint(0, self._near.shape[1], codes.shape, generator=generator)
-        return torch.where(place < shares[:, None], self._near[codes, column], codes)
+        others = self.config.corruption_others
+        replaced = torch.where(place < shares[:, None] * others, codes.roll(1, 0), self._near[codes, column])
+        return torch.where(place < shares[:, None], replaced, codes)
 
     def _token_loss(
         self,
@@ -187,7 +209,8 @@ class TargetTask(Task):
         inputs = torch.cat([prefix, target.tok_embeddings(given[:, :-1])], dim=1)
         first = self.config.model.cls_token_num - slots
         positions = torch.arange(first, first + inputs.shape[1], device=codes.device)[None]
-        out = target.features(inputs, positions, prefix_mask(mask, codes.shape[1] - 1))
+        with training_attention(inputs):
+            out = target.features(inputs, positions, prefix_mask(mask, codes.shape[1] - 1))
         logits = target.output(out[:, slots - 1 :])
         return F.cross_entropy(logits.flatten(0, 1).float(), codes.flatten(), reduction="none").view(codes.shape)
 

@@ -159,7 +159,7 @@ def test_old_keys_of_a_target_config_are_read_with_a_warning(
 
     text = find_config("target-emoji").read_text()
     old = text.replace("unify_background", "settle_ground").replace("corruption_neighbours", "slip_neighbours")
-    (tmp_path / "old.json").write_text(old.replace("corruption", "slips"))
+    (tmp_path / "old.json").write_text(old.replace('"corruption"', '"slips"'))
     assert TargetConfig.load(tmp_path / "old.json") == TargetConfig.load(find_config("target-emoji"))
     assert "key 'slips' is deprecated, use 'corruption'" in capsys.readouterr().err
 

@@ -94,6 +94,23 @@ def test_corruption_changes_input_codes_to_near_ones_and_never_the_predicted_one
     assert torch.equal(task.batch(0, 0, torch.device("cpu"))[2], task.batch(0, 0, torch.device("cpu"))[3])
 
 
+def test_corruption_by_other_pictures_takes_the_code_at_the_same_place(tmp_path: Path) -> None:
+    task = task_of(tmp_path, 10)
+    task.config = replace(task.config, corruption_others=0.5)
+    codes = torch.stack([torch.full((4000,), 3), torch.arange(4000) % task._near.shape[0]])
+    given = task._corrupt(codes, torch.tensor([1.0, 0.0]), torch.Generator().manual_seed(0))
+    assert torch.equal(given[1], codes[1])
+    is_near, is_other = torch.isin(given[0], task._near[3]), given[0] == codes[1]
+    assert (is_near | is_other).all()
+    is_told_apart = ~torch.isin(codes[1], task._near[3])
+    assert is_other[is_told_apart].float().mean() == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_share_of_corruption_above_one_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="corruption_others is 1.5, wanted a share from 0 to 1"):
+        replace(task_of(tmp_path, 10).config, corruption_others=1.5)
+
+
 def test_background_gets_one_code_and_other_patches_keep_theirs() -> None:
     picture = torch.full((1, 3, 16, 16), 255, dtype=torch.uint8)
     picture[:, :, 5, 5] = 0

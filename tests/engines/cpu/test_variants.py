@@ -1,0 +1,43 @@
+"""The tests of the C++ engine with the libraries for older processors, which this one runs as well."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lantern.engines.cpu import compiler
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+FILES = ("test_target.py", "test_eight_bits.py", "test_sampling.py", "test_vq.py")
+WITHOUT_VECTORS = ("test_target.py", "test_sampling.py")  # the others take minutes there
+# a process whose processor seems to have only the features named first
+PROGRAM = """
+import sys
+import pytest
+from lantern.engines.cpu import compiler
+features = frozenset(sys.argv[1].split())
+compiler.features = lambda: features
+from lantern.engines.cpu.build import library
+assert sys.argv[2] in library()._name, library()._name
+options = ["-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-m", "not slow"]
+sys.exit(pytest.main([*options, *sys.argv[3:]]))
+"""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which the libraries are built"),
+]
+
+
+@pytest.mark.parametrize("variant", compiler.supported()[1:], ids=lambda variant: variant.name)
+def test_libraries_for_older_processors_pass_the_tests_of_the_engine(variant: compiler.Variant, tmp_path: Path) -> None:
+    files = WITHOUT_VECTORS if variant is compiler.GENERIC else FILES
+    given = [" ".join(sorted(variant.features)), f"cpu-{variant.name}-", *(str(HERE / name) for name in files)]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", PROGRAM, *given]
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
