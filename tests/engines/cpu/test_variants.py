@@ -12,8 +12,8 @@ from lantern.engines.cpu import compiler
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-FILES = ("test_target.py", "test_eight_bits.py", "test_sampling.py", "test_vq.py")
-WITHOUT_VECTORS = ("test_target.py", "test_sampling.py")  # the others take minutes there
+# v4 differs from v3 in the width of its registers; without vectors the other files take minutes
+FILES = {"v3": ("test_target.py", "test_eight_bits.py"), "generic": ("test_sampling.py",)}
 # a process whose processor seems to have only the features named first
 PROGRAM = """
 import sys
@@ -33,10 +33,15 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("variant", compiler.supported()[1:], ids=lambda variant: variant.name)
+@pytest.mark.parametrize(
+    "variant", [one for one in compiler.supported()[1:] if one.name in FILES], ids=lambda variant: variant.name
+)
 def test_libraries_for_older_processors_pass_the_tests_of_the_engine(variant: compiler.Variant, tmp_path: Path) -> None:
-    files = WITHOUT_VECTORS if variant is compiler.GENERIC else FILES
-    given = [" ".join(sorted(variant.features)), f"cpu-{variant.name}-", *(str(HERE / name) for name in files)]
+    given = [
+        " ".join(sorted(variant.features)),
+        f"cpu-{variant.name}-",
+        *(str(HERE / name) for name in FILES[variant.name]),
+    ]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-c", PROGRAM, *given]
     ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
