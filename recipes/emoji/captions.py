@@ -112,13 +112,13 @@ def styled(name: str, style: str, concept: Concept) -> list[tuple[str, float]]:
 
 def plain_captions(concept: Concept, style: str, tags: Sequence[str], *, colour: str | None) -> Captions:
     """Return captions of a single picture. `colour` is its natural colour, if it has a single one."""
-    pairs = [(text, 0.74 * weight) for text, weight in styled(concept.name, style, concept)]
+    pairs = [(text, 0.66 * weight) for text, weight in styled(concept.name, style, concept)]
     for other in concept.other_names:
-        share = 0.12 / len(concept.synonyms)
+        share = 0.18 / len(concept.synonyms)
         pairs += [(text, share * weight) for text, weight in styled(other.name, style, other)]
     if colour is not None and base_name(concept.name) == concept.name != colour:
         name = f"{colour} {concept.name}"
-        pairs += [(text, 0.10 * weight) for text, weight in styled(name, style, concept)]
+        pairs += [(text, 0.08 * weight) for text, weight in styled(name, style, concept)]
     if tags:
         pairs.append((f"{concept.name}, {', '.join(tags[:2])}", 0.04))
         pairs.append((f"{style} {concept.name}, {tags[-1]}", 0.03))

@@ -7,6 +7,7 @@ from lantern.core.sampling import Sampling
 from lantern.decoding.loop import Programs
 from lantern.engines.cuda import graphs
 from lantern.methods.registry import METHODS, Decoder, build_decoder
+from lantern.methods.spec import Method
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.engines.cuda.replay import Rehearsed
@@ -24,13 +25,17 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rehearsed, "captured", 0)
 
 
-def decoder_of(name: str, target: Transformer, guidance: float = 3.0) -> Decoder:
+def small_method(name: str) -> Method:
+    """Return a method whose trees and tables fit the tiny models."""
     method = METHODS[name]
     method = method.with_options(k=10) if "k" in method.settings else method
     small = {"window": 4, "tree": "chain_2", "adaptive": False, "first_rows": 1, "last_rows": 2}
-    method = method.with_options(**{option: value for option, value in small.items() if option in method.options})
+    return method.with_options(**{option: value for option, value in small.items() if option in method.options})
+
+
+def decoder_of(name: str, target: Transformer, guidance: float = 3.0) -> Decoder:
     return build_decoder(
-        method,
+        small_method(name),
         target,
         sampling=Sampling(guidance=guidance),
         drafter_module=tiny_eagle(target),
