@@ -1,6 +1,6 @@
 """A CUDA device that only claims to be one: tensors compute on the CPU, and the rules of a device are checked.
 
-`ClaimedDevice` is a mode in which `device="cuda"` works without a GPU. A tensor there says that it is on `cuda:0`, holds
+`ClaimedDevice` is a mode in which `device="cuda"` works without a GPU. A tensor there says that it is on `cuda:0`, has
 its numbers in memory of the CPU, and is refused wherever torch would refuse it: beside a tensor of the CPU in the same
 operation. Whatever a GPU would have to wait for, or could not capture in a graph, is recorded.
 """

@@ -1,5 +1,7 @@
 """Whole generations with everything on a claimed CUDA device: no operation mixes devices, no captured step waits."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,12 +9,13 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.decoding.loop import Programs
+from lantern.engines.cuda.engine import GraphEngine
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request
 from lantern.methods.registry import METHODS, Decoder, build_decoder
 from lantern.models.folder import load_model
 from lantern.verifiers.relaxations.neighbours import proximity_table
-from tests.engines.cuda.claimed import ClaimedDevice, claim, claim_module, claimed_cuda, held
+from tests.engines.cuda.claimed import Claimed, ClaimedDevice, claim, claim_module, claimed_cuda, held
 from tests.engines.cuda.replay import Rehearsed
 from tests.engines.cuda.test_reuse import CAPTURED, CODEBOOK, SHORT, small_method
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
@@ -25,14 +28,14 @@ SEEDS = (9, 4)
 def decoder_of(name: str, *, is_claimed: bool) -> Decoder:
     """Return a decoder whose target, drafter, add-ons and tables are on the claimed device."""
     target = tiny_target()
-    parts = {"drafter_module": tiny_eagle(target), **tiny_parts(target)}
-    tables = {"neighbours": proximity_table(CODEBOOK, 23), "codebook": CODEBOOK}
+    parts: dict[str, Any] = {"drafter_module": tiny_eagle(target), **tiny_parts(target)}
+    tables: dict[str, Any] = {"neighbours": proximity_table(CODEBOOK, 23), "codebook": CODEBOOK}
     if is_claimed:
         for module in (target, *parts.values()):
             claim_module(module)
         tables = claim(tables)
     drafter = parts.pop("drafter_module")
-    given = {"drafter_module": drafter, "add_ons": parts, "sampling": Sampling(guidance=3.0)}
+    given: dict[str, Any] = {"drafter_module": drafter, "add_ons": parts, "sampling": Sampling(guidance=3.0)}
     return build_decoder(small_method(name), target, **given, **tables)
 
 
@@ -70,7 +73,8 @@ def test_a_captured_step_waits_for_nothing_and_copies_nothing_from_the_host(name
 
 
 def test_a_picture_of_the_embedded_model_has_the_codes_of_the_cpu() -> None:
-    request, how = Request("a red apple", seed=1), {"method": "gumbel-jacobi"}
+    request = Request("a red apple", seed=1)
+    how: dict[str, Any] = {"method": "gumbel-jacobi"}
     expected = next(iter(generate(load_model("lantern-emoji", device="cpu", engine="eager"), [request], **how)))
     with claimed_cuda():
         model = load_model("lantern-emoji", device=torch.device("cuda"), dtype="fp32", engine="eager")
@@ -89,7 +93,51 @@ def test_the_claimed_device_refuses_what_a_gpu_refuses_and_records_waits() -> No
             with pytest.raises(RuntimeError, match="on the CPU beside one on cuda"):
                 mixed()
         assert device.waits == [] and (there * torch.tensor(2.0)).device.type == "cuda"
-        for wait in (lambda: there.sum().item(), lambda: there.cpu(), lambda: there[there > 1], lambda: there.nonzero()):
+        for wait in (
+            lambda: there.sum().item(),
+            lambda: there.cpu(),
+            lambda: there[there > 1],
+            lambda: there.nonzero(),
+        ):
             wait()
         assert len(device.waits) == 4
     assert isinstance(device, ClaimedDevice)
+
+
+@pytest.mark.parametrize("name", ["plain", "eagle1", "woven"])
+def test_kernels_get_tensors_of_the_device_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter = pytest.importorskip("triton.runtime.interpreter", reason="Triton is not installed")
+    from lantern.engines.cuda import target as module
+    from lantern.engines.cuda.kernels import is_interpreted
+    from tests.engines.cuda import test_target
+
+    if not is_interpreted():
+        pytest.skip("kernels are interpreted only where there is no GPU")
+
+    run, calls = interpreter.GridExecutor.__call__, list[bool]()
+
+    def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        calls.append(all(isinstance(x, Claimed) for x in tensors))
+        return run(self, *held(args), **held(kwargs))
+
+    def codes(is_claimed: bool) -> Tensor:
+        target = test_target.target_in(torch.float32)
+        drafter = None if name == "plain" else tiny_eagle(target)
+        for part in (target, drafter) if is_claimed else ():
+            _ = part is None or claim_module(part)
+        method = METHODS[name].with_options(**test_target.SMALL.get(name, {}))
+        given: dict[str, Any] = {"sampling": Sampling(guidance=3.0, top_k=10), "engine": GraphEngine(rows=16)}
+        decoder = build_decoder(method, target, drafter_module=drafter, **given)
+        return decoder.generate(test_target.CONDITION, keys=test_target.KEYS).codes
+
+    prepared = module.KernelTarget.__init__
+    monkeypatch.setattr(module.KernelTarget, "__init__", lambda self, target, rows: prepared(self, target, rows, 4))
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
+    monkeypatch.setattr(module, "is_quantized", lambda weight: False)  # other subclasses of Tensor are
+    expected = codes(is_claimed=False)
+    calls.clear()
+    with claimed_cuda():
+        made = codes(is_claimed=True)
+    assert torch.equal(held(made), expected)
+    assert calls and all(calls)
