@@ -10,16 +10,15 @@ from torch import Tensor
 
 from lantern.core.types import Step
 from lantern.drafters.policies.policy import (
-    ADAPTIVE,
-    GROWTH,
-    WITHOUT_GRAPHS,
+    PUBLISHED,
     Layer,
     Limits,
     State,
     StatelessPolicy,
+    adaptive_method,
     published,
 )
-from lantern.methods.spec import MethodSpec, Setting
+from lantern.methods.spec import Setting
 
 LEAST, MOST = 0.05, 0.95  # bounds of the acceptance at neighbours
 
@@ -107,33 +106,21 @@ class AdtBisection(StatelessPolicy):
 
 
 METHODS = (
-    MethodSpec(
+    adaptive_method(
         "adt-tree",
         "ADT-Tree: deep and narrow where drafts of the neighbours did well, shallow and wide elsewhere; exact",
-        "eagle",
-        drafter="lantern.drafters.eagle.dynamic:build",
-        policy=AdtTree,
-        settings=(*GROWTH, Setting("end", 0.1, "probability of reaching the last depth", low=0, high=1), ADAPTIVE),
-        add_ons=("eagle1",),
-        engines=WITHOUT_GRAPHS,
+        AdtTree,
+        Setting("end", 0.1, "probability of reaching the last depth", low=0, high=1),
         paper="2512.21857",
     ),
-    MethodSpec(
+    adaptive_method(
         "adt-tree-paper",
         "ADT-Tree as published: depth and width inherited and bisected, rejection; exact in distribution",
-        "eagle",
-        drafter="lantern.drafters.eagle.dynamic:build",
-        policy=AdtBisection,
-        settings=(
-            *published(nodes=58, width=20, depth=10),
-            Setting("rate", 0.5, "accepted share of the depth from which the next tree is deeper", low=0, high=1),
-            ADAPTIVE,
-        ),
-        add_ons=("eagle1",),
-        engines=WITHOUT_GRAPHS,
+        AdtBisection,
+        Setting("rate", 0.5, "accepted share of the depth from which the next tree is deeper", low=0, high=1),
+        growth=published(nodes=58, width=20, depth=10),
         paper="2512.21857",
-        mode="point",
-        verifier="rejection",
         page="adt-tree",
+        **PUBLISHED,
     ),
 )

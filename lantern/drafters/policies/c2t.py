@@ -1,28 +1,28 @@
 """C2T: a small classifier predicts which drafted nodes are accepted (classifier-based tree construction)."""
 
-import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from lantern.drafters.policies.policy import (
-    ADAPTIVE,
-    GROWTH,
+    PUBLISHED,
     TRAITS,
-    WITHOUT_GRAPHS,
     Layer,
     Pool,
     State,
     StatelessPolicy,
     TreeSize,
+    adaptive_method,
+    policy_part,
     size_of,
     traits_of,
 )
-from lantern.methods.spec import AddOn, MethodSpec, Setting
+from lantern.methods.spec import Setting
 
 # Traits are divided by these, so that all are of the order of 1.
 SCALES = {"joint": 10.0, "match": 5.0, "log_q": 10.0, "entropy": 8.0, "gap": 5.0, "depth": 8.0, "rank": 8.0}
@@ -105,29 +105,13 @@ class C2TPolicy(StatelessPolicy):
         return size_of(pool, pool.values >= math.log(self.threshold))
 
 
-PART = AddOn(
-    "c2t",
-    C2T,
-    C2TConfig,
-    training="policy",
-    training_config="policy-c2t",
-    task="lantern.training.policy:C2TTask",
-    toy={"hidden": 8},
-)
-PAPER_PART = dataclasses.replace(PART, name="c2t-paper", training_config="policy-c2t-paper")
-SPEC = MethodSpec(
+TRAINING: Mapping[str, Any] = {"task": "lantern.training.policy:C2TTask", "toy": {"hidden": 8}}
+SPEC = adaptive_method(
     "c2t",
     "C2T: a small classifier selects the nodes that are worth their time; exact by Gumbel match",
-    "eagle",
-    drafter="lantern.drafters.eagle.dynamic:build",
-    policy=C2TPolicy,
-    settings=(
-        *GROWTH,
-        Setting("threshold", 0.03, "confidence below which a node is dropped", low=0, high=1),
-        ADAPTIVE,
-    ),
-    add_ons=("eagle1", PART),
-    engines=WITHOUT_GRAPHS,
+    C2TPolicy,
+    Setting("threshold", 0.03, "confidence below which a node is dropped", low=0, high=1),
+    add_ons=(policy_part("c2t", C2T, C2TConfig, **TRAINING),),
     paper="2502.13652",
 )
 METHODS = (
@@ -136,8 +120,7 @@ METHODS = (
         "c2t-paper",
         "C2T as published: a classifier of three features, EAGLE-2's tree, rejection; exact in distribution",
         defaults={"nodes": 59, "width": 10, "depth": 6, "spread": 1.0},
-        add_ons=("eagle1", PAPER_PART),
-        mode="point",
-        verifier="rejection",
+        add_ons=("eagle1", policy_part("c2t-paper", C2T, C2TConfig, **TRAINING)),
+        **PUBLISHED,
     ),
 )

@@ -9,18 +9,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.drafters.policies.policy import (
-    ADAPTIVE,
-    GROWTH,
-    WITHOUT_GRAPHS,
+    PUBLISHED,
     Layer,
     Pool,
     State,
     StatelessPolicy,
     TreeSize,
+    adaptive_method,
     not_stopped,
     size_of,
 )
-from lantern.methods.spec import MethodSpec, Setting
+from lantern.methods.spec import Setting
 
 
 @dataclass(frozen=True)
@@ -58,22 +57,12 @@ class Ddd(StatelessPolicy):
         return TreeSize(size.nodes, torch.where(is_over, size.depth.clamp(max=pool.deepest), size.depth))
 
 
-SPEC = MethodSpec(
+SPEC = adaptive_method(
     "ddd",
     "DDD: drafts go on while enough probability is alive; exact by Gumbel match",
-    "eagle",
-    drafter="lantern.drafters.eagle.dynamic:build",
-    policy=Ddd,
-    settings=(
-        *GROWTH,
-        Setting(
-            "alive", 0.2, "probability that the target follows the beam, below which drafting stops", low=0, high=1
-        ),
-        Setting("check", 1, "depth from which it may stop", low=1),
-        ADAPTIVE,
-    ),
-    add_ons=("eagle1",),
-    engines=WITHOUT_GRAPHS,
+    Ddd,
+    Setting("alive", 0.2, "probability that the target follows the beam, below which drafting stops", low=0, high=1),
+    Setting("check", 1, "depth from which it may stop", low=1),
     paper="2409.00142",
 )
 METHODS = (
@@ -82,7 +71,6 @@ METHODS = (
         "ddd-paper",
         "DDD as published: up to 11 depths of ten nodes, ranked by q, rejection; exact in distribution",
         defaults={"nodes": 59, "width": 10, "depth": 11, "spread": 1.0},
-        mode="point",
-        verifier="rejection",
+        **PUBLISHED,
     ),
 )

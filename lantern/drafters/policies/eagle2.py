@@ -8,7 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.drafters.policies.policy import GROWTH, Layer, Limits, State, StatelessPolicy
+from lantern.drafters.policies.policy import (
+    GROWTH,
+    PUBLISHED,
+    Layer,
+    Limits,
+    State,
+    StatelessPolicy,
+    published,
+)
 from lantern.drafters.trees.static import RATES
 from lantern.methods.spec import MethodSpec, Setting
 
@@ -101,15 +109,10 @@ METHODS = (
         "eagle",
         drafter="lantern.drafters.eagle.dynamic:build",
         policy=Eagle2,
-        settings=(
-            dataclasses.replace(GROWTH[0], default=59),
-            dataclasses.replace(GROWTH[1], default=10),
-            dataclasses.replace(GROWTH[2], default=6),
-        ),
+        settings=published(nodes=59, width=10, depth=6)[:3],
         add_ons=("eagle1",),
         paper="2406.16858",
-        mode="point",
-        verifier="rejection",
         page="eagle2",
+        **PUBLISHED,
     ),
 )

@@ -11,20 +11,18 @@ from lantern.core.types import Step
 from lantern.drafters.policies.costs import AssumedCosts
 from lantern.drafters.policies.history import outcome
 from lantern.drafters.policies.policy import (
-    ADAPTIVE,
-    GROWTH,
     MAX_LOG,
     MIN_LOG,
-    WITHOUT_GRAPHS,
     Layer,
     Limits,
     Pool,
     State,
     StepCosts,
     TreeSize,
+    adaptive_method,
     not_stopped,
 )
-from lantern.methods.spec import MethodSpec, Setting
+from lantern.methods.spec import Setting
 
 PRIOR_TESTS = 6.0  # tests at each depth that the drafter's own probabilities count as
 
@@ -116,18 +114,10 @@ def _below(pool: Pool, reach: Float[Tensor, "b p"]) -> Float[Tensor, " b"]:
 
 
 METHODS = (
-    MethodSpec(
+    adaptive_method(
         "optimal",
         "the most codes a second, by calibrated chances and measured costs; exact by Gumbel match",
-        "eagle",
-        drafter="lantern.drafters.eagle.dynamic:build",
-        policy=Optimal,
-        settings=(
-            *GROWTH,
-            Setting("memory", 0.98, "weight of an acceptance made one step earlier", low=0, high=1),
-            ADAPTIVE,
-        ),
-        add_ons=("eagle1",),
-        engines=WITHOUT_GRAPHS,
+        Optimal,
+        Setting("memory", 0.98, "weight of an acceptance made one step earlier", low=0, high=1),
     ),
 )

@@ -7,15 +7,16 @@ make the next tree smaller.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.types import Step
-from lantern.methods.spec import ENGINES, Setting
+from lantern.methods.spec import ENGINES, AddOn, MethodSpec, Setting
 
 MAX_DEPTH = 12
 # Log probabilities: of the least likely node that is not stopped, of a stopped node, and of the most likely one.
@@ -40,6 +41,37 @@ def published(*, nodes: int, width: int, depth: int) -> tuple[Setting, ...]:
 # of adaptive trees: their size changes from step to step, which a CUDA graph cannot
 WITHOUT_GRAPHS = tuple(name for name in ENGINES if name != "graph")
 ADAPTIVE = Setting("adaptive", True, "whether the policy chooses the size of the next tree; CUDA graphs need false")
+PUBLISHED: Mapping[str, Any] = {"mode": "point", "verifier": "rejection"}  # how papers sample and verify these trees
+
+
+def adaptive_method(
+    name: str,
+    summary: str,
+    policy: Any,
+    *settings: Setting,
+    growth: tuple[Setting, ...] = GROWTH,
+    add_ons: tuple[AddOn | str, ...] = (),
+    **fields: Any,
+) -> MethodSpec:
+    """Return the method of EAGLE's drafter with a policy that shapes and sizes its trees, and these settings of it."""
+    return MethodSpec(
+        name,
+        summary,
+        "eagle",
+        drafter="lantern.drafters.eagle.dynamic:build",
+        policy=policy,
+        settings=(*growth, *settings, ADAPTIVE),
+        add_ons=("eagle1", *add_ons),
+        engines=WITHOUT_GRAPHS,
+        **fields,
+    )
+
+
+def policy_part(name: str, module: Any, config: Any, *, task: str, toy: Mapping[str, Any]) -> AddOn:
+    """Return the trained part of a policy; a task trains it by the config of its name."""
+    return AddOn(name, module, config, training="policy", training_config=f"policy-{name}", task=task, toy=toy)
+
+
 State = tuple[Tensor, ...]
 TRAITS = (
     "joint",

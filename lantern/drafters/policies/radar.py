@@ -1,8 +1,8 @@
 """RADAR: a small recurrent network decides after each draft pass whether to run another (trained by REINFORCE)."""
 
-import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -10,20 +10,20 @@ from torch import Tensor, nn
 
 from lantern.core.types import Step
 from lantern.drafters.policies.policy import (
-    ADAPTIVE,
-    GROWTH,
     MIN_LOG,
-    WITHOUT_GRAPHS,
+    PUBLISHED,
     Layer,
     Limits,
     Pool,
     State,
     TreeSize,
+    adaptive_method,
     not_stopped,
     padded_beam,
+    policy_part,
     size_of,
 )
-from lantern.methods.spec import AddOn, MethodSpec, Setting
+from lantern.methods.spec import Setting
 
 SIDE_INPUTS = 4  # depth, and the acceptance at three neighbours
 
@@ -125,29 +125,13 @@ class RadarPolicy:
         return state
 
 
-PART = AddOn(
-    "radar",
-    Radar,
-    RadarConfig,
-    training="policy",
-    training_config="policy-radar",
-    task="lantern.training.policy:RadarTask",
-    toy={"beam": 4, "hidden": 8},
-)
-PAPER_PART = dataclasses.replace(PART, name="radar-paper", training_config="policy-radar-paper")
-SPEC = MethodSpec(
+TRAINING: Mapping[str, Any] = {"task": "lantern.training.policy:RadarTask", "toy": {"beam": 4, "hidden": 8}}
+SPEC = adaptive_method(
     "radar",
     "RADAR: a recurrent network decides after each draft pass whether another pays; exact by Gumbel match",
-    "eagle",
-    drafter="lantern.drafters.eagle.dynamic:build",
-    policy=RadarPolicy,
-    settings=(
-        *GROWTH,
-        Setting("threshold", 0.5, "probability of stopping above which it stops", low=0, high=1),
-        ADAPTIVE,
-    ),
-    add_ons=("eagle1", PART),
-    engines=WITHOUT_GRAPHS,
+    RadarPolicy,
+    Setting("threshold", 0.5, "probability of stopping above which it stops", low=0, high=1),
+    add_ons=(policy_part("radar", Radar, RadarConfig, **TRAINING),),
 )
 METHODS = (
     SPEC,
@@ -155,8 +139,7 @@ METHODS = (
         "radar-paper",
         "RADAR as published: up to 7 depths of ten nodes, ranked by q, rejection; exact in distribution",
         defaults={"nodes": 59, "width": 10, "depth": 7, "spread": 1.0},
-        add_ons=("eagle1", PAPER_PART),
-        mode="point",
-        verifier="rejection",
+        add_ons=("eagle1", policy_part("radar-paper", Radar, RadarConfig, **TRAINING)),
+        **PUBLISHED,
     ),
 )

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.drafters.policies.policy import ADAPTIVE, GROWTH, WITHOUT_GRAPHS, Layer, State, StatelessPolicy
-from lantern.methods.spec import MethodSpec, Setting
+from lantern.drafters.policies.policy import Layer, State, StatelessPolicy, adaptive_method
+from lantern.methods.spec import Setting
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,12 @@ class Svip(StatelessPolicy):
         return layer.match.masked_fill(is_over[..., None], -torch.inf), state
 
 
-SPEC = MethodSpec(
+SPEC = adaptive_method(
     "svip",
     "SVIP: nothing is drafted below a distribution that is too uncertain; exact by Gumbel match",
-    "eagle",
-    drafter="lantern.drafters.eagle.dynamic:build",
-    policy=Svip,
-    settings=(
-        *GROWTH,
-        Setting("c", 0.15, "factor of the entropy", low=0),
-        Setting("threshold", 0.65, "square root of c times the entropy above which drafting stops", low=0),
-        ADAPTIVE,
-    ),
-    add_ons=("eagle1",),
-    engines=WITHOUT_GRAPHS,
+    Svip,
+    Setting("c", 0.15, "factor of the entropy", low=0),
+    Setting("threshold", 0.65, "square root of c times the entropy above which drafting stops", low=0),
     paper="2411.18462",
 )
 METHODS = (
