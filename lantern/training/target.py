@@ -1,6 +1,7 @@
 """Training of the target: a LlamaGen transformer on codes of pictures with captions or classes (arXiv:2406.06525)."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -65,6 +66,8 @@ class TargetConfig:
         for name, share in (("corruption", self.corruption), ("corruption_others", self.corruption_others)):
             if not 0 <= share <= 1:
                 raise ValueError(f"{name} is {share}, wanted a share from 0 to 1")
+        if self.corruption_others and self.batch < 2:
+            raise ValueError(f"corruption_others needs other pictures: batch is {self.batch}, wanted 2 or more")
 
     @classmethod
     def load(cls, path: Path) -> "TargetConfig":
@@ -80,6 +83,17 @@ def training_attention(inputs: Float[Tensor, "b n c"]) -> AbstractContextManager
     """
     is_short = inputs.shape[1] <= SHORT
     return sdpa_kernel(SDPBackend.MATH) if is_short and inputs.device.type == "cpu" else nullcontext()
+
+
+@contextmanager
+def bf16_products() -> Iterator[None]:
+    """Let plain products of attention in the context stay in bf16, on a CPU too, where torch else computes in fp32."""
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
 def prefix_mask(valid: Bool[Tensor, "b t"], codes: int) -> Bool[Tensor, "b n n"]:
@@ -143,7 +157,6 @@ class TargetTask(Task):
         empty = [kind for kind, pool in zip(config.kinds, pools, strict=True) if not pool]
         if empty:
             raise ValueError(f'no prepared pictures of kind "{empty[0]}": prepare them or leave it out of "kinds"')
-        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # products of attention stay in bf16, on a CPU too
         self._loss = torch.compile(self._token_loss) if config.compile else self._token_loss
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -218,7 +231,8 @@ class TargetTask(Task):
         self, features: Tensor, mask: Tensor, codes: Tensor, given: Tensor, is_dropped: Tensor
     ) -> dict[str, Tensor]:
         """Return the mean cross-entropy in nats per code."""
-        return {"loss": self._loss(features, mask, codes, given, is_dropped).mean()}
+        with bf16_products():
+            return {"loss": self._loss(features, mask, codes, given, is_dropped).mean()}
 
     def evaluate(self) -> dict[str, float]:
         """Return the cross-entropy on held-out pictures (nats per code) and the gain by captions (nats per picture)."""

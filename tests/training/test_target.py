@@ -106,9 +106,25 @@ def test_corruption_by_other_pictures_takes_the_code_at_the_same_place(tmp_path:
     assert is_other[is_told_apart].float().mean() == pytest.approx(0.5, abs=0.05)
 
 
-def test_a_share_of_corruption_above_one_is_an_error(tmp_path: Path) -> None:
+def test_wrong_shares_of_corruption_are_errors(tmp_path: Path) -> None:
+    config = task_of(tmp_path, 10).config
     with pytest.raises(ValueError, match="corruption_others is 1.5, wanted a share from 0 to 1"):
-        replace(task_of(tmp_path, 10).config, corruption_others=1.5)
+        replace(config, corruption_others=1.5)
+    with pytest.raises(ValueError, match="corruption_others needs other pictures: batch is 1, wanted 2 or more"):
+        replace(config, corruption_others=0.5, batch=1)
+
+
+def test_the_switch_of_bf16_products_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, seen = task_of(tmp_path, 10), list[bool]()
+    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed
+
+    def loss(*_: torch.Tensor) -> torch.Tensor:
+        seen.append(allowed())
+        return torch.ones(1)
+
+    monkeypatch.setattr(task, "_loss", loss)
+    task.forward(*task.batch(0, 0, torch.device("cpu")))
+    assert seen == [True] and not allowed()
 
 
 def test_background_gets_one_code_and_other_patches_keep_theirs() -> None:
