@@ -1,0 +1,88 @@
+"""A step is captured only after all of its kernels have run: a kernel that loads during a capture would break it."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import Step
+from lantern.decoding.loop import Programs
+from lantern.engines.cuda.graphs import Captured, GraphedStepper
+from tests.engines.cuda import test_target
+from tests.engines.cuda.test_target import CONDITION, KEYS, decoder_of, target_in
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from triton.runtime import interpreter
+
+from lantern.engines.cuda import graphs
+from lantern.engines.cuda.kernels import is_interpreted
+
+short_blocks = test_target.short_blocks
+
+
+class Reached(Exception):
+    """The first step that would be captured has run."""
+
+
+class UpToCapture(GraphedStepper):
+    """Ends at the step that would be captured; `before` are the kernels that ran until then, `in_step` those of it."""
+
+    launched: set[Any]
+    before: set[Any]
+    in_step: set[Any]
+
+    def join(self) -> Captured | None:
+        return None
+
+    def capture(self) -> Captured:
+        cls = type(self)
+        cls.before, cls.launched = cls.launched, set()
+        step: Step = self.held_work()
+        assert step.codes is not None
+        cls.in_step = cls.launched
+        raise Reached
+
+
+def code_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Return what Triton compiles anew for: constants, types, and whether an address is a multiple of 16 bytes."""
+    parameters = inspect.signature(function).parameters
+    given = dict(zip(parameters, args, strict=False)) | kwargs
+    kinds = []
+    for name, value in given.items():
+        is_constant = name in parameters and "constexpr" in str(parameters[name].annotation)
+        if isinstance(value, Tensor):
+            kinds.append((name, value.dtype, value.data_ptr() % 16 == 0))
+        else:
+            kinds.append((name, value if is_constant or name not in parameters else type(value)))
+    return (function.__name__, *kinds)
+
+
+@pytest.mark.skipif(not is_interpreted(), reason="kernels are interpreted only where there is no GPU")
+@pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1", "woven"])
+def test_a_captured_step_launches_only_kernels_that_ran_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode_up_to_capture(name, monkeypatch)
+    assert len(UpToCapture.in_step) >= 8 and UpToCapture.in_step <= UpToCapture.before
+
+
+@pytest.mark.skipif(not is_interpreted(), reason="kernels are interpreted only where there is no GPU")
+def test_without_steps_before_the_capture_its_kernels_would_be_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "WARM_STEPS", 0)
+    decode_up_to_capture("plain", monkeypatch)
+    assert not UpToCapture.in_step <= UpToCapture.before
+
+
+def decode_up_to_capture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode with interpreted kernels until a step would be captured."""
+    UpToCapture.launched, run = set(), interpreter.InterpretedFunction.run
+
+    def launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        UpToCapture.launched.add(code_of(self.fn, args, kwargs))
+        return run(self, *args, grid=grid, warmup=warmup, **kwargs)
+
+    monkeypatch.setattr(interpreter.InterpretedFunction, "run", launch)
+    decoder = decoder_of(name, target_in(torch.float32, block_size=16), Sampling(guidance=3.0, top_k=10))
+    with pytest.raises(Reached):
+        decoder.generate(CONDITION, keys=KEYS, programs=Programs(wrap=UpToCapture, may_look=False))
