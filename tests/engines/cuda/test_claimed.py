@@ -1,5 +1,6 @@
 """Whole generations with everything on a claimed CUDA device: no operation mixes devices, no captured step waits."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,3 +142,21 @@ def test_kernels_get_tensors_of_the_device_only(name: str, monkeypatch: pytest.M
         made = codes(is_claimed=True)
     assert torch.equal(held(made), expected)
     assert calls and all(calls)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["janus", "emu3", "chameleon", "lumina", "liquid"])
+def test_models_of_transformers_have_all_tensors_on_the_device(name: str, tmp_path: Path) -> None:
+    from tests.models import test_transformers as released
+
+    folder, size = released.folder(name, tmp_path), released.CASES[name].size
+    how: dict[str, Any] = {"method": "gumbel-jacobi", "sampling": Sampling(guidance=3.0), "seed": 3}
+    how["with_pixels"] = name in ("janus", "emu3")  # the claimed device lacks an operation that the others decode with
+    expected = list(generate(load_model(folder, device="cpu", engine="eager", size=size), released.PROMPTS, **how))
+    with claimed_cuda():
+        model = load_model(folder, device=torch.device("cuda"), dtype="fp32", engine="eager", size=size)
+        made = list(generate(model, released.PROMPTS, **how))
+    for own, other in zip(made, expected, strict=True):
+        assert torch.equal(held(own.codes), other.codes)
+        if own.pixels is not None and other.pixels is not None:
+            assert torch.equal(held(own.pixels), other.pixels)
