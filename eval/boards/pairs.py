@@ -8,6 +8,7 @@ same number of steps. Each batch is stored when it ends, so an interrupted run r
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from lantern.core.config import one_line, read_json_object
-from lantern.core.io import write_json
+from lantern.core.io import atomic_write, write_json
 from lantern.eval.boards.contest import NodeCount, Setting, how_to_get, made_with, parts_of
 from lantern.eval.boards.equal_budget import at_tree
 from lantern.eval.boards.leaderboard_report import GENERATED
@@ -28,6 +29,7 @@ from lantern.eval.speed.contenders import Job, assemble, condition_of, method_of
 from lantern.eval.speed.race import rounded
 
 VERSUS = "=="  # between the methods of a pair on the command line
+MARKED = re.compile(r"^<!-- pairs: (?!end)(\S+) -->$.*?^<!-- pairs: end -->$", re.MULTILINE | re.DOTALL)
 BATCH = 8
 LEAST = 3  # pictures, below which there is no verdict
 # what the papers compare with, at the same tree or window, and our form of a method with the published one
@@ -212,7 +214,7 @@ def refusal_of(mine: Mapping[str, int | None], other: Mapping[str, int | None], 
 
 
 HOW = f"""{GENERATED}
-`lantern leaderboard --pairs --from eval/results/pairs.json` rewrites it.
+`lantern leaderboard --pairs --from eval/results/pairs.json` rewrites it, and the pairs on the pages of methods.
 
 Both methods of a pair decoded the same prompts with the same seeds. *Codes per pass* is the ratio of the first method
 to the second, *total variation* the difference per code; brackets hold paired 95 % bootstrap intervals over pictures.
@@ -220,21 +222,58 @@ There is a verdict only where an interval excludes equality and both networks we
 Nothing was timed."""
 
 
-def page(figures: Mapping[str, Any]) -> str:
-    """Return the figures as a page in Markdown: the pairs, then the methods."""
+def setting_of(figures: Mapping[str, Any]) -> str:
+    """Return in a sentence what was measured with."""
     where, sampling = figures["surroundings"], figures["sampling"]
-    setting = (
+    return (
         f"Model {figures['model']} ({figures['fingerprint'][:12]}), {figures['variant']}, {figures['images']} pictures "
         f"per method in batches of {figures['batch']}, guidance {sampling['guidance']:g}, temperature "
         f"{sampling['temperature']:g}; torch {where['torch']}, lantern {where['lantern']}, commit "
         f"{figures['commit'][:12]}."
     )
-    text = ["# Pairs of methods", "", f"<!-- {figures_mark(figures)} -->", "", HOW, "", setting, ""]
-    text += ["| method | against | codes per pass | total variation | verdict |", "|---|---|---:|---:|---|"]
-    for one in figures["pairs"]:
+
+
+def table_of(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return pairs as lines of a Markdown table."""
+    text = ["| method | against | codes per pass | total variation | verdict |", "|---|---|---:|---:|---|"]
+    for one in pairs:
         said = one["no_verdict"] or ", ".join(word for word in (one["codes"], one["variation"]) if word) or "none"
         ratio, apart = interval(one["codes_ratio"], "{:.2f}"), interval(one["variation_difference"], "{:+.3f}")
         text.append("| " + " | ".join([*(f"`{name}`" for name in one["pair"]), ratio, apart, said]) + " |")
+    return text
+
+
+def with_pairs(text: str, figures: Mapping[str, Any]) -> str:
+    """Return a page with the pairs of a method between each pair of marks: those that it is compared in first.
+
+    Marks are the lines "<!-- pairs: METHOD -->" and "<!-- pairs: end -->". A method without figures gets a line that
+    says so.
+    """
+
+    def made(mark: re.Match[str]) -> str:
+        pairs = [one for one in figures["pairs"] if one["pair"][0].partition(":")[0] == mark[1]]
+        lines = [*table_of(pairs), "", f"{setting_of(figures)} [How](../pairs.md)."] if pairs else ["Not measured."]
+        return "\n".join([f"<!-- pairs: {mark[1]} -->", "", *lines, "", "<!-- pairs: end -->"])
+
+    return MARKED.sub(made, text)
+
+
+def write_pages(figures: Mapping[str, Any], docs: Path) -> list[Path]:
+    """Write the marked pairs of methods/*.md; return the files that changed."""
+    changed = []
+    for path in sorted((docs / "methods").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if (made := with_pairs(text, figures)) != text:
+            with atomic_write(path) as temporary:
+                temporary.write_text(made, encoding="utf-8")
+            changed.append(path)
+    return changed
+
+
+def page(figures: Mapping[str, Any]) -> str:
+    """Return the figures as a page in Markdown: the pairs, then the methods."""
+    text = ["# Pairs of methods", "", f"<!-- {figures_mark(figures)} -->", "", HOW, "", setting_of(figures), ""]
+    text += table_of(figures["pairs"])
     text += ["", "| method | codes per pass | total variation per code | nodes per pass |", "|---|---:|---:|---:|"]
     for one in figures["methods"]:
         if "reason" in one:

@@ -151,7 +151,8 @@ def compare(args: argparse.Namespace) -> int:
         report(out / PAIRS, args.quiet)
     with atomic_write(docs / PAIRS_PAGE) as temporary:
         temporary.write_text(board.page(figures), encoding="utf-8")
-    report(docs / PAIRS_PAGE, args.quiet)
+    for path in (docs / PAIRS_PAGE, *board.write_pages(figures, docs)):
+        report(path, args.quiet)
     for line in board.lines(figures):
         print(line)
     return DONE

@@ -16,6 +16,7 @@ from lantern.eval.boards.pairs import (
     refusal_of,
     variation_difference,
     verdict,
+    with_pairs,
 )
 from lantern.eval.metrics.distances import Estimate
 from lantern.methods import METHODS
@@ -81,5 +82,13 @@ def test_pairs_are_measured_once(
     lacking = figures | {"methods": [{"method": "poss", "reason": "no weights"}]}
     assert "\n| `poss` | not measured: no weights |  |  |\n" in page(lacking)
     (tmp_path / "out/pairs.md").unlink()
+    methods = tmp_path / "out/methods"
+    methods.mkdir()
+    before = "# A\n\n<!-- pairs: {} -->\nbefore\n<!-- pairs: end -->\n\n## Reference\n"
+    (methods / "a.md").write_text(before.format("gumbel-jacobi") + before.format("medusa"))
+    (methods / "b.md").write_text("# B\n")
     assert main(["--pairs", "--from", str(tmp_path / "out/pairs.json"), "--quiet"]) == 0
     assert (tmp_path / "out/pairs.md").read_text().count("|") == written.count("|")
+    marked = (methods / "a.md").read_text()
+    assert row in marked and "\nbefore\n" not in marked and marked.count("## Reference") == 2 and "Not measured." in marked
+    assert with_pairs(marked, figures) == marked and (methods / "b.md").read_text() == "# B\n"
