@@ -570,6 +570,12 @@ def results_folder() -> Path:
     return Path(frontier.__file__).parents[1] / "results"
 
 
+def docs_of(out: Path) -> Path:
+    """Return the folder of documents: docs/ for the results of the checkout, else the folder of results itself."""
+    docs = results_folder().parents[1] / "docs"
+    return docs if out.resolve() == results_folder().resolve() else out
+
+
 def add_judges(group: Any) -> None:
     """Add options for quality metrics."""
     group.add_argument("--data", type=existing, metavar="FOLDER", help="real pictures, as `lantern train data` wrote")

@@ -16,6 +16,7 @@ from lantern.cli.command import (
     check_board,
     check_results,
     distribution_of,
+    docs_of,
     engine_of,
     existing,
     integer,
@@ -125,11 +126,14 @@ def options_of(args: argparse.Namespace) -> "FrontierOptions":
 
 
 def draw(figures: Mapping[str, Any], stem: Path, is_quiet: bool) -> None:
-    """Write plots and page as `stem`.png, .svg and .html."""
+    """Write plots and page as `stem`.png, .svg and .html, and the table of rules as rules.md."""
     from lantern.eval.boards import frontier_report
 
     png, svg = frontier_report.save_plot(figures, stem)
-    for path in (png, svg, frontier_report.save_page(figures, svg, stem.with_suffix(".html"))):
+    made = [png, svg, frontier_report.save_page(figures, svg, stem.with_suffix(".html"))]
+    if figures.get("are_rules"):
+        made.append(frontier_report.save_rules(figures, png, docs_of(stem.parent) / f"{RULES}.md"))
+    for path in made:
         report(path, is_quiet)
 
 

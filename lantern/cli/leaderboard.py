@@ -20,6 +20,7 @@ from lantern.cli.command import (
     check_results,
     complain,
     distribution_of,
+    docs_of,
     engine_of,
     existing,
     integer,
@@ -216,12 +217,6 @@ def options_of(args: argparse.Namespace) -> "LeaderboardOptions":
         device=args.device,
         is_quiet=args.quiet,
     )
-
-
-def docs_of(out: Path) -> Path:
-    """Return the folder of documents: docs/ for the results of the checkout, else the folder of results itself."""
-    docs = results_folder().parents[1] / "docs"
-    return docs if out.resolve() == results_folder().resolve() else out
 
 
 def publish(figures: Mapping[str, Any], out: Path, docs: Path, is_quiet: bool) -> None:

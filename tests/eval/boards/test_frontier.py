@@ -354,6 +354,20 @@ def test_rules_are_drawn_as_one_curve_each(figures: dict[str, Any], tmp_path: Pa
     assert both[0][1].read_bytes() != both[1][1].read_bytes()
 
 
+def test_the_page_of_rules_has_a_row_for_each_point_and_a_link_to_the_plot(
+    figures: dict[str, Any], tmp_path: Path
+) -> None:
+    written = frontier_report.save_rules(figures, tmp_path / "results/rules.png", tmp_path / "rules.md")
+    text = written.read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) == len(figures["points"]) and rows[0].startswith("| `gumbel-jacobi")  # exact ones first
+    relaxed = next(point for point in figures["points"] if not point["exact"])
+    compression, spent = relaxed["step_compression"]["value"], relaxed["quality"]["total-variation"]["value"]
+    row = next(line for line in rows if f"`{relaxed['spec']}`" in line)
+    assert f"| {compression:.2f}" in row and f"| {spent:.3f} |" in row
+    assert "](results/rules.png)" in text and figures["fingerprint"][:12] in text
+
+
 def test_every_rule_has_three_or_four_strengths_on_one_tree_or_window() -> None:
     relaxed = [point for point in expand(RULES) if not METHODS[point.family].exact]
     families = [point.family for point in relaxed]

@@ -90,5 +90,7 @@ def test_pairs_are_measured_once(
     assert main(["--pairs", "--from", str(tmp_path / "out/pairs.json"), "--quiet"]) == 0
     assert (tmp_path / "out/pairs.md").read_text().count("|") == written.count("|")
     marked = (methods / "a.md").read_text()
-    assert row in marked and "\nbefore\n" not in marked and marked.count("## Reference") == 2 and "Not measured." in marked
+    assert (
+        row in marked and "\nbefore\n" not in marked and marked.count("## Reference") == 2 and "Not measured." in marked
+    )
     assert with_pairs(marked, figures) == marked and (methods / "b.md").read_text() == "# B\n"
