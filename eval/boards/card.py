@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--recognised",
         type=integer(0, 10**6),
-        help="number of contact-sheet pictures in which a person recognises the prompt",
+        help="number of contact-sheet pictures that a reader who does not know the prompts names right",
     )
     add("--out", type=Path, default=EVAL / "results", help=f"folder of {RESULTS_NAME}")
     add("--card", type=Path, help=f"folder of {README_NAME} and the sheets (default: the model's)")
@@ -316,10 +316,14 @@ def memorisation_rows(figure: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def sheet_rows(figure: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the pictures that a person recognises."""
+    """Yield the pictures that a reader recognises."""
     seen = figure["recognised"]
     value = "not yet counted" if seen is None else f"{seen} of {figure['prompts']}"
-    yield f"pictures that a person recognises on [the contact sheet]({figure['file']})", value, "sheet"
+    yield (
+        f"pictures of [the contact sheet]({figure['file']}) that a reader without the prompts names right",
+        value,
+        "sheet",
+    )
 
 
 def in_words(figure: Mapping[str, Any]) -> str:
