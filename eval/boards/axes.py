@@ -42,6 +42,12 @@ QUALITY = {
 FEW = 2048  # pictures below which a Frechet distance depends mainly on their number
 
 
+def interval(found: Mapping[str, float], form: str, factor: float = 1) -> str:
+    """Return a value times a factor, with its interval; the value alone where all pictures agree."""
+    value, low, high = (form.format(factor * found[name]) for name in ("value", "low", "high"))
+    return value if found["low"] == found["high"] else f"{value} ({low} to {high})"
+
+
 def front(costs: Sequence[float], gains: Sequence[float]) -> list[bool]:
     """Return which points are on the front: no other point is at least as good in both and better in one.
 

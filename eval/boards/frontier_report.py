@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lantern.core.io import atomic_write
-from lantern.eval.boards.axes import FEW, GAINS, QUALITY, Axis, shared_axes, staircase
+from lantern.eval.boards.axes import FEW, GAINS, QUALITY, Axis, interval, shared_axes, staircase
+from lantern.eval.boards.leaderboard_report import table
 from lantern.eval.boards.plotting import LOOKS, reach, save_figure
 from lantern.eval.boards.portraits import Portrait
 from lantern.eval.boards.results import figures_mark
@@ -254,22 +255,17 @@ def rules_page(figures: Mapping[str, Any], plot: str) -> str:
         commit=where["commit"][:12],
     )
     axes = [name for name in shared_axes(figures["points"]) if name != "total-variation"]
-    lines = ["| method | step compression | TV per code | " + " | ".join(QUALITY[name].label for name in axes) + " |"]
-    lines.append("|---|---:|---:|" + "---:|" * len(axes))
+    rows = []
     for point in sorted(figures["points"], key=lambda point: (not point["exact"], point["family"])):
-        shown = [spread(point["step_compression"], 1, 2), f"{point['quality']['total-variation']['value']:.3f}"]
-        shown += [spread(point["quality"][name], *SHOWN.get(name, (1, 2))) for name in axes]
-        lines.append(f"| `{point['spec']}` | " + " | ".join(shown) + " |")
-    return text + "\n" + "\n".join(lines) + "\n"
-
-
-SHOWN = {"kid": (1e4, 1), "kid-efficientnet": (1e4, 1)}  # factor and decimals of a metric in `rules_page`
-
-
-def spread(found: Mapping[str, float], factor: float, decimals: int) -> str:
-    """Return a value times a factor, with its interval unless both ends are the value."""
-    value, low, high = (f"{factor * found[name]:.{decimals}f}" for name in ("value", "low", "high"))
-    return value if value == low == high else f"{value} ({low} to {high})"
+        quality = point["quality"]
+        spent = f"{quality['total-variation']['value']:.3f}"
+        cells = [f"`{point['spec']}`", interval(point["step_compression"], "{:.2f}"), spent]
+        for name in axes:
+            form, factor = ("{:.1f}", 1e4) if name.startswith("kid") else ("{:.2f}", 1.0)
+            cells.append(interval(quality[name], form, factor))
+        rows.append(cells)
+    header = ("method", "step compression", "TV per code", *(QUALITY[name].label for name in axes))
+    return "\n".join([text, *table(header, rows)]) + "\n"
 
 
 def save_rules(figures: Mapping[str, Any], plot: Path, path: Path) -> Path:

@@ -19,6 +19,7 @@ import torch
 
 from lantern.core.config import one_line, read_json_object
 from lantern.core.io import atomic_write, write_json
+from lantern.eval.boards.axes import interval
 from lantern.eval.boards.contest import NodeCount, Setting, how_to_get, made_with, parts_of
 from lantern.eval.boards.equal_budget import at_tree
 from lantern.eval.boards.leaderboard_report import GENERATED
@@ -283,12 +284,6 @@ def page(figures: Mapping[str, Any]) -> str:
             cells = [compression, interval(one["total_variation"], "{:.3f}"), f"{one['nodes_per_pass']:.0f}"]
         text.append("| " + " | ".join([f"`{one['method']}`", *cells]) + " |")
     return "\n".join(text) + "\n"
-
-
-def interval(found: Mapping[str, float], form: str) -> str:
-    """Return a value with its interval; the value alone where all pictures agree."""
-    value, low, high = (form.format(found[name]) for name in ("value", "low", "high"))
-    return value if found["low"] == found["high"] else f"{value} ({low} to {high})"
 
 
 def lines(figures: Mapping[str, Any]) -> list[str]:

@@ -74,7 +74,8 @@ def _how(group: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure missing points, compute quality metrics, write and draw; or only draw."""
     name = RULES if args.rules else NAME if args.results is None else args.results.stem
-    check_results(args, [f"{name}.{ending}" for ending in ("json", "png", "svg", "html")])
+    endings = ("json", "png", "svg", "html", *(["md"] if args.rules else []))
+    check_results(args, [f"{name}.{ending}" for ending in endings])
     from lantern.core.config import read_json_object
 
     if args.results is not None:

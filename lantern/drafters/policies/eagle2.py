@@ -8,15 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.drafters.policies.policy import (
-    GROWTH,
-    PUBLISHED,
-    Layer,
-    Limits,
-    State,
-    StatelessPolicy,
-    published,
-)
+from lantern.drafters.policies.policy import GROWTH, PUBLISHED, Layer, Limits, State, StatelessPolicy, published
 from lantern.drafters.trees.static import RATES
 from lantern.methods.spec import MethodSpec, Setting
 
