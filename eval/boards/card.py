@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from lantern.core.io import resolve_model
-    from lantern.eval.boards.card_figures import FIGURES, component_sizes, weight_hashes
+    from lantern.eval.boards.card_figures import FIGURES, component_sizes
+    from lantern.eval.boards.results import weight_hashes
     from lantern.eval.speed.surroundings import HERE, commit
 
     if args.threads is not None:

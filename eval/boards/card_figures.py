@@ -216,9 +216,6 @@ def labelled_sheet(
     return sheet(images, columns=columns, labels=labels, lines=lines)
 
 
-MEASURED = ("transformer", "vqvae", "text_encoder")  # the components that the figures of a card depend on
-
-
 def component_sizes(folder: Path) -> dict[str, dict[str, Any]]:
     """Return parameters and bytes of every component folder with weights."""
     found = {path.parent.name: path for path in sorted(folder.glob(f"*/{WEIGHTS_NAME}"))}
@@ -240,14 +237,3 @@ def count_parameters(path: Path) -> int:
     with safe_open(path, framework="pt") as file:
         names = [name for name in file.keys() if not name.endswith(".scale")]  # noqa: SIM118 - no mapping
         return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
-
-
-def weight_hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of the weights that the figures depend on; ValueError for a missing file."""
-    hashes = {}
-    for name in MEASURED:
-        path = folder / name / WEIGHTS_NAME
-        if not path.is_file():
-            raise ValueError(f"{path} is missing: a card needs a model with {', '.join(MEASURED)}")
-        hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return hashes

@@ -16,6 +16,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Generation, Step
 from lantern.eval.boards import equal_budget
 from lantern.eval.boards.equal_budget import INT4, Claim, Constants
+from lantern.eval.boards.results import weight_hashes
 from lantern.eval.boards.rounds import (
     SAME,
     SweepFolder,
@@ -105,6 +106,7 @@ class Setting:
         return {
             "model": self.model.name,
             "fingerprint": self.model.fingerprint,
+            "weights": weight_hashes(self.model.folder) if self.model.folder else {},
             "parts": parts_of(self.model),
             "methods": self.specs,
             "variant": str(options.variant),

@@ -90,7 +90,7 @@ class Pairs:
     @cached_property
     def header(self) -> dict[str, Any]:
         """What must be the same when a run resumes; pairs and numbers of pictures may change."""
-        shared = ("model", "fingerprint", "variant", "seed", "prompts", "surroundings")
+        shared = ("model", "fingerprint", "weights", "variant", "seed", "prompts", "surroundings")
         setting, options = self.setting, self.setting.options
         sampling = setting.model.sampling(**options.sampling)
         return (

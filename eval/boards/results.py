@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern.core.config import load_config, read_json_object
+from lantern.core.io import WEIGHTS_NAME
 from lantern.eval.speed.surroundings import git
 
 INDEX = "eval/results/index.json"
@@ -27,6 +28,10 @@ CODE = (
 DIRTY = "+changes"  # suffix of the commit of a checkout with changed files
 MARK = re.compile(rb"figures sha256 ([0-9a-f]{64})")
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+# Components that decide the images of a prompt; boards may measure drafters that were trained for them
+DECISIVE = ("transformer", "vqvae", "text_encoder")
 
 
 @dataclass(frozen=True)
@@ -202,9 +207,15 @@ class Results:
         return f"{len(changed)} files of its code changed since" if changed else ""
 
 
+def weight_hashes(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of the weights of a model's components that decide the images, of those that it has."""
+    paths = {name: folder / name / WEIGHTS_NAME for name in DECISIVE}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths.items() if path.is_file()}
+
+
 def recorded_weights(raw: Mapping[str, Any]) -> str | Mapping[str, str] | None:
-    """Return the fingerprint that a result file records, or the SHA-256 of each component; None for neither."""
-    for name, kind in (("fingerprint", str), ("weights", Mapping)):
+    """Return the SHA-256 of the components that decide a result, or the model's fingerprint; None for neither."""
+    for name, kind in (("weights", Mapping), ("fingerprint", str)):
         if isinstance(raw.get(name), kind):
             return raw[name]
     return None

@@ -38,14 +38,20 @@ def about(model: Model) -> dict[str, Any]:
     return {"model": model.name, "fingerprint": model.fingerprint, "surroundings": surroundings(model.device)}
 
 
+# Files whose changes do not change what a command measures: results and documents, which commands write one by one
+NO_CODE = (":!eval/results", ":!docs", ":!*.md", ":!*.png")
+
+
 def commit(folder: Path) -> str:
-    """Return the commit of a checkout, with "+changes" if files differ; outside a checkout the package version."""
+    """Return the commit of a checkout, with "+changes" if its code differs; outside a checkout the package version."""
     if not (folder / "pyproject.toml").is_file():
         return lantern.__version__
     found = git(folder, "rev-parse", "HEAD")
     if found is None:
         return lantern.__version__
-    return found + ("+changes" if git(folder, "status", "--porcelain", "--untracked-files=no") else "")
+    return found + (
+        "+changes" if git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".", *NO_CODE) else ""
+    )
 
 
 def git(folder: Path, *words: str) -> str | None:

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def present_weights() -> dict[str, Any]:
     """Return the fingerprint of the embedded model, and the SHA-256 of each of its components."""
     from lantern.core.io import embedded_model
-    from lantern.eval.boards.card_figures import weight_hashes
+    from lantern.eval.boards.results import weight_hashes
     from lantern.models.folder import fingerprint_of
 
     return {"fingerprint": fingerprint_of(embedded_model()), "files": weight_hashes(embedded_model())}

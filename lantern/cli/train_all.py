@@ -25,8 +25,8 @@ class Step:
 
     `config` is the name of a config, or a path relative to the file that lists the steps. `share` is its part of the
     time, 0 for a step that takes as long as it takes. `options` maps options of the stage to folders relative to OUT,
-    or "@NAME" for the value of an option of the command line. A step with `only_with` is left out if this option is not
-    given.
+    or "@NAME" or "@NAME/FOLDER" for the value of an option of the command line or a folder in it; "@model" is the
+    embedded model unless --model is given. A step with `only_with` is left out if this option is not given.
     """
 
     name: str
@@ -86,10 +86,10 @@ class Build:
         """Return the path that an option or a component names; ValueError if its option is not given."""
         if not text.startswith(OPTION):
             return self.out / text
-        name = text.removeprefix(OPTION)
+        name, _, folder = text.removeprefix(OPTION).partition("/")
         if self.inputs.get(name) is None:
             raise ValueError(f"stage all needs --{name.replace('_', '-')} with this config")
-        return Path(self.inputs[name])
+        return Path(self.inputs[name]) / folder
 
     def _run(self, step: Step) -> None:
         options: dict[str, Any] = {name: self.value(text) for name, text in step.options.items()}
@@ -163,7 +163,7 @@ def run_all(
     """Run the steps of a config into `out` and assemble the model if all are done."""
     from lantern.core.io import embedded_model
 
-    inputs = dict(given)
+    inputs = {"model": embedded_model()} | dict(given)
     if inputs.get("text_encoder") is None:  # that of the embedded model, which knows everyday words
         inputs["text_encoder"] = embedded_model() / "text_encoder"
         inputs["tokenizer"] = embedded_model() / "tokenizer"

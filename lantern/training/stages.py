@@ -122,7 +122,7 @@ STAGES = {
 # stage "all" runs the others and is no stage of its own
 ALL = "all"
 ALL_SUMMARY = "run every stage of a model in order and put the model folder together"
-ALL_OPTIONS = ("keep", "minutes", "only", "packages", "path", "steps", "text_encoder", "tokenizer")
+ALL_OPTIONS = ("data", "keep", "minutes", "model", "only", "packages", "path", "steps", "text_encoder", "tokenizer")
 OPTIONS = {
     "cache": Option("folder for features of captions and pictures, which runs may share; default --out", "path"),
     "data": Option("folder written by `lantern train data`"),
@@ -131,6 +131,7 @@ OPTIONS = {
     "keep": Option("keep checkpoints and caches of finished steps", "flag"),
     "kind": Option("kind of drafter or policy; without --config, that of drafter-KIND or policy-KIND", "text"),
     "minutes": Option("time to fill with steps after the inputs are prepared, instead of --steps", "number"),
+    "model": Option("a model folder whose components are taken; default: the embedded model"),
     "only": Option("run this step alone", "text", other_name="stage"),
     "packages": Option("folder of registry packages; a recipe fetches missing ones into it", "path"),
     "path": Option("pictures to read, instead of the config's path"),

@@ -107,7 +107,8 @@ def test_every_step_of_the_committed_configs_has_the_options_of_its_stage() -> N
     from lantern.core.config import load_config
     from lantern.training.stages import find_recipe, find_stage
 
-    recipes = {"all-small": None, "all-emoji": find_recipe("emoji"), "all-photos": find_recipe("photos")}
+    emoji = find_recipe("emoji")
+    recipes = {"all-small": None, "all-emoji": emoji, "all-addons": emoji, "all-photos": find_recipe("photos")}
     for name, recipe in recipes.items():
         config = load_config(AllConfig, find_config(name, recipe))
         names = {step.name for step in config.steps}
@@ -118,3 +119,38 @@ def test_every_step_of_the_committed_configs_has_the_options_of_its_stage() -> N
             for value in step.options.values():
                 assert value[0] == "@" or value.split("/")[0] in names | {"cache"}
         assert 0.5 < sum(step.share for step in config.steps) <= 1.0 + 1e-9
+
+
+def test_the_drafters_of_all_addons_are_trained_equally() -> None:
+    from lantern.cli.train_all import AllConfig
+    from lantern.core.config import load_config
+    from lantern.training.drafter import DrafterConfig
+    from lantern.training.stages import find_recipe
+
+    recipe = find_recipe("emoji")
+    steps = load_config(AllConfig, find_config("all-addons", recipe)).steps
+    configs = [DrafterConfig.load(find_config(s.config, recipe)) for s in steps if s.stage == "drafter"]
+    assert len({c.kind for c in configs}) == len(configs) >= 7
+    equal = {(c.loop, c.source, c.batch, c.pictures, c.held_out, c.guidance, c.scales) for c in configs}
+    assert len(equal) == 1
+    assert {c.model.get("layers", 1) for c in configs} == {1}
+
+
+def test_steps_of_all_take_folders_of_a_model(tmp_path: Path) -> None:
+    from lantern.cli.train_all import AllConfig, Build, Step
+
+    step = Step("drafter", "drafter", "drafter-eagle1", options={"target": "@model/transformer", "data": "data"})
+    seen: dict[str, Path] = {}
+    build = Build(
+        AllConfig((step,), components={}),
+        tmp_path,
+        tmp_path / "out",
+        {"model": tmp_path / "given"},
+        lambda stage, config, out, options: seen.update(options),
+        steps=None,
+        minutes=None,
+    )
+    build.run(None)
+    assert seen == {"target": tmp_path / "given" / "transformer", "data": tmp_path / "out" / "data"}
+    with pytest.raises(ValueError, match="stage all needs --data"):
+        build.value("@data")

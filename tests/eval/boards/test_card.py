@@ -9,7 +9,8 @@ import torch
 from lantern.core.io import save_component
 from lantern.eval.boards import card
 from lantern.eval.boards.card import BEGIN, END, insert, render
-from lantern.eval.boards.card_figures import FIGURES, MEASURED, count_parameters
+from lantern.eval.boards.card_figures import FIGURES, count_parameters
+from lantern.eval.boards.results import DECISIVE, weight_hashes
 from lantern.eval.metrics.efficientnet import EfficientNet
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
@@ -199,10 +200,8 @@ def test_committed_table_matches_the_committed_figures() -> None:
 
 
 def test_committed_figures_belong_to_the_committed_weights() -> None:
-    from lantern.eval.boards.card_figures import weight_hashes
-
     found = json.loads((ROOT / "eval" / "results" / card.RESULTS_NAME).read_text())
     if not found["figures"]:
         pytest.skip("no figures yet")
     assert found["weights"] == weight_hashes(ROOT / "assets" / "lantern-emoji")
-    assert set(found["weights"]) == set(MEASURED)
+    assert set(found["weights"]) == set(DECISIVE)

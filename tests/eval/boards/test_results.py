@@ -14,6 +14,7 @@ from lantern.cli.command import Command, Parser
 from lantern.cli.main import main
 from lantern.eval.boards import results as results_module
 from lantern.eval.boards.results import Results, figures_mark
+from lantern.eval.speed.surroundings import commit
 
 ROOT = Path(__file__).resolve().parents[3]
 WEIGHTS = {"fingerprint": "f" * 64, "files": {"transformer": "a" * 64}}
@@ -83,23 +84,40 @@ def test_other_or_unknown_weights_make_a_result_stale(toy: Path) -> None:
     assert reasons(toy) == ""
 
 
+def test_drafters_that_a_board_trained_for_itself_do_not_make_it_stale(toy: Path) -> None:
+    edit(toy, fingerprint="e" * 64, weights={"transformer": "a" * 64})
+    assert reasons(toy) == ""
+    edit(toy, weights={"transformer": "b" * 64})
+    assert reasons(toy) == "other weights, now ffffffff"
+
+
+def test_changed_results_and_documents_are_no_changes_of_the_code(toy: Path) -> None:
+    head = git(toy, "rev-parse", "HEAD")
+    for name in ("docs/page.md", "eval/results/figures.json"):
+        (toy / name).write_text("1\n")
+    git(toy, "add", "docs", "eval")
+    assert commit(toy) == head
+    (toy / "code" / "method.py").write_text("2\n")
+    assert commit(toy) == head + "+changes"
+
+
 def test_changed_or_unknown_code_makes_a_result_stale(toy: Path) -> None:
     (toy / "code" / "method.py").write_text("2\n")
     assert reasons(toy) == "1 files of its code changed since"
     git(toy, "commit", "-aqm", "Change")
     assert reasons(toy) == "1 files of its code changed since"
-    commit = git(toy, "rev-parse", "HEAD")
-    edit(toy, surroundings={"commit": commit})
+    head = git(toy, "rev-parse", "HEAD")
+    edit(toy, surroundings={"commit": head})
     assert reasons(toy) == ""
-    edit(toy, surroundings={"commit": commit + "+changes"})
+    edit(toy, surroundings={"commit": head + "+changes"})
     assert "had changes that are not committed" in reasons(toy)
     edit(toy, surroundings={"commit": "1" * 40})
     assert reasons(toy) == "commit 11111111 is not in this repository"
     edit(toy, surroundings=None)
     assert reasons(toy) == "commit unknown"
-    edit(toy, cells=[{"commits": [commit]}, {"surroundings": {}}])
+    edit(toy, cells=[{"commits": [head]}, {"surroundings": {}}])
     assert reasons(toy) == "commit unknown"
-    edit(toy, cells=[{"commits": [commit]}])
+    edit(toy, cells=[{"commits": [head]}])
     assert reasons(toy) == ""
 
 
