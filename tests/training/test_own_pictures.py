@@ -141,15 +141,12 @@ def test_steps_of_all_take_folders_of_a_model(tmp_path: Path) -> None:
 
     step = Step("drafter", "drafter", "drafter-eagle1", options={"target": "@model/transformer", "data": "data"})
     seen: dict[str, Path] = {}
-    build = Build(
-        AllConfig((step,), components={}),
-        tmp_path,
-        tmp_path / "out",
-        {"model": tmp_path / "given"},
-        lambda stage, config, out, options: seen.update(options),
-        steps=None,
-        minutes=None,
-    )
+
+    def run_step(stage: str, config: str, out: Path, options: dict[str, Path]) -> None:
+        seen.update(options)
+
+    config, inputs = AllConfig((step,), components={}), {"model": tmp_path / "given"}
+    build = Build(config, tmp_path, tmp_path / "out", inputs, run_step, steps=None, minutes=None)
     build.run(None)
     assert seen == {"target": tmp_path / "given" / "transformer", "data": tmp_path / "out" / "data"}
     with pytest.raises(ValueError, match="stage all needs --data"):
