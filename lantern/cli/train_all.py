@@ -163,7 +163,7 @@ def run_all(
     """Run the steps of a config into `out` and assemble the model if all are done."""
     from lantern.core.io import embedded_model
 
-    inputs = {"model": embedded_model()} | dict(given)
+    inputs: dict[str, Any] = {"model": embedded_model()} | dict(given)
     if inputs.get("text_encoder") is None:  # that of the embedded model, which knows everyday words
         inputs["text_encoder"] = embedded_model() / "text_encoder"
         inputs["tokenizer"] = embedded_model() / "tokenizer"

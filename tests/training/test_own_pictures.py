@@ -145,7 +145,7 @@ def test_steps_of_all_take_folders_of_a_model(tmp_path: Path) -> None:
     def run_step(stage: str, config: str, out: Path, options: dict[str, Path]) -> None:
         seen.update(options)
 
-    config, inputs = AllConfig((step,), components={}), {"model": tmp_path / "given"}
+    config, inputs = AllConfig((step,), components={}), dict[str, object](model=tmp_path / "given")
     build = Build(config, tmp_path, tmp_path / "out", inputs, run_step, steps=None, minutes=None)
     build.run(None)
     assert seen == {"target": tmp_path / "given" / "transformer", "data": tmp_path / "out" / "data"}
