@@ -59,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     results.add_argument(
         "--out", type=Path, metavar="FILE", help="the profile (default: beside the model, where `auto` finds it)"
     )
+    results.add_argument(
+        "--write-model",
+        action="store_true",
+        help="also write the codes per pass of windows into the model's folder; `auto` reads them on every machine",
+    )
     results.add_argument("--json", action="store_true", help="print the profile as JSON instead of a table")
     results.add_argument("--quiet", action="store_true", help="print only errors on stderr")
 
@@ -124,6 +129,7 @@ def run(args: argparse.Namespace) -> int:
         max_nodes=args.max_nodes,
         max_depth=args.max_depth,
         out=args.out,
+        writes_model=args.write_model,
         report=_reporter(args.quiet),
     )
     if args.json:

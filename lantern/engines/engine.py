@@ -196,8 +196,11 @@ class Engine(ABC):
         """Whether decoding must round reproducibly by itself: with an fp64 cache, and prompts read one by one."""
         return self.reproducible
 
-    def window(self, target: "Target") -> int | None:
-        """Return the fastest Jacobi window of sample match for a target; None: the method's own."""
+    def window(self, target: "Target", codes_per_pass: Mapping[int, float] | None = None) -> int | None:
+        """Return the fastest Jacobi window of sample match for a target; None: the method's own.
+
+        `codes_per_pass` are those of the model by window, if they are known.
+        """
         return None
 
     def layer_by_layer(self) -> "Engine":

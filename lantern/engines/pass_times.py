@@ -28,8 +28,8 @@ LEAST = 3  # sizes that are measured whatever they take
 BUDGET = 0.05  # seconds
 TRIALS = 3
 NOISE = 1.1  # most time of a pass, as a multiple of that of a pass over more codes
-# Codes per pass of `gumbel-jacobi` by window on the embedded model: 2 to 4 from eval/results/speed_windows.json, 16
-# from speed.json, 8 between them.
+# Codes per pass of `gumbel-jacobi` by window, assumed for models that do not record their own (`lantern tune
+# --write-model`): few, as where distributions are flat. Earlier weights of the embedded model committed as many.
 CODES = {1: 1.0, 2: 1.42, 3: 1.66, 4: 1.83, 8: 2.3, 16: 2.7}
 
 

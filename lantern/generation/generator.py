@@ -207,7 +207,7 @@ def choose_method(
     if method.name == "auto":
         method = _resolve_auto(model, sampling or model.sampling(), batch, report or _warn_once)
     elif not isinstance(name, Method) and "window" not in (settings or {}):
-        own, method = method, suited(method, model.engine, model.target)
+        own, method = method, suited(method, model.engine, model.target, model.codes_per_pass)
         if method != own:
             (report or LOG.info)(f"window {method.settings['window']}, by the times of passes on this machine")
     return method.with_options(**settings or {})

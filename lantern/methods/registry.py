@@ -327,14 +327,18 @@ def build_decoder(
     )
 
 
-def suited(method: Method, engine: Engine, target: "Target") -> Method:
+def suited(
+    method: Method, engine: Engine, target: "Target", codes_per_pass: Mapping[int, float] | None = None
+) -> Method:
     """Return the method with the window that is fastest with the engine, if its window depends on the engine.
+
+    `codes_per_pass` are those of the model by window, if it records them.
 
     A long window saves passes. With passes dispatched one by one each of them has an overhead, which fused steps lack:
     there a pass takes as long as its codes, unless the processor computes faster than it reads weights. The engine
     measures which is the case (`lantern.engines.pass_times`).
     """
-    window = engine.window(target) if method.spec.fits_engine else None
+    window = engine.window(target, codes_per_pass) if method.spec.fits_engine else None
     return method if window is None else method.with_options(window=window)
 
 

@@ -55,6 +55,7 @@ from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
 from lantern.models.transformers.components import Components, Pixels, Prompts
 from lantern.models.transformers.target import TargetConfig, TransformersTarget
 
+WINDOWS_KEY = "codes_per_pass"  # in the index
 INDEX_NAME = "model_index.json"
 PROFILE_NAME = "profile.json"  # what `lantern tune` measured
 NEIGHBOURS_NAME = "neighbours.safetensors"
@@ -98,7 +99,8 @@ class Model:
     """The components of one model. Components that were not requested or that the model lacks are None.
 
     `generation` holds the model's defaults: fields of Sampling, "method" and "scale". `add_ons` holds other drafters
-    and policies by name. ValueError for components that do not fit each other.
+    and policies by name. `codes_per_pass` are the mean codes per pass of `gumbel-jacobi` by window, {} if unknown.
+    ValueError for components that do not fit each other.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Model:
     prompts: PromptCache = field(default_factory=PromptCache)
     engine: Engine = EAGER
     add_ons: Mapping[str, nn.Module] = field(default_factory=dict)
+    codes_per_pass: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "engine", self.engine.resolve(self.target))  # of auto
@@ -259,6 +262,7 @@ def load_model(
         folder=folder,
         engine=make_engine(engine),
         add_ons=AddOns(folder, target, model_name=shown_name(name, folder), verify=verify),
+        codes_per_pass=check_codes_per_pass(index.get(WINDOWS_KEY) or {}, source=folder / INDEX_NAME),
     )
 
 
@@ -353,6 +357,27 @@ def write_index(folder: str | Path, *, generation: Mapping[str, Any] | None = No
             save_checksums(component)
     write_json(folder / INDEX_NAME, describe(folder) | {"generation": dict(found)})
     write_door(folder)
+
+
+def check_codes_per_pass(values: Any, *, source: str | Path) -> dict[int, float]:
+    """Return codes per pass by window from their JSON form, {"4": 2.4}; ValueError for other keys and values."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f'{source}: "{WINDOWS_KEY}" is a {type(values).__name__}, wanted an object')
+    for window, codes in values.items():
+        is_window = str(window).isdecimal() and int(window) >= 2
+        if not is_window or not isinstance(codes, int | float) or not 1 <= codes <= int(window):
+            raise ValueError(
+                f'{source}: "{WINDOWS_KEY}" holds {str(window)[:20]!r}: {str(codes)[:20]}, wanted a window of at least '
+                "2 codes and the mean number that it commits, from 1 to all"
+            )
+    return {int(window): float(codes) for window, codes in values.items()}
+
+
+def record_codes_per_pass(folder: Path, codes: Mapping[int, float]) -> None:
+    """Write the codes per pass by window into a model's index, for the choice of "auto" on any machine."""
+    found = {str(window): round(value, 3) for window, value in sorted(codes.items())}
+    check_codes_per_pass(found, source=folder / INDEX_NAME)
+    write_json(folder / INDEX_NAME, read_index(folder) | {WINDOWS_KEY: found})
 
 
 def write_door(folder: str | Path) -> None:

@@ -54,6 +54,17 @@ def test_with_random_drafter_weights_auto_is_plain(folder: Path, capsys: Capture
     assert json.loads(seen.out)["method"] == "plain" and "profile" not in seen.err
 
 
+def test_codes_per_pass_of_windows_are_written_into_the_model_on_request(folder: Path, capsys: Capture) -> None:
+    words = ["tune", "--model", str(folder), "--images", "2", "--quiet", "--methods", "gumbel-jacobi"]
+    assert main(words) == 0 and load_model(folder).codes_per_pass == {}
+    assert main([*words, "--write-model"]) == 0
+    found = load_model(folder).codes_per_pass
+    assert {2, 4, 8, 16} <= set(found) and all(1 <= codes <= window for window, codes in found.items())
+    assert found[2] <= found[16]
+    capsys.readouterr()
+    assert "default sampling" in refusal(capsys, main([*words, "--write-model", "--temperature", "0.5"]))
+
+
 def test_the_profile_holds_the_measurements(folder: Path, capsys: Capture) -> None:
     out = folder.parent / "own.json"
     words = ["--images", "2", "--batch", "2", "--max-nodes", "8", "--max-depth", "3", "--methods", "eagle1", "scd"]

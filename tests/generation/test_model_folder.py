@@ -17,7 +17,7 @@ from lantern.engines.pass_times import NODES
 from lantern.generation.generator import choose_method, generate
 from lantern.generation.requests import requests
 from lantern.methods.registry import METHODS
-from lantern.models.folder import load_model, pick_device, write_index
+from lantern.models.folder import load_model, pick_device, record_codes_per_pass, write_index
 from lantern.verifiers.relaxations.neighbours import proximity_table, save_table
 from tests.tiny_folder import forget_what_for, save_tiny_model
 
@@ -79,6 +79,8 @@ def test_a_window_that_nobody_chose_suits_the_engine(
     assert choose_method(fused, settings={"window": 5}).settings["window"] == 5
     assert choose_method(fused, "gumbel-jacobi").settings["window"] == suits
     assert choose_method(fused, METHODS["gumbel-jacobi"]).settings["window"] == usual
+    known = replace(fused, codes_per_pass={2: 1.2, 8: 8.0})
+    assert choose_method(known, "gumbel-jacobi").settings["window"] == 8
     assert choose_method(replace(fused, generation={"method": "eagle1"})) == METHODS["eagle1"]
     relaxed = METHODS["bounded-window"]  # its codes depend on the window, so that no measurement may choose it
     assert choose_method(fused, "bounded-window") == relaxed
@@ -132,6 +134,29 @@ def test_a_written_index_names_the_classes_of_diffusers_and_transformers(folder:
     assert index["generation"] == {"guidance": 3.0, "top_k": 12}
     with pytest.raises(ValueError, match="unknown key 'steps'"):
         write_index(folder, generation={"steps": 50})
+
+
+def test_codes_per_pass_of_windows_are_kept_in_the_index(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "m")
+    assert load_model(folder).codes_per_pass == {}
+    before = json.loads((folder / "model_index.json").read_text())
+    record_codes_per_pass(folder, {8: 3.66149, 2: 1.55})
+    assert load_model(folder).codes_per_pass == {2: 1.55, 8: 3.661}
+    assert json.loads((folder / "model_index.json").read_text()) == before | {"codes_per_pass": {"2": 1.55, "8": 3.661}}
+    write_index(folder)  # other components may commit other numbers of codes
+    assert load_model(folder).codes_per_pass == {}
+    with pytest.raises(ValueError, match=r'model_index.json: "codes_per_pass" holds \'4\': 4.5, wanted a window'):
+        record_codes_per_pass(folder, {4: 4.5})
+
+
+@pytest.mark.parametrize("found", [[2], {"x": 1.5}, {"1": 1.0}, {"2": "1.5"}, {"2": 0.5}])
+def test_invalid_codes_per_pass_are_refused_by_file(folder: Path, tmp_path: Path, found: object) -> None:
+    shutil.copytree(folder, tmp_path / "m")
+    path = tmp_path / "m" / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"codes_per_pass": found}))
+    with pytest.raises(ValueError, match=r'model_index.json: "codes_per_pass"') as refused:
+        load_model(tmp_path / "m")
+    assert "wanted" in str(refused.value)
 
 
 def test_components_of_another_model_are_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ A fused step of plain decoding, or of a window of samples, is one C++ program. C
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -388,11 +388,11 @@ class CpuEngine(Engine):
         """False: passes are reproducible as they are."""
         return False
 
-    def window(self, target: Target) -> int:
+    def window(self, target: Target, codes_per_pass: Mapping[int, float] | None = None) -> int:
         """Return the window with the most codes per second, by the times of passes on this machine."""
-        from lantern.engines.pass_times import best_window, pass_times
+        from lantern.engines.pass_times import CODES, best_window, pass_times
 
-        return best_window(pass_times(self, target))
+        return best_window(pass_times(self, target), codes_per_pass or CODES)
 
     def _prepare(self, target: Any) -> Target:
         return CpuTarget(target)

@@ -18,7 +18,7 @@ from lantern.generation.tuning.measure import Acceptance, Run, Setup
 from lantern.generation.tuning.profile import VERSION, check_place, describe_machine, write_profile
 from lantern.generation.tuning.solve import solve
 from lantern.methods.registry import METHODS, Method, find_add_on, neighbour_columns, reads_drafter
-from lantern.models.folder import Model
+from lantern.models.folder import Model, record_codes_per_pass
 
 MARGIN = 1.03  # a method must beat plain decoding by this factor; less is noise
 EXACT = Bounds()
@@ -291,23 +291,38 @@ def tune(
     max_nodes: int = 32,
     max_depth: int = 8,
     out: Path | None = None,
+    writes_model: bool = False,
     report: Callable[[str], None] = lambda line: None,
 ) -> tuple[Findings, dict[str, Any], Path]:
     """Measure the methods of a model on this machine, and write the fastest one to a profile that "auto" reads.
 
     Acceptance is counted on at least `images` pictures of `prompts` (default: PROMPTS) or of evenly spread classes,
     `batch` at a time. `methods` restricts what is measured. Return the findings, the profile, and its file: `out`, or
-    the place where "auto" finds it. ValueError, before anything is measured, if there is no such place.
+    the place where "auto" finds it. With `writes_model` the codes per pass of windows, which do not depend on the
+    machine, are written into the model's folder. ValueError, before anything is measured, if there is no such place.
     """
     if out is None:
         check_place(model)
+    if writes_model and (model.folder is None or sampling not in (None, model.sampling())):
+        raise ValueError("codes per pass are written into a model's folder for its default sampling: leave others out")
     batches = -(-images // batch)
     requested = requests_to_measure(model, batches * batch, prompts or PROMPTS, seed)
     effort = Effort(max_nodes, max_depth, batches=batches, trials=min(batches, 3))
     tuner = Tuner(Setup(model, sampling or model.sampling(), requested, batch), effort, bounds, methods, report)
     found = tuner.run()
     profile = profile_of(tuner, found)
+    if writes_model:
+        assert model.folder is not None
+        record_codes_per_pass(model.folder, windows_of(found))
     return found, profile, write_profile(profile, model, out)
+
+
+def windows_of(found: Findings) -> dict[int, float]:
+    """Return the codes per pass of `gumbel-jacobi` by window; ValueError if it was not measured."""
+    every = [one for one in found.candidates if one.name == "gumbel-jacobi" and set(one.settings) == {"window"}]
+    if not every:
+        raise ValueError('codes per pass of windows were not measured: leave "gumbel-jacobi" in --methods')
+    return {one.settings["window"]: one.tau for one in every}
 
 
 def requests_to_measure(model: Model, count: int, prompts: Sequence[str], seed: int) -> list[Request]:

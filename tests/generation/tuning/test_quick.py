@@ -15,7 +15,7 @@ from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import Engine
 from lantern.generation.generator import choose_method, generate
 from lantern.generation.tuning import quick
-from lantern.generation.tuning.quick import FLAT, choose
+from lantern.generation.tuning.quick import FLAT, GAIN, choose
 from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
 from tests.tiny_folder import save_tiny_model
@@ -87,6 +87,24 @@ def test_the_choice_is_never_slower_than_plain_by_more_than_its_bound(slope: flo
     assert window == {0.0: 16, 0.006: 16, 0.01: 8, 0.05: 2, 0.3: 1, 1.0: 1}[slope]
 
 
+CODES = {2: 1.5, 4: 2.4, 8: 3.6, 16: 5.5}
+
+
+@pytest.mark.parametrize(("slope", "window"), [(0.0, 16), (0.1, 16), (0.3, 4), (0.4, 1), (1.0, 1)])
+def test_known_codes_per_pass_give_the_window_of_most_codes_per_second(slope: float, window: int) -> None:
+    times = {n: 0.01 * (1 + slope * (n - 1)) for n in NODES}
+    method = choose(times, CODES | {64: 9.0})
+    assert method.settings.get("window", 1) == window
+    speed = {n: (CODES | {1: 1.0})[n] * times[1] / times[n] for n in NODES}
+    assert speed[window] == max(speed.values()) or (method.is_plain and max(speed.values()) < GAIN)
+    shown = max(CODES, key=lambda n: speed[n])
+    assert f"a pass over {shown} codes" in method.reason and f"commits {CODES[shown]:.2f} codes" in method.reason
+
+
+def test_windows_without_known_codes_per_pass_must_be_nearly_free() -> None:
+    assert choose({n: 0.01 * (1 + 0.1 * (n - 1)) for n in NODES}, {32: 6.0}).settings["window"] == 2
+
+
 def test_times_of_a_busy_machine_are_not_trusted() -> None:
     method = choose({1: 17.4, 2: 2.0, 4: 1.4})
     assert method.is_plain and "other programs" in method.reason
@@ -138,7 +156,7 @@ def test_doctor_reports_the_choice_with_its_reason(
     script(monkeypatch, bent)
     main(["doctor"])
     [line] = [line for line in capsys.readouterr().out.splitlines() if "method auto" in line]
-    assert "gumbel-jacobi window 4" in line and "1.00 times" in line and "lantern tune" in line
+    assert "gumbel-jacobi" in line and "times a pass over one" in line and "lantern tune" in line
 
 
 def test_labels_name_what_differs_from_the_defaults() -> None:
