@@ -80,7 +80,7 @@ def step_seconds(decoder: Decoder, job: Job, steps: int) -> float:
         decoder.generate(job.condition, keys=job.keys, callback=watch)
     except DoneError as done:
         return done.seconds
-    raise ValueError(f"the picture has fewer than {steps} steps: ask for fewer")
+    raise ValueError(f"the picture has fewer than {steps} steps: give fewer")
 
 
 def _condition(model: Model) -> Condition:

@@ -204,7 +204,7 @@ def memory_figures(
 
 
 def seconds_beside(model: Model, options: BenchOptions) -> dict[str, float]:
-    """Return the seconds that every method needs alike: text encoding and VQ decoding of one picture."""
+    """Return the seconds that are the same for every method: text encoding and VQ decoding of one picture."""
     found = {}
     work: dict[str, Callable[[], object]] = {}
     if model.takes_prompts:

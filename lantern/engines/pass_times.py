@@ -1,7 +1,7 @@
 """T(n), the time of a target pass over n codes: measured in about 50 ms, and remembered between processes.
 
 A pass over n codes costs little more than one over a single code where it waits for weights, and up to n times as much
-where it is bound by arithmetic. The best window, and whether drafting pays at all, depend on that.
+where it is bound by arithmetic. The best window, and whether drafting is faster at all, depend on that.
 """
 
 import dataclasses
@@ -133,7 +133,7 @@ def _passes(target: Target, rows: int, nodes: Sequence[int]) -> dict[int, Callab
 
 
 def _path(engine: Engine, target: Target, rows: int) -> Path:
-    """Return the file of the times: its name tells apart what they depend on."""
+    """Return the file of the times: its name differs with all that they depend on."""
     from lantern import __version__
     from lantern.engines.cpu.build import library_name, processor
 
