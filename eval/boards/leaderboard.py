@@ -30,7 +30,6 @@ from lantern.eval.boards.rounds import (
     records_of,
     seconds_of,
     speedup,
-    steps_of,
     unpack,
 )
 from lantern.eval.metrics.distances import Estimate, bootstrap
@@ -160,7 +159,7 @@ def row(contest: Contest, rounds: Rounds, baseline: str, spec: str, judged: "Jud
 def common_figures(contest: Contest, every: Sequence[Mapping[str, Any]], baseline: str, name: str) -> dict[str, Any]:
     """Return the figures of every row; `speedup` is over the fastest plain decoding, `speedup_alike` in its engine."""
     codes, records = contest.setting.model.target.config.block_size, records_of(every, name)
-    num_steps = sum(steps_of(record) for record in records)
+    num_steps = sum(record["steps"] for record in records)
     return point_figures(every, baseline, name, codes) | {
         "speedup_alike": as_dict(speedup(every, contest.plain_name, name)),
         "nodes_per_pass": rounded(sum(record["nodes"] for record in records) / max(num_steps, 1)),
@@ -280,7 +279,7 @@ def entry_figures(contest: Contest, rounds: RoundList, spec: str, codes: int) ->
         "step_compression": codes * len(records) / sum(one["passes"] for one in records),
         "seconds": seconds,
         "codes_per_second": codes / seconds,
-        "nodes_per_pass": sum(one["nodes"] for one in records) / max(sum(steps_of(one) for one in records), 1),
+        "nodes_per_pass": sum(one["nodes"] for one in records) / max(sum(one["steps"] for one in records), 1),
         "late_acceptance": taken / reached if reached else None,
     }
     found |= {name: known.get(name) for name in FIGURES if name not in found}

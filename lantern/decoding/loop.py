@@ -162,22 +162,28 @@ class FiniteSoFar:
         self.flags.logical_and_(is_finite.all(1))
 
 
+def now(device: torch.device) -> float:
+    """Return the time in seconds after all queued work of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # sync
+    return time.perf_counter()
+
+
 class Stopwatch:
     """Adds up the seconds between laps by phase. If it is off it does nothing, and the host does not wait."""
 
     def __init__(self, device: torch.device, is_on: bool) -> None:
-        self._is_cuda = device.type == "cuda"
+        self._device = device
         self._is_on = is_on
         self.seconds: dict[str, float] = {}
-        self._last = self._now() if is_on else 0.0
+        self._last = now(device) if is_on else 0.0
 
     def lap(self, phase: str) -> None:
         """Add the time since the last lap to `phase`."""
         if not self._is_on:
             return
-        now = self._now()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
-        self._last = now
+        last, self._last = self._last, now(self._device)
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + self._last - last
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -187,11 +193,6 @@ class Stopwatch:
             yield
         finally:
             self._is_on = was_on
-
-    def _now(self) -> float:
-        if self._is_cuda:
-            torch.cuda.synchronize()  # sync
-        return time.perf_counter()
 
 
 def report(step: Step, callback: Callback | None, steps: list[Step] | None) -> None:

@@ -57,9 +57,9 @@ def generate(
         watch.lap("score")
         if is_watched:
             how.report(run.reported(known))
-    prices = run.price() if priced else torch.full_like(run.counts[:, :1], torch.nan, dtype=torch.float)
+    spent = run.variation() if priced else torch.full_like(run.counts[:, :1], torch.nan, dtype=torch.float)
     watch.lap("price")
-    return run.generation(prices, how.steps, watch.seconds)
+    return run.generation(spent, how.steps, watch.seconds)
 
 
 @dataclass(frozen=True)
@@ -179,23 +179,23 @@ class FrontRun:
         """The codes in raster order; undefined where they do not exist yet."""
         return self.grid[:, :-1, : self.layout.columns].flatten(1)
 
-    def price(self) -> Float[Tensor, "b n"]:
+    def variation(self) -> Float[Tensor, "b n"]:
         """Return the total variation between each code's distribution and that of plain decoding."""
         assert self.log_p is not None
         return total_variation(self.target, self.begun, self.sampling, self.codes, self.log_p)
 
-    def generation(self, prices: Float[Tensor, "b n"], steps: list[Step], seconds: dict[str, float]) -> Generation:
+    def generation(self, spent: Float[Tensor, "b n"], steps: list[Step], seconds: dict[str, float]) -> Generation:
         """Return the finished grids. The passes that measure the total variation are not counted."""
         return Generation(
             codes=self.codes.clone(),
             passes=self.passes,
             accepted=self.accepted,
             reached=self.reached,
-            relaxed=torch.zeros_like(prices[:, 0]),
-            total_variation=prices.sum(1),
+            relaxed=torch.zeros_like(spent[:, 0]),
+            total_variation=spent.sum(1),
             steps=steps,
             seconds=seconds,
-            total_variation_max=prices.amax(1),
+            total_variation_max=spent.amax(1),
             is_finite=self.finite.flags,
         )
 

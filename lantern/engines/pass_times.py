@@ -19,6 +19,7 @@ import torch
 from lantern.core.io import user_cache, write_json
 from lantern.core.types import Target
 from lantern.decoding.cache import StaticCache
+from lantern.decoding.loop import now
 from lantern.engines.engine import Engine
 from lantern.engines.prepared import original
 
@@ -90,15 +91,13 @@ def measure(target: Target, *, rows: int = 2, budget: float = BUDGET) -> dict[in
         for n, run in passes.items():
             if len(found) >= min(LEAST, len(passes)) and time.perf_counter() - begun > budget:
                 return found
-            found[n] = min(_elapsed(run), found.get(n, float("inf")))
+            found[n] = min(_elapsed(run, target.tok_embeddings.weight.device), found.get(n, float("inf")))
 
 
-def _elapsed(run: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
+def _elapsed(run: Callable[[], Any], device: torch.device) -> float:
+    begun = now(device)
     run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # sync
-    return time.perf_counter() - begun
+    return now(device) - begun
 
 
 def _passes(target: Target, rows: int, nodes: Sequence[int]) -> dict[int, Callable[[], Any]]:
