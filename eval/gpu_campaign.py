@@ -164,7 +164,7 @@ class Plan:
         return ("--out", str(self.out / f"{name}.json"), "--quiet")
 
     def _training(self) -> list[Task]:
-        """Return the tasks of the last part: data from drawn pictures, and a target of the embedded model's parts."""
+        """Return the tasks of the last part: synthetic data, and a target of the embedded model's parts."""
         data, config, target = (self.work / name for name in ("data", "target.json", "target"))
         source = embedded_model()
         folders = {"vq": "vqvae", "text-encoder": "text_encoder", "tokenizer": "tokenizer"}

@@ -18,9 +18,10 @@ import torch
 from lantern.cli.bench import SHAPES
 from lantern.cli.command import DONE, FAILED, Command, integer, one_of, real, run_command
 from lantern.core.types import Condition, Step
+from lantern.decoding.loop import now
 from lantern.engines.engine import engine
 from lantern.eval.speed.contenders import DoneError, Job
-from lantern.eval.speed.race import Spread, interleave, now
+from lantern.eval.speed.race import Spread, interleave
 from lantern.eval.speed.shapes import ShapeOptions, random_model
 from lantern.generation.generator import choose_method
 from lantern.methods.registry import METHODS, Decoder, Method, build_decoder
@@ -80,7 +81,7 @@ def step_seconds(decoder: Decoder, job: Job, steps: int) -> float:
         decoder.generate(job.condition, keys=job.keys, callback=watch)
     except DoneError as done:
         return done.seconds
-    raise ValueError(f"the picture has fewer than {steps} steps: ask for fewer")
+    raise ValueError(f"the picture has fewer than {steps} steps: give fewer")
 
 
 def _condition(model: Model) -> Condition:

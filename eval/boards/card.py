@@ -215,12 +215,7 @@ def render(card: Mapping[str, Any]) -> str:
 
 def commands(figures: Mapping[str, Any]) -> list[str]:
     """Return the commands of the figures as a block of shell."""
-    # older files name the command's former path
-    found = [
-        figures[kind]["command"].replace("lantern.eval.card ", "lantern.eval.boards.card ")
-        for kind in ROWS
-        if kind in figures
-    ]
+    found = [figures[kind]["command"] for kind in ROWS if kind in figures]
     return ["```sh", *dict.fromkeys(found), "```"]
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,63 +15,44 @@ from lantern.core.io import TRAINING_NAME, write_json
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation, Step
 from lantern.eval.boards import equal_budget
+from lantern.eval.boards.board import Board, BoardOptions
 from lantern.eval.boards.equal_budget import INT4, Claim, Constants
-from lantern.eval.boards.results import weight_hashes
 from lantern.eval.boards.rounds import (
-    SAME,
     SweepFolder,
     name_of,
     open_folder,
-    progress_bar,
-    prompt_of,
     record,
 )
 from lantern.eval.speed.contenders import (
-    AUTO,
     PLAIN,
     Contender,
     Job,
-    Stable,
     Variant,
     assemble,
-    condition_of,
-    kinds_of,
     method_of,
 )
 from lantern.eval.speed.phases import DRAFTING, NetworkClock, time_phases
 from lantern.eval.speed.race import interleave, rounded, step_order, warm
-from lantern.eval.speed.surroundings import load_average, surroundings
+from lantern.eval.speed.surroundings import load_average
 from lantern.generation.generator import costs_for
 from lantern.methods.registry import METHODS, add_ons_of, find_add_on
-from lantern.models.folder import FOLDER, Model, load_model
+from lantern.models.folder import FOLDER, Model
 
 
 @dataclass(frozen=True)
-class LeaderboardOptions:
+class LeaderboardOptions(BoardOptions):
     """Options of a leaderboard: `specs` as for `contenders.method_of`; empty means all methods.
 
-    `images` is the number of pictures at each of the `temperatures`; `prompts` are used in order and repeated.
-    Comparisons at equal budget use the first `equal_budget` pictures of the first temperature. Methods run in
-    `variant`. Plain decoding runs in it and in each of the kinds `baselines` (empty: all kinds of the device) and each
-    of `baseline_dtypes`. `run` is the folder of the run.
+    `images` is the number of pictures at each of the `temperatures`. Comparisons at equal budget use the first
+    `equal_budget` pictures of the first temperature. Plain decoding also runs in the variant of the methods.
 
     ValueError for numbers that do not fit together.
     """
 
-    run: Path
-    prompts: Sequence[str]
-    model: str = "lantern-emoji"
     specs: Sequence[str] = ()
     temperatures: Sequence[float] = (1.0, 0.0)
     images: Sequence[int] = (8, 4)
     equal_budget: int = 4
-    variant: Variant = field(default_factory=lambda: Variant(AUTO, "fp32"))
-    baselines: Sequence[str] = ()
-    baseline_dtypes: Sequence[str] = ("fp32", "bf16")
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    device: str = "auto"
-    is_quiet: bool = False
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.temperatures) or len(set(self.temperatures)) != len(self.temperatures):
@@ -86,57 +67,31 @@ class LeaderboardOptions:
             )
 
 
-class Setting:
+class Setting(Board):
     """The loaded model and everything that contests share. ValueError for invalid methods."""
 
     def __init__(self, options: LeaderboardOptions) -> None:
-        self.model: Model = load_model(options.model, device=options.device, dtype="fp32", engine="eager")
-        self.stable = Stable(self.model)
-        self.options = options = dataclasses.replace(options, variant=options.variant.resolved(self.stable))
+        super().__init__(options)
+        self.options = dataclasses.replace(options, variant=self.variant)
         self.specs = list(dict.fromkeys(options.specs or catalogue()))
         for spec in self.specs:
             if method_of(self.model, spec).is_plain:
                 raise ValueError(f"--methods {spec[:60]!r}: plain decoding is always measured: give methods that draft")
-        self.surroundings = surroundings(self.model.device)
 
     @cached_property
     def header(self) -> dict[str, Any]:
-        """The settings of every contest, without the number of pictures, so that more can be added later."""
-        options = self.options
-        return {
-            "model": self.model.name,
-            "fingerprint": self.model.fingerprint,
-            "weights": weight_hashes(self.model.folder) if self.model.folder else {},
+        """The settings of every contest."""
+        own = {
             "parts": parts_of(self.model),
             "methods": self.specs,
-            "variant": str(options.variant),
-            "plain": list(map(str, self.plain_variants)),
             "costs": "assumed" if costs_for(self.model) is None else "measured",
-            "seed": options.seed,
-            "prompts": hashlib.sha256("\n".join(options.prompts).encode()).hexdigest(),
-            "surroundings": {name: self.surroundings[name] for name in SAME},
         }
+        return super().header | own
 
     @property
     def plain_variants(self) -> list[Variant]:
         """The variants of plain decoding, that of the methods first."""
-        options = self.options
-        kinds = options.baselines or kinds_of(self.model.device)
-        others = [Variant(kind, dtype) for dtype in options.baseline_dtypes for kind in kinds]
-        return list(dict.fromkeys([options.variant, *others]))
-
-    def prompt(self, number: int) -> str:
-        """Return the prompt of a picture."""
-        return prompt_of(self.model, self.options.prompts, number)
-
-    def job(self, number: int, *, seed: int | None = None) -> Job:
-        """Return the job of a round; another `seed` gives pictures that are not part of the measurement."""
-        seed = self.options.seed if seed is None else seed
-        return Job(condition_of(self.model, self.options.prompts, [number]), [(seed, number)])
-
-    def bar(self, total: int, name: str, unit: str) -> Any:
-        """Return a progress bar."""
-        return progress_bar(total, name, unit, is_quiet=self.options.is_quiet)
+        return list(dict.fromkeys([self.variant, *super().plain_variants]))
 
 
 def catalogue() -> list[str]:
@@ -322,7 +277,7 @@ class Contest:
         return name_of(spec, self.setting.options.variant)
 
     @property
-    def alike(self) -> str:
+    def plain_name(self) -> str:
         """Name of plain decoding in the engine of the methods."""
         return name_of(PLAIN, self.setting.plain_variants[0])
 

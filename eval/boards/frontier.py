@@ -9,20 +9,18 @@ lantern:k=10/100,delta=0.1      is      lantern:k=10,delta=0.1  and  lantern:k=1
 """
 
 import dataclasses
-import hashlib
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lantern.core.types import Generation
 from lantern.eval.boards.axes import QUALITY, fronts
+from lantern.eval.boards.board import Board, BoardOptions
 from lantern.eval.boards.contest import how_to_get, made_with
 from lantern.eval.boards.portraits import Portrait, make_portraits
 from lantern.eval.boards.rounds import (
-    SAME,
     SweepFolder,
     as_dict,
     fastest,
@@ -30,31 +28,24 @@ from lantern.eval.boards.rounds import (
     open_folder,
     pixels_of,
     point_figures,
-    progress_bar,
-    prompt_of,
     record,
     seconds_of,
     unpack,
 )
 from lantern.eval.speed.contenders import (
-    AUTO,
     PLAIN,
     Contender,
     Job,
     Lineup,
-    Stable,
     Variant,
-    condition_of,
-    kinds_of,
     line_up,
     method_of,
     warm_up,
 )
 from lantern.eval.speed.race import Spread, interleave, step_order, warm
-from lantern.eval.speed.surroundings import load_average, surroundings
+from lantern.eval.speed.surroundings import load_average
 from lantern.generation.acceptance_map import data_uri
 from lantern.methods.registry import METHODS, find
-from lantern.models.folder import Model, load_model
 
 if TYPE_CHECKING:
     from lantern.eval.boards.judge import Judge
@@ -145,40 +136,27 @@ def _grid(spec: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class FrontierOptions:
-    """Options of a sweep: `specs` as for `expand`, `images` pictures per point, `prompts` used in order and repeated.
+class FrontierOptions(BoardOptions):
+    """Options of a sweep: `specs` as for `expand`, `images` pictures per point, of which the report shows `shown`.
 
-    Methods run in `variant`. Plain decoding runs in each of the kinds `baselines` (empty: all kinds of the device) and
-    each of `baseline_dtypes`; the fastest is the baseline. `shown` pictures per point are decoded again for the report.
-    `run` is the folder of the sweep. With `leaves_out` points are left out whose add-ons the model lacks.
+    With `leaves_out` points are left out whose add-ons the model lacks.
     """
 
-    run: Path
-    prompts: Sequence[str]
-    model: str = "lantern-emoji"
     leaves_out: bool = False
     specs: Sequence[str] = SWEEP
     images: int = 24
     shown: int = 4
-    variant: Variant = field(default_factory=lambda: Variant(AUTO, "fp32"))
-    baselines: Sequence[str] = ()
-    baseline_dtypes: Sequence[str] = ("fp32", "bf16")
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    device: str = "auto"
-    is_quiet: bool = False
 
 
-class Sweep:
+class Sweep(Board):
     """A sweep with its model loaded. ValueError for invalid points or a folder of another sweep.
 
     `left_out` are the points whose add-ons the model lacks, each with the command that trains what is missing.
     """
 
     def __init__(self, options: FrontierOptions) -> None:
-        self.model: Model = load_model(options.model, device=options.device, dtype="fp32", engine="eager")
-        self.stable = Stable(self.model)
-        self.options = options = dataclasses.replace(options, variant=options.variant.resolved(self.stable))
+        super().__init__(options)
+        self.options = dataclasses.replace(options, variant=self.variant)
         self.sampling = self.model.sampling(**options.sampling)
         self.points = expand(options.specs)
         for point in self.points:
@@ -190,43 +168,17 @@ class Sweep:
             self.points = [point for point in self.points if point.spec not in self.left_out]
         if not self.points:
             raise ValueError("got no points to measure: give --points")
-        self.surroundings = surroundings(self.model.device)
         self.folder: SweepFolder = open_folder(options.run, self.header)
 
     @property
     def header(self) -> dict[str, Any]:
-        """The settings of the sweep, without the number of pictures, so that more can be added later."""
-        options = self.options
-        return {
-            "model": self.model.name,
-            "fingerprint": self.model.fingerprint,
-            "points": [point.spec for point in self.points],
-            "variant": str(options.variant),
-            "plain": list(map(str, self.plain_variants)),
-            "sampling": dataclasses.asdict(self.sampling),
-            "seed": options.seed,
-            "prompts": hashlib.sha256("\n".join(options.prompts).encode()).hexdigest(),
-            "surroundings": {name: self.surroundings[name] for name in SAME},
-        }
-
-    @property
-    def plain_variants(self) -> list[Variant]:
-        """The variants of plain decoding."""
-        options = self.options
-        kinds = options.baselines or kinds_of(self.model.device)
-        return [Variant(kind, dtype) for dtype in options.baseline_dtypes for kind in kinds]
-
-    def prompt(self, number: int) -> str:
-        """Return the prompt of a picture."""
-        return prompt_of(self.model, self.options.prompts, number)
+        """The settings of the sweep."""
+        own = {"points": [point.spec for point in self.points], "sampling": dataclasses.asdict(self.sampling)}
+        return super().header | own
 
     def jobs(self) -> list[Job]:
         """Return the jobs of all rounds, one picture each."""
-        seed = self.options.seed
-        return [
-            Job(condition_of(self.model, self.options.prompts, [number]), [(seed, number)])
-            for number in range(self.options.images)
-        ]
+        return [self.job(number) for number in range(self.options.images)]
 
     def measure(self) -> list[dict[str, str]]:
         """Run the missing rounds and shown pictures; return failed contenders with their reasons."""
@@ -250,7 +202,7 @@ class Sweep:
         return unique(failed)
 
     def _warm_up(self, lineup: Lineup, jobs: Sequence[Job]) -> None:
-        bar = progress_bar(len(lineup.contenders), "warming up", "points", is_quiet=self.options.is_quiet)
+        bar = self.bar(len(lineup.contenders), "warming up", "points")
 
         def run(contender: Contender) -> None:
             warm(contender, jobs)
@@ -260,7 +212,7 @@ class Sweep:
         bar.close()
 
     def _take_portraits(self, contenders: Sequence[Contender], jobs: Sequence[Job]) -> None:
-        bar = progress_bar(len(contenders), "pictures to show", "points", is_quiet=self.options.is_quiet)
+        bar = self.bar(len(contenders), "pictures to show", "points")
         for contender in contenders:
             name = name_of(contender.label, contender.variant)
             known = self.folder.portraits(name)
@@ -273,11 +225,11 @@ class Sweep:
         self, field: Sequence[Contender], jobs: Sequence[Job], missing: Sequence[int], failed: list[dict[str, str]]
     ) -> None:
         """Run the missing rounds: one picture by every contender, stored before the next round starts."""
-        bar = progress_bar(len(missing) * len(field), "rounds", "pictures", is_quiet=self.options.is_quiet)
+        bar = self.bar(len(missing) * len(field), "rounds", "pictures")
         for number in missing:
             order = [field[who] for who in step_order(len(field), number)]
             runs: list[Callable[[int], Generation]] = [
-                lambda _, one=one: one.decode(jobs[number])  # noqa: B023 - called within this turn
+                lambda _, one=one: one.decode(jobs[number])  # noqa: B023 - called within this iteration
                 for one in order
             ]
             before = load_average()
@@ -341,8 +293,8 @@ class Sweep:
 
     def _in_same_dtype(self, rounds: Sequence[Mapping[str, Any]], baseline: str) -> str:
         """Return the plain contender whose pictures are shown: in the methods' dtype if possible, else the baseline."""
-        alike = [one for one in self.plain_variants if one.dtype == self.options.variant.dtype]
-        names = [name_of(PLAIN, one) for one in alike if self._took_part(rounds, PLAIN, one)]
+        same = [one for one in self.plain_variants if one.dtype == self.options.variant.dtype]
+        names = [name_of(PLAIN, one) for one in same if self._took_part(rounds, PLAIN, one)]
         return fastest(rounds, names) if names else baseline
 
     def _portraits(self, name: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Reports of a frontier, drawn from frontier.json without a model.
+"""Reports of a frontier, made from frontier.json without a model.
 
 The plot shows speedup and step compression against every axis of quality. The HTML page is one file with plot, table,
 pictures at the same seeds, and acceptance.

@@ -30,7 +30,6 @@ from lantern.eval.boards.rounds import (
     records_of,
     seconds_of,
     speedup,
-    steps_of,
     unpack,
 )
 from lantern.eval.metrics.distances import Estimate, bootstrap
@@ -129,9 +128,9 @@ def promise_of(method: Method, *, is_greedy: bool) -> str:
 def plain_row(contest: Contest, rounds: Rounds, baseline: str, judged: "Judged") -> dict[str, Any]:
     """Return the row of plain decoding in the methods' engine, which all are compared with."""
     facts: dict[str, Any] = {"method": PLAIN, "status": "measured", "promise": CODES, "summary": METHODS[PLAIN].summary}
-    found = facts | common_figures(contest, list(rounds.values()), baseline, contest.alike)
+    found = facts | common_figures(contest, list(rounds.values()), baseline, contest.plain_name)
     found["made_with"] = made_with(contest.setting.model, PLAIN, contest.setting.options.variant)
-    found["quality"] |= judged.quality(contest.alike)
+    found["quality"] |= judged.quality(contest.plain_name)
     return found
 
 
@@ -150,7 +149,7 @@ def row(contest: Contest, rounds: Rounds, baseline: str, spec: str, judged: "Jud
     variant = contest.setting.options.variant
     found["made_with"] = made_with(contest.setting.stable.model(variant), spec, variant)
     if promise == CODES:
-        found["identity"] = identity(rounds, name, contest.alike)
+        found["identity"] = identity(rounds, name, contest.plain_name)
     if promise == RELAXED:
         found["quality"] |= judged.quality(name)
         found["changes"] = judged.changes(name)
@@ -160,9 +159,9 @@ def row(contest: Contest, rounds: Rounds, baseline: str, spec: str, judged: "Jud
 def common_figures(contest: Contest, every: Sequence[Mapping[str, Any]], baseline: str, name: str) -> dict[str, Any]:
     """Return the figures of every row; `speedup` is over the fastest plain decoding, `speedup_alike` in its engine."""
     codes, records = contest.setting.model.target.config.block_size, records_of(every, name)
-    num_steps = sum(steps_of(record) for record in records)
+    num_steps = sum(record["steps"] for record in records)
     return point_figures(every, baseline, name, codes) | {
-        "speedup_alike": as_dict(speedup(every, contest.alike, name)),
+        "speedup_alike": as_dict(speedup(every, contest.plain_name, name)),
         "nodes_per_pass": rounded(sum(record["nodes"] for record in records) / max(num_steps, 1)),
         "probe": contest.probes[name],
     }
@@ -205,7 +204,7 @@ class Judged:
         """Return the changes from plain decoding, and whether chance explains them (`is_within`)."""
         found = {}
         for axis, value in self.estimates(name).items():
-            plain = self.estimates(self.contest.alike)[axis]
+            plain = self.estimates(self.contest.plain_name)[axis]
             found_change, by_chance = change(value, plain), math.hypot(*reach(plain))
             found[axis] = as_dict(found_change) | {"is_within": abs(found_change.value) <= by_chance}
         return found
@@ -213,7 +212,7 @@ class Judged:
     @property
     def yardstick(self) -> dict[str, Any]:
         """Difference of two sets of plain pictures by chance, by axis."""
-        return {axis: as_dict(change(value, value)) for axis, value in self.estimates(self.contest.alike).items()}
+        return {axis: as_dict(change(value, value)) for axis, value in self.estimates(self.contest.plain_name).items()}
 
 
 def change(mine: Estimate, plain: Estimate) -> Estimate:
@@ -280,7 +279,7 @@ def entry_figures(contest: Contest, rounds: RoundList, spec: str, codes: int) ->
         "step_compression": codes * len(records) / sum(one["passes"] for one in records),
         "seconds": seconds,
         "codes_per_second": codes / seconds,
-        "nodes_per_pass": sum(one["nodes"] for one in records) / max(sum(steps_of(one) for one in records), 1),
+        "nodes_per_pass": sum(one["nodes"] for one in records) / max(sum(one["steps"] for one in records), 1),
         "late_acceptance": taken / reached if reached else None,
     }
     found |= {name: known.get(name) for name in FIGURES if name not in found}

@@ -179,7 +179,7 @@ class Pairs:
 def codes_ratio(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Estimate:
     """Return codes per pass of one method over the other's, on the same pictures."""
     table = torch.tensor([[float(b["passes"]), float(a["passes"])] for a, b in zip(mine, other, strict=True)])
-    return bootstrap(table.double(), lambda drawn: drawn[..., 0].mean(-1) / drawn[..., 1].mean(-1), seed=0)
+    return bootstrap(table.double(), lambda sample: sample[..., 0].mean(-1) / sample[..., 1].mean(-1), seed=0)
 
 
 def variation_difference(

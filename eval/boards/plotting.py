@@ -10,7 +10,7 @@ from lantern.core.io import atomic_write
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, each with a mark of its own, so that colour is not needed to tell families apart
+# Okabe and Ito's colours, each with a mark of its own, so that families differ without colour
 LOOKS = (
     ("#0072b2", "o"),
     ("#e69f00", "s"),

@@ -1,7 +1,7 @@
 """Committed results: which command makes each file, of which weights and commit it is, and whether it is stale.
 
 `eval/results/index.json` lists the results. A result file records the fingerprint of the model and the commit that it
-was measured with (`surroundings.about`). What is drawn from a result file holds a digest of its figures.
+was measured with (`surroundings.about`). A file made from a result file holds a digest of its figures.
 `lantern results` shows the state of all of them and runs their commands.
 """
 
@@ -40,9 +40,9 @@ class Result:
 
     files: paths relative to the checkout; the first is the one whose record counts. command: makes all of them, with
     {NAME} for an option of `lantern results` and {commit} for the present commit; "" for a record that is kept.
-    source: the result that it is drawn from.
+    source: the result that it is made from.
     of_model: figures of the embedded model. code: paths whose changes make it stale. needs: "amx" for a processor with
-    AMX. note: what else a reader must know.
+    AMX. note: further facts for the reader.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Result:
         if not self.files:
             raise ValueError(f"result {self.name!r} has no files, wanted at least one")
         if not self.command and not self.note:
-            raise ValueError(f"result {self.name!r} has no command, wanted a note that says why it is kept")
+            raise ValueError(f"result {self.name!r} has no command, wanted a note with the reason why it is kept")
         if self.needs not in ("", "amx"):
             raise ValueError(f"result {self.name!r} needs {self.needs!r}, wanted amx or nothing")
 
@@ -108,7 +108,7 @@ class State:
 
 
 def figures_mark(figures: Mapping[str, Any]) -> str:
-    """Return the mark that files drawn from these figures hold."""
+    """Return the mark in files that are made from these figures."""
     text = json.dumps(figures, sort_keys=True, ensure_ascii=True)
     return f"figures sha256 {hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -169,7 +169,7 @@ class Results:
         return found
 
     def _state_of_drawing(self, result: Result) -> State:
-        """Return the state of files that are drawn from another result."""
+        """Return the state of files that are made from another result."""
         (source,) = self.find([result.source])
         state = self.state(source)
         reasons = [f"{source.name} is stale"] if state.is_stale else []

@@ -188,11 +188,6 @@ def record(made: Generation, seconds: float, number: int = 0) -> dict[str, Any]:
     }
 
 
-def steps_of(record: Mapping[str, Any]) -> int:
-    """Return the number of steps of a record; older records name it "turns"."""
-    return record["steps"] if "steps" in record else record["turns"]
-
-
 def pack(codes: Int[Tensor, " n"]) -> str:
     """Encode codes as text: base64 of 32-bit little-endian numbers."""
     return base64.b64encode(codes.cpu().numpy().astype("<u4").tobytes()).decode("ascii")

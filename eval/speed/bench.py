@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lantern.core.sampling import Sampling
+from lantern.decoding.loop import now
 from lantern.eval.speed.contenders import (
     PLAIN,
     PROMPTS,
@@ -29,7 +30,7 @@ from lantern.eval.speed.contenders import (
 from lantern.eval.speed.memory import peak_of
 from lantern.eval.speed.pass_curve import PassCurve, most
 from lantern.eval.speed.phases import copy_bandwidth, describe, layer_seconds, roofline, time_phases
-from lantern.eval.speed.race import Entry, fastest, identity, now, results, rounded, run_race
+from lantern.eval.speed.race import Entry, fastest, identity, results, rounded, run_race
 from lantern.eval.speed.surroundings import about, load_average
 from lantern.models.folder import Model, load_model
 
@@ -204,7 +205,7 @@ def memory_figures(
 
 
 def seconds_beside(model: Model, options: BenchOptions) -> dict[str, float]:
-    """Return the seconds that every method needs alike: text encoding and VQ decoding of one picture."""
+    """Return the seconds that are the same for every method: text encoding and VQ decoding of one picture."""
     found = {}
     work: dict[str, Callable[[], object]] = {}
     if model.takes_prompts:

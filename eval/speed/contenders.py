@@ -293,4 +293,4 @@ def until_done(contender: Contender, job: Job, watch: Callable[[Step], None]) ->
         contender.decode(job, callback=watch)
     except DoneError as done:
         return done.seconds
-    raise RuntimeError("the picture was finished before the measurement: ask for fewer codes")
+    raise RuntimeError("the picture was finished before the measurement: give fewer codes")

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from lantern.core.types import Callback, Drafter, Step, Target
+from lantern.decoding.loop import now
 from lantern.engines.prepared import original
 from lantern.eval.speed.contenders import Contender, Job
-from lantern.eval.speed.race import now, rounded
+from lantern.eval.speed.race import rounded
 from lantern.models.llamagen.transformer import TransformerConfig
 
 

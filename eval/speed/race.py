@@ -1,7 +1,6 @@
 """A race: contenders make the same pictures in interleaved rounds; spreads, ratios and claims from their seconds."""
 
 import sys
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lantern.core.types import Generation, Step
+from lantern.decoding.loop import now
 from lantern.eval.metrics.distances import bootstrap
 from lantern.eval.speed.contenders import METHOD_KINDS, PLAIN, Contender, Job, Lineup, Variant, warm_up
 
@@ -47,13 +47,6 @@ def interleave(
         if after_round is not None:
             after_round(number)
     return seconds, results
-
-
-def now(device: torch.device) -> float:
-    """Return the time in seconds after all queued work of the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 ENOUGH_IMAGES = 10

@@ -11,6 +11,7 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step, Verifier
+from lantern.decoding.loop import now
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.eval.speed.contenders import (
     PLAIN,
@@ -26,7 +27,7 @@ from lantern.eval.speed.contenders import (
 )
 from lantern.eval.speed.pass_curve import NODES, PassCurve
 from lantern.eval.speed.phases import copy_bandwidth, describe, layer_seconds, roofline, time_phases
-from lantern.eval.speed.race import Spread, compare, interleave, now, rounded
+from lantern.eval.speed.race import Spread, compare, interleave, rounded
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.methods.registry import METHODS, Decoder, find

@@ -15,6 +15,8 @@ from lantern.cli.command import (
     VARIANT,
     Command,
     add_distribution,
+    add_machine,
+    add_model,
     check_file,
     complain,
     distribution_of,
@@ -23,6 +25,7 @@ from lantern.cli.command import (
     one_of,
     real,
     run_command,
+    set_threads,
 )
 from lantern.engines.engine import VARIANTS
 from lantern.methods import METHODS
@@ -46,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _model(group: Any) -> None:
-    group.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
+    add_model(group)
     group.add_argument(
         "--methods",
         nargs="+",
@@ -99,22 +102,17 @@ def _both(group: Any) -> None:
         "--nodes", nargs="*", type=integer(1, 4096), help="numbers of nodes whose pass is timed; without a number, none"
     )
     group.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="of the noise (default 0)")
-    group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--json", action="store_true", help="one JSON line on stdout, the table on stderr")
     group.add_argument("--out", type=Path, metavar="FILE", help="write the JSON line to a file as well")
-    group.add_argument("--quiet", action="store_true", help="print no progress")
+    add_machine(group)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write; return 1 if an exact method did not give plain decoding's codes."""
     _check(args)
-    import torch
-
     from lantern.eval.speed.bench_table import render
 
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    set_threads(args)
     found = [measure() for measure in (_of_shapes(args) if args.shape else [_of_model(args)])]
     figures = found[0] if len(found) == 1 else {"what": "shapes", "shapes": found}
     print("\n\n".join(map(render, found)), file=sys.stderr if args.json else sys.stdout)

@@ -4,7 +4,7 @@
 2: invalid input (unknown option, bad value, damaged file).
 129: the terminal was closed (SIGHUP). 130: interrupted by Ctrl-C. 143: terminated by SIGTERM.
 
-Of each group of options one function adds it, and one turns the given values into plain values.
+For each group of options one function adds it, and one returns the given values.
 """
 
 import argparse
@@ -432,7 +432,7 @@ def _named(argv: Sequence[str]) -> tuple[str | None, str | None]:
     first.add_argument("--model")
     try:
         found, _ = first.parse_known_args(list(argv))
-    except argparse.ArgumentError:  # the whole parser says it better
+    except argparse.ArgumentError:  # the whole parser has a better message
         return None, None
     return found.method, found.model
 
@@ -460,26 +460,37 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-DISTRIBUTION: dict[str, Callable[[str], Any]] = {
-    "guidance": real(0, 1000),
-    "temperature": real(0, 100),
-    "top_k": integer(0, 10**6),
-    "top_p": real(0, 1),
+# fields of the sampling: type and help
+SAMPLING: dict[str, tuple[Callable[[str], Any], str]] = {
+    "guidance": (real(0, 1000), "classifier-free guidance; 1 or less is none"),
+    "guidance_interval": (integer(-1, 10**6), "guide only codes 0 to N + 1; -1 guides all"),
+    "temperature": (real(0, 100), "0 is greedy"),
+    "top_k": (integer(0, 10**6), "codes to choose from; 0 is all"),
+    "top_p": (real(0, 1), "probability to choose from; 1 is all"),
 }
+DISTRIBUTION = ("guidance", "temperature", "top_k", "top_p")
 
 
-def add_distribution(group: Any, names: Sequence[str] = tuple(DISTRIBUTION)) -> None:
+def add_distribution(group: Any, names: Sequence[str] = DISTRIBUTION) -> None:
     """Add options for the fields of the model's sampling in `names`."""
     for name in names:
-        group.add_argument(f"--{name.replace('_', '-')}", type=DISTRIBUTION[name], help="default: the model's")
+        kind, text = SAMPLING[name]
+        letter = "X" if name in ("guidance", "temperature", "top_p") else "N"
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, type=kind, metavar=letter, help=f"{text} (default: the model's)")
 
 
-def distribution_of(args: argparse.Namespace, names: Sequence[str] = tuple(DISTRIBUTION)) -> dict[str, Any]:
+def distribution_of(args: argparse.Namespace, names: Sequence[str] = DISTRIBUTION) -> dict[str, Any]:
     """Return the fields of the sampling that were given."""
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
-def add_subject(group: Any, distribution: Sequence[str] = tuple(DISTRIBUTION)) -> None:
+def add_model(group: Any) -> None:
+    """Add the option for the model."""
+    group.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
+
+
+def add_subject(group: Any, distribution: Sequence[str] = DISTRIBUTION) -> None:
     """Add options for prompts, sampling and seed."""
     group.add_argument(
         "--prompts-file", metavar="FILE", help="prompts, one per line (default assets/prompts/concepts.txt)"
@@ -505,6 +516,14 @@ def add_machine(group: Any) -> None:
     group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--quiet", action="store_true", help="print no progress")
+
+
+def set_threads(args: argparse.Namespace) -> None:
+    """Let torch compute on --threads CPU threads, if they were given."""
+    import torch
+
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
 
 
 def add_board(group: Any, name: str, files: str) -> None:
@@ -537,9 +556,22 @@ def check_board(figures: dict[str, Any], path: Path, name: str, needed: str) -> 
     return figures
 
 
-def baseline_dtypes(dtype: str) -> tuple[str, str]:
-    """Return the dtypes of plain decoding for methods of a dtype."""
-    return ("fp32", "bf16") if dtype != "fp16" else ("fp32", "fp16")
+def board_options(args: argparse.Namespace, distribution: Sequence[str] = DISTRIBUTION) -> dict[str, Any]:
+    """Return the arguments of `BoardOptions` that the options describe."""
+    from lantern.eval.speed.contenders import Variant
+
+    return {
+        "run": args.run,
+        "prompts": shuffled_prompts(args.prompts_file, args.seed),
+        "model": args.model,
+        "variant": Variant.of(engine_of(args, is_quiet=args.quiet), args.dtype),
+        "baselines": tuple(args.baseline),
+        "baseline_dtypes": ("fp32", "bf16") if args.dtype != "fp16" else ("fp32", "fp16"),
+        "sampling": distribution_of(args, distribution),
+        "seed": args.seed,
+        "device": args.device,
+        "is_quiet": args.quiet,
+    }
 
 
 def shuffled_prompts(file: str | None, seed: int) -> list[str]:

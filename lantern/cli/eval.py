@@ -7,7 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, Command, check_file, existing, integer, nearest, run_command
+from lantern.cli.command import (
+    DONE,
+    Command,
+    add_machine,
+    check_file,
+    existing,
+    integer,
+    nearest,
+    run_command,
+    set_threads,
+)
 
 if TYPE_CHECKING:
     from lantern.eval.metrics.quality import Figure
@@ -51,12 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--batch", type=integer(1, 4096), default=32, help="pictures at a time (default 32)")
     add("--workers", type=integer(0, 1024), default=0, help="reading threads, 0 for as many as cores (default)")
-    add("--threads", type=integer(1, 1024), help="CPU threads to compute on")
-    add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     add("--keep-moments", type=Path, metavar="FOLDER", help="write Inception's moments there, to merge shards")
     add("--json", action="store_true", help="one JSON line on stdout, the table on stderr")
     add("--out", type=Path, metavar="FILE", help="write the figures to a JSON file as well")
-    add("--quiet", action="store_true", help="no progress bar")
+    add_machine(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,12 +72,9 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_file("--out", args.out)
     given = _by_name(args.weights)
-    import torch
-
     from lantern.core.io import write_json
 
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    set_threads(args)
     figures = _of_moments(args) if args.pictures[0].suffix == MOMENTS else _of_pictures(args, given)
     print(render(figures), file=sys.stderr if args.json else sys.stdout)
     result = _result(args, figures)

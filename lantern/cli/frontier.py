@@ -11,20 +11,19 @@ from lantern.cli.command import (
     Command,
     add_board,
     add_judges,
+    add_model,
     add_subject,
-    baseline_dtypes,
+    board_options,
     check_board,
     check_results,
-    distribution_of,
     docs_of,
-    engine_of,
     existing,
     integer,
     judges_of,
     report,
     results_folder,
     run_command,
-    shuffled_prompts,
+    set_threads,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _what(group: Any) -> None:
     group.add_argument("--from", dest="results", type=existing, metavar="FILE", help="draw an existing frontier.json")
-    group.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
+    add_model(group)
     group.add_argument(
         "--points",
         nargs="+",
@@ -84,12 +83,9 @@ def run(args: argparse.Namespace) -> int:
         return DONE
     judges = judges_of(args)
     judges.check(args.images)
-    import torch
-
     from lantern.eval.boards.frontier import Sweep
 
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    set_threads(args)
     sweep = Sweep(options_of(args))
     for spec, command in sweep.left_out.items():
         print(f"left out {spec}: the model lacks an add-on, which is trained by: {command}", file=sys.stderr)
@@ -107,23 +103,10 @@ def run(args: argparse.Namespace) -> int:
 def options_of(args: argparse.Namespace) -> "FrontierOptions":
     """Return the options of the measurement."""
     from lantern.eval.boards.frontier import RULES, FrontierOptions
-    from lantern.eval.speed.contenders import Variant
 
-    known = {name: getattr(args, name) for name in ("model", "images", "shown", "seed", "device")}
     points = args.points or (RULES if args.rules else None)
-    given: dict[str, Any] = {"specs": points} if points else {}
-    return FrontierOptions(
-        run=args.run,
-        prompts=shuffled_prompts(args.prompts_file, args.seed),
-        leaves_out=not args.points,
-        variant=Variant.of(engine_of(args, is_quiet=args.quiet), args.dtype),
-        baselines=tuple(args.baseline),
-        baseline_dtypes=baseline_dtypes(args.dtype),
-        sampling=distribution_of(args),
-        is_quiet=args.quiet,
-        **known,
-        **given,
-    )
+    given: dict[str, Any] = board_options(args) | ({"specs": points} if points else {})
+    return FrontierOptions(leaves_out=not args.points, images=args.images, shown=args.shown, **given)
 
 
 def draw(figures: Mapping[str, Any], stem: Path, is_quiet: bool) -> None:

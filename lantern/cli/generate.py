@@ -18,21 +18,24 @@ from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import (
     DONE,
+    SAMPLING,
     Command,
     Names,
+    add_distribution,
     add_engine,
     add_method_options,
+    add_model,
     add_set,
     advice,
     check_file,
     check_folder,
+    distribution_of,
     dtype_of,
     dtype_of_names,
     engine_of,
     explained,
     integer,
     one_of,
-    real,
     run_command,
     settings_of,
     size_of,
@@ -56,8 +59,6 @@ if TYPE_CHECKING:
     from lantern.models.folder import Model
 
 
-SAMPLING = ("guidance", "guidance_interval", "temperature", "top_k", "top_p")
-OWN = "default: the model's"
 STDOUT = Path("-")
 LABEL_LINES = 2
 
@@ -101,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "lantern-generate --method NAME --help and lantern methods NAME list the settings of a method."
     _what(parser.add_argument_group("what to make"))
     _how(parser.add_argument_group("how"))
-    _distribution(parser.add_argument_group(f"the distribution that codes are sampled from ({OWN})"))
+    add_distribution(parser.add_argument_group("the distribution that codes are sampled from"), tuple(SAMPLING))
     _results(parser.add_argument_group("results"))
 
 
@@ -137,7 +138,7 @@ def _what(group: Any) -> None:
 
 
 def _how(group: Any) -> None:
-    group.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
+    add_model(group)
     group.add_argument(
         "--size", type=size_of, metavar="WxH", help="width and height in pixels, of models that make several sizes"
     )
@@ -145,7 +146,9 @@ def _how(group: Any) -> None:
         "--no-verify", action="store_true", help="do not compare weight files with their SHA-256 (SHA256SUMS)"
     )
     group.add_argument(
-        "--method", type=one_of(list(METHODS)), help=f"how codes are decoded: {', '.join(METHODS)} ({OWN})"
+        "--method",
+        type=one_of(list(METHODS)),
+        help=f"how codes are decoded: {', '.join(METHODS)} (default: the model's)",
     )
     group.add_argument(
         "--batch",
@@ -163,16 +166,6 @@ def _how(group: Any) -> None:
     )
     add_set(group)
     add_engine(group)
-
-
-def _distribution(group: Any) -> None:
-    group.add_argument("--guidance", type=real(0, 1000), help="classifier-free guidance; 1 or less is none")
-    group.add_argument(
-        "--guidance-interval", type=integer(-1, 10**6), metavar="N", help="guide only codes 0 to N + 1; -1 guides all"
-    )
-    group.add_argument("--temperature", type=real(0, 100), help="0 is greedy")
-    group.add_argument("--top-k", type=integer(0, 10**6), help="codes to choose from; 0 is all")
-    group.add_argument("--top-p", type=real(0, 1), help="probability to choose from; 1 is all")
 
 
 def _results(group: Any) -> None:
@@ -251,7 +244,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = _prompts(args.prompt, args.prompts_file, args.class_label)
     rank, processes = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if processes > 1 and (args.method in (None, "auto") or args.compare):
-        raise ValueError(f"{processes} processes share a model and must decode alike: give --method, and no --compare")
+        raise ValueError(f"{processes} processes share a model and need one method: give --method, and no --compare")
     args.quiet |= rank > 0
     # the process of rank 0 writes and prints
     results = _results_of(args) if rank == 0 else Results(place=None, is_quiet=True)
@@ -260,7 +253,7 @@ def run(args: argparse.Namespace) -> int:
     from lantern.generation.requests import check_requests, requests, with_warnings
     from lantern.models.folder import load_model
 
-    given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
+    given = distribution_of(args, tuple(SAMPLING))
     Sampling(**given)
     kept: dict[str, Any] = {"init_image": args.init_image, "keep_rows": args.keep_rows, "mask_image": args.mask}
     keeps_codes = any(one is not None for one in kept.values())

@@ -13,15 +13,14 @@ from lantern.cli.command import (
     Command,
     add_board,
     add_judges,
+    add_model,
     add_subject,
-    baseline_dtypes,
+    board_options,
     check_board,
     check_folder,
     check_results,
     complain,
-    distribution_of,
     docs_of,
-    engine_of,
     existing,
     integer,
     judges_of,
@@ -29,7 +28,7 @@ from lantern.cli.command import (
     report,
     results_folder,
     run_command,
-    shuffled_prompts,
+    set_threads,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def _what(group: Any) -> None:
         metavar="FILE",
         help="write the tables of a leaderboard.json, or with --pairs of a pairs.json",
     )
-    group.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
+    add_model(group)
     group.add_argument(
         "--methods",
         nargs="+",
@@ -161,14 +160,11 @@ def compare(args: argparse.Namespace) -> int:
 
 def compared(args: argparse.Namespace) -> dict[str, Any]:
     """Measure pairs of methods and return the figures."""
-    import torch
-
     from lantern.eval.boards import pairs as board
     from lantern.eval.boards.contest import Setting
 
     chosen = [board.parse_pair(text) for text in args.pairs] or list(board.PAIRS)
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    set_threads(args)
     images = (args.images or [PICTURES])[0]
     args.images, args.equal_budget, args.methods = None, 0, ["eagle1"]
     options = options_of(args)
@@ -182,12 +178,9 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     options = options_of(args)
     judges = judges_of(args)
     judges.check(max(options.images))
-    import torch
-
     from lantern.eval.boards.leaderboard import Leaderboard
 
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    set_threads(args)
     board = Leaderboard(options)
     judge = judges.open(board, cache=args.run, seed=args.seed)
     board.measure()
@@ -197,25 +190,15 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
 def options_of(args: argparse.Namespace) -> "LeaderboardOptions":
     """Return the options of the measurement."""
     from lantern.eval.boards.contest import LeaderboardOptions
-    from lantern.eval.speed.contenders import Variant
 
     images = tuple(args.images or [IMAGES[0], *[IMAGES[1]] * (len(args.temperatures) - 1)])
     images = images * len(args.temperatures) if len(images) == 1 else images
     return LeaderboardOptions(
-        run=args.run,
-        prompts=shuffled_prompts(args.prompts_file, args.seed),
-        model=args.model,
         specs=args.methods or (),
         temperatures=tuple(args.temperatures),
         images=images,
         equal_budget=min(4, images[0]) if args.equal_budget is None else args.equal_budget,
-        variant=Variant.of(engine_of(args, is_quiet=args.quiet), args.dtype),
-        baselines=tuple(args.baseline),
-        baseline_dtypes=baseline_dtypes(args.dtype),
-        sampling=distribution_of(args, DISTRIBUTION),
-        seed=args.seed,
-        device=args.device,
-        is_quiet=args.quiet,
+        **board_options(args, DISTRIBUTION),
     )
 
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, Command, one_of
+from lantern.cli.command import DONE, Command, add_model, one_of
 from lantern.methods import METHODS, AddOn, MethodSpec, specs
 from lantern.methods.registry import find_add_on, spec_of
 from lantern.methods.spec import PROMISES
@@ -14,7 +14,7 @@ from lantern.methods.spec import PROMISES
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("name", nargs="?", type=one_of(list(METHODS)), metavar="NAME", help="method to describe")
-    parser.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
+    add_model(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -47,7 +47,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def description(spec: MethodSpec, model: str) -> dict[str, Any]:
-    """Return what there is to know of a method, and whether a model has the add-ons that it needs."""
+    """Return the specification of a method, and whether a model has the add-ons that it needs."""
     from lantern.core.io import resolve_model
 
     folder = resolve_model(model)

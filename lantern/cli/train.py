@@ -215,7 +215,7 @@ def _recipe_of(stage: str, config: str | None) -> Recipe | None:
 def _config_of(args: argparse.Namespace, recipe: Recipe | None) -> str:
     if args.config is not None:
         return args.config
-    if getattr(args, "kind", None) is not None:
+    if vars(args).get("kind") is not None:
         return f"{args.stage}-{args.kind}"
     if recipe is not None:
         return f"{args.stage}-{recipe.name}"

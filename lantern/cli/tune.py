@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from lantern.cli.command import (
     DONE,
+    SAMPLING,
     Command,
+    add_distribution,
     add_engine,
+    add_model,
     check_file,
+    distribution_of,
     dtype_of,
     dtype_of_names,
     engine_of,
@@ -24,9 +28,6 @@ from lantern.cli.command import (
 if TYPE_CHECKING:
     from lantern.generation.tuning.tuner import Candidate, Findings
 
-SAMPLING = ("guidance", "guidance_interval", "temperature", "top_k", "top_p")
-OWN = "default: the model's"
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command on its own."""
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     what = parser.add_argument_group("what to measure")
-    what.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
+    add_model(what)
     what.add_argument("--prompts-file", metavar="FILE", help="prompts to measure on (default: eight simple ones)")
     what.add_argument(
         "--images", type=integer(1, 10_000), default=4, metavar="N", help="pictures to count acceptance on"
@@ -47,14 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: fp32 on a CPU, else bf16")
     add_engine(what)
     _bounds(parser.add_argument_group("what may be chosen (exact methods unless a bound is given)"))
-    distribution = parser.add_argument_group(f"the distribution that codes are sampled from ({OWN})")
-    distribution.add_argument("--guidance", type=real(0, 1000), help="classifier-free guidance; 1 or less is none")
-    distribution.add_argument(
-        "--guidance-interval", type=integer(-1, 10**6), metavar="N", help="guide only codes 0 to N + 1"
-    )
-    distribution.add_argument("--temperature", type=real(0, 100), help="0 is greedy")
-    distribution.add_argument("--top-k", type=integer(0, 10**6), help="codes to choose from; 0 is all")
-    distribution.add_argument("--top-p", type=real(0, 1), help="probability to choose from; 1 is all")
+    add_distribution(parser.add_argument_group("the distribution that codes are sampled from"), tuple(SAMPLING))
     results = parser.add_argument_group("results")
     results.add_argument(
         "--out", type=Path, metavar="FILE", help="the profile (default: beside the model, where `auto` finds it)"
@@ -114,12 +108,11 @@ def run(args: argparse.Namespace) -> int:
         parts=parts,
         engine=engine_of(args, is_quiet=args.quiet),
     )
-    given = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     if args.prompts_file is not None and not model.takes_prompts:
         raise ValueError(f"model {model.name} takes class labels, not prompts: leave --prompts-file out")
     found, profile, path = tune(
         model,
-        sampling=model.sampling(**given),
+        sampling=model.sampling(**distribution_of(args, tuple(SAMPLING))),
         prompts=() if args.prompts_file is None else read_prompts(args.prompts_file),
         images=args.images,
         batch=args.batch,

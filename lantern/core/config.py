@@ -68,7 +68,7 @@ def hint_for(name: str, known: Collection[str]) -> str:
 
 
 def is_debugging() -> bool:
-    """Return whether LANTERN_DEBUG turns debug mode on; an empty value and 0 do not."""
+    """Return whether LANTERN_DEBUG enables debug mode; an empty value and 0 do not."""
     return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
 
 

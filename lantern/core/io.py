@@ -457,7 +457,7 @@ def verify_files(folder: str | Path, names: Iterable[str]) -> None:
         if name not in sums or not (folder / name).is_file():
             continue
         if name.endswith(".safetensors"):
-            read_header(folder / name)  # a file of another length than its header says is refused before it is read
+            read_header(folder / name)  # a file whose length differs from its header is refused before it is read
         if sha256_of(folder / name) != sums[name]:
             raise ValueError(
                 f"{folder / name} is damaged: its SHA-256 is not the one in {SUMS_NAME}; copy it again, or delete "

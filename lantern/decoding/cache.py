@@ -17,7 +17,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Target
 from lantern.decoding.forced import ForcedCodes
 
-FP32_ROWS = 16  # fp32 products were measured to round alike from this number of rows on
+FP32_ROWS = 16  # measured: fp32 products of this many rows or more round in the same way
 
 
 class StaticCache:

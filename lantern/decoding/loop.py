@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -162,22 +162,28 @@ class FiniteSoFar:
         self.flags.logical_and_(is_finite.all(1))
 
 
+def now(device: torch.device) -> float:
+    """Return the time in seconds after all queued work of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # sync
+    return time.perf_counter()
+
+
 class Stopwatch:
     """Adds up the seconds between laps by phase. If it is off it does nothing, and the host does not wait."""
 
     def __init__(self, device: torch.device, is_on: bool) -> None:
-        self._is_cuda = device.type == "cuda"
+        self._device = device
         self._is_on = is_on
         self.seconds: dict[str, float] = {}
-        self._last = self._now() if is_on else 0.0
+        self._last = now(device) if is_on else 0.0
 
     def lap(self, phase: str) -> None:
         """Add the time since the last lap to `phase`."""
         if not self._is_on:
             return
-        now = self._now()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
-        self._last = now
+        last, self._last = self._last, now(self._device)
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + self._last - last
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -187,11 +193,6 @@ class Stopwatch:
             yield
         finally:
             self._is_on = was_on
-
-    def _now(self) -> float:
-        if self._is_cuda:
-            torch.cuda.synchronize()  # sync
-        return time.perf_counter()
 
 
 def report(step: Step, callback: Callback | None, steps: list[Step] | None) -> None:
@@ -321,6 +322,53 @@ class Programs:
     verify: Callable[["Run", Verifier, DraftTree, Scores], Verified] = verify
     wrap: Callable[[Stepper], Stepper] = unwrapped
     may_look: bool = True
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How a batch of pictures is decoded and observed: the arguments that `generate` of every decoder takes.
+
+    `keys` are the (seed, image number) of each image's noise. `callback` is called with every step; with `keep_steps`
+    the result holds all steps; with `is_timed` it holds the seconds of each phase. `cache` is reused if it fits, and
+    `prompts` keeps the state of prompts; `reproducible` is as for `cache.start`. `programs` are how an engine runs the
+    parts of a step (`Engine.programs`). `forced` are codes that are given, -1 where a code is sampled: no method
+    changes them, and they count as drafted codes that were accepted.
+    """
+
+    sampling: Sampling
+    keys: Sequence[tuple[int, int]]
+    callback: Callback | None = None
+    keep_steps: bool = False
+    is_timed: bool = False
+    cache: StaticCache | None = None
+    prompts: PromptCache | None = None
+    reproducible: bool = False
+    programs: Programs = Programs()
+    forced: Int[Tensor, "b n"] | None = None
+    steps: list[Step] = field(default_factory=list, init=False)
+
+    def start(self, target: Target, condition: Condition, *, stage: int, **more: Any) -> Start:
+        """Run the pass over the prompt (`cache.start`)."""
+        return start(
+            target,
+            condition.to(target.tok_embeddings.weight.device),
+            sampling=self.sampling,
+            keys=self.keys,
+            stage=stage,
+            cache=self.cache,
+            prompts=self.prompts,
+            reproducible=self.reproducible,
+            forced=self.forced,
+            **more,
+        )
+
+    def stopwatch(self, target: Target) -> Stopwatch:
+        """Return a stopwatch, which is off unless the generation is timed."""
+        return Stopwatch(target.tok_embeddings.weight.device, self.is_timed)
+
+    def report(self, step: Step) -> None:
+        """Report a step to the callback, and keep it if steps are kept."""
+        report(step, self.callback, self.steps if self.keep_steps else None)
 
 
 class Run:
@@ -530,60 +578,39 @@ def generate(
     target: Target,
     condition: Condition,
     *,
-    sampling: Sampling,
-    keys: Sequence[tuple[int, int]],
     drafter: Drafter,
     verifier: Verifier,
-    callback: Callback | None = None,
-    keep_steps: bool = False,
-    is_timed: bool = False,
-    cache: StaticCache | None = None,
-    prompts: PromptCache | None = None,
-    reproducible: bool = False,
-    programs: Programs | None = None,
-    forced: Int[Tensor, "b n"] | None = None,
+    **options: Any,
 ) -> Generation:
     """Decode with a drafter and a verifier. Each image advances by its own number of codes, and idles when it is done.
 
-    `keys` are the (seed, image number) of each image's noise. `programs` are how an engine runs the parts of a step
-    (`Engine.programs`). `forced` are codes that are given, -1 where a code is sampled: no method changes them, and they
-    count as drafted codes that were accepted. The host waits for the device only when the slowest image could be done.
+    `options` are the fields of `Decoding`. The host waits for the device only when the slowest image could be done.
     ValueError for a verifier that cannot verify this drafter's trees.
     """
-    watch, steps = Stopwatch(target.tok_embeddings.weight.device, is_timed), list[Step]()
-    kept, programs = steps if keep_steps else None, programs or Programs()
+    how = Decoding(**options)
     # 1) the prompt gives code 0
-    how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible, "forced": forced}
-    parts: dict[str, Any] = {"drafter": drafter, "verifier": verifier, "programs": programs, "watch": watch}
-    own, first = begin(target, condition, sampling=sampling, keys=keys, **parts, **how)
-    report(first, callback, kept)
-    watch.lap("prefill")
-    stepper, run = programs.wrap(own), own.run
+    own, first = begin(target, condition, drafter=drafter, verifier=verifier, how=how)
+    how.report(first)
+    own.watch.lap("prefill")
+    stepper, run = how.programs.wrap(own), own.run
     while not run.is_done():
         # 2) observe the last step and propose a tree, score it, walk it and commit the path
-        report(stepper.take_step(), callback, kept)
-        watch.lap("commit")
-    return run.generation(steps, watch.seconds)
+        how.report(stepper.take_step())
+        own.watch.lap("commit")
+    return run.generation(how.steps, own.watch.seconds)
 
 
 @torch.no_grad()
 def begin(
-    target: Target,
-    condition: Condition,
-    *,
-    sampling: Sampling,
-    keys: Sequence[tuple[int, int]],
-    drafter: Drafter,
-    verifier: Verifier,
-    programs: Programs,
-    watch: Stopwatch,
-    **how: Any,
+    target: Target, condition: Condition, *, drafter: Drafter, verifier: Verifier, how: Decoding
 ) -> tuple[DraftedStepper, Step]:
-    """Begin a generation: return its stepper and the step that gives code 0. `how` is as for `cache.start`."""
+    """Begin a generation: return its stepper and the step that gives code 0."""
     check_modes(drafter, verifier)
+    watch, programs = how.stopwatch(target), how.programs
     condition = condition.to(target.tok_embeddings.weight.device)
-    begun = start_for(drafter, target, condition, sampling=sampling, keys=keys, **how)
-    distribution = sampling.untruncated() if verifier.reads_untruncated else sampling
+    whole = drafter.needs_whole_prefix
+    begun = how.start(target, condition, stage=drafter.max_nodes, needs_whole_prefix=whole, taps=drafter.taps)
+    distribution = how.sampling.untruncated() if verifier.reads_untruncated else how.sampling
     # On a GPU the host would wait for the device at every look.
     is_lazy = programs.may_look and condition.device.type == "cpu" and not drafter.reads_leftovers
     run = Run(target, begun, distribution, drafter.max_nodes, drafter.depth, drafter.taps, is_lazy=is_lazy)
@@ -591,12 +618,6 @@ def begin(
     first = run.sample_first(verifier)
     drafter.begin(run.prefill(condition), begun.noise)
     return DraftedStepper(run, drafter, verifier, programs, watch), first
-
-
-def start_for(drafter: Drafter, target: Target, condition: Condition, **how: Any) -> Start:
-    """Run the pass over the prompt for a drafter; `how` is as for `prefill.start`."""
-    whole = drafter.needs_whole_prefix
-    return start(target, condition, stage=drafter.max_nodes, needs_whole_prefix=whole, taps=drafter.taps, **how)
 
 
 def check_modes(drafter: Drafter, verifier: Verifier) -> None:

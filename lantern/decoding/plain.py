@@ -1,6 +1,5 @@
 """Plain decoding, one code per pass: the baseline of speedups and the reference of tests."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +8,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Callback, Condition, Generation, Scores, Step, Target
-from lantern.decoding.cache import PromptCache, Start, StaticCache, by_row, start
+from lantern.core.types import Condition, Generation, Scores, Step, Target
+from lantern.decoding.cache import Start, by_row
 from lantern.decoding.forced import PassScores
-from lantern.decoding.loop import FiniteSoFar, Programs, Stepper, Stopwatch, report
+from lantern.decoding.loop import Decoding, FiniteSoFar, Stepper, Stopwatch
 
 
 @torch.no_grad()
@@ -20,46 +19,30 @@ def generate(
     target: Target,
     condition: Condition,
     *,
-    sampling: Sampling,
-    keys: Sequence[tuple[int, int]],
     drafter: None = None,
     verifier: None = None,
-    callback: Callback | None = None,
-    keep_steps: bool = False,
-    is_timed: bool = False,
-    cache: StaticCache | None = None,
-    prompts: PromptCache | None = None,
-    reproducible: bool = False,
-    programs: Programs | None = None,
-    forced: Int[Tensor, "b n"] | None = None,
+    **options: Any,
 ) -> Generation:
     """Sample code j of each image as argmax(log p_j + g_j), with the noise g of its key (seed, image number).
 
-    `drafter` and `verifier` are part of the signature that all decoders share, and None here. `callback` is called
-    with every step. `programs` and `forced` are as in `loop.generate`. Up to rounding, an image's codes do not depend
-    on its batch.
+    `options` are the fields of `Decoding`. `drafter` and `verifier` are part of the signature of `loop.generate`, and
+    None here. Up to rounding, an image's codes do not depend on its batch.
     """
-    condition = condition.to(target.tok_embeddings.weight.device)
-    watch = Stopwatch(condition.device, is_timed)
+    how = Decoding(**options)
+    watch = how.stopwatch(target)
     # 1) the prompt gives code 0
-    how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible, "forced": forced}
-    run = PlainStepper(target, start(target, condition, sampling=sampling, keys=keys, stage=0, **how), sampling, watch)
-    return run_steps(run, callback=callback, keep_steps=keep_steps, programs=programs)
+    return run_steps(PlainStepper(target, how.start(target, condition, stage=0), how.sampling, watch), how)
 
 
-def run_steps(
-    run: "PlainStepper", *, callback: Callback | None, keep_steps: bool, programs: Programs | None
-) -> Generation:
+def run_steps(run: "PlainStepper", how: Decoding) -> Generation:
     """Take all steps of a stepper whose prompt has been read, and return the finished grids."""
-    steps = list[Step]()
-    kept = steps if keep_steps else None
     run.watch.lap("prefill")
-    report(run.sample_first(), callback, kept)
-    stepper = (programs or Programs()).wrap(run)
+    how.report(run.sample_first())
+    stepper = how.programs.wrap(run)
     for _ in range(run.target.config.block_size - 1):
         # 2) score the last code and sample the next
-        report(stepper.take_step(), callback, kept)
-    return run.generation(steps)
+        how.report(stepper.take_step())
+    return run.generation(how.steps)
 
 
 class PlainStepper(Stepper):

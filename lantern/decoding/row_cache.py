@@ -5,7 +5,6 @@ weights. A code whose keys and values are dropped is hidden from all later ones,
 plain decoding. The total variation between both is measured at the end, in passes with a whole cache.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +13,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Callback, Condition, Generation, Scores, Step, Target
-from lantern.decoding.cache import PromptCache, Start, StaticCache, start
-from lantern.decoding.loop import Programs, Stopwatch
+from lantern.core.types import Condition, Generation, Scores, Step, Target
+from lantern.decoding.cache import Start
+from lantern.decoding.loop import Decoding, Stopwatch
 from lantern.decoding.plain import PlainStepper, run_steps
 from lantern.decoding.variation import total_variation
 
@@ -26,25 +25,16 @@ def generate(
     target: Target,
     condition: Condition,
     *,
-    sampling: Sampling,
-    keys: Sequence[tuple[int, int]],
     first_rows: int,
     last_rows: int,
     priced: bool = True,
-    callback: Callback | None = None,
-    keep_steps: bool = False,
-    is_timed: bool = False,
-    cache: StaticCache | None = None,
-    prompts: PromptCache | None = None,
-    reproducible: bool = False,
-    programs: Programs | None = None,
-    forced: Int[Tensor, "b n"] | None = None,
+    **options: Any,
 ) -> Generation:
     """Sample codes one by one with the noise of plain decoding; each sees `first_rows` and `last_rows` rows of codes.
 
     The latest `last_rows` rows are as many codes, wherever in a row the last one is. If both together are at least the
     rows of the grid, codes are those of plain decoding. `priced` measures the total variation, for which the cache of
-    plain decoding is needed; without it, it is NaN. The other arguments are as in `plain.generate`.
+    plain decoding is needed; without it, it is NaN. `options` are the fields of `Decoding`.
 
     ValueError for fewer than 0 first or 1 last rows, and for a target with newline tokens.
     """
@@ -53,13 +43,12 @@ def generate(
     raster = target.config.raster
     if raster.newlines:
         raise ValueError("this model ends its rows with newline tokens, which a cache of few rows lacks: use plain")
-    condition = condition.to(target.tok_embeddings.weight.device)
-    watch = Stopwatch(condition.device, is_timed)
-    how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible, "forced": forced}
-    how["codes"] = min((first_rows + last_rows) * raster.columns, target.config.block_size)
-    begun = start(target, condition, sampling=sampling, keys=keys, stage=0, **how)
+    how = Decoding(**options)
+    watch, sampling = how.stopwatch(target), how.sampling
+    codes = min((first_rows + last_rows) * raster.columns, target.config.block_size)
+    begun = how.start(target, condition, stage=0, codes=codes)
     run = RowCacheStepper(target, begun, sampling, watch, anchors=first_rows * raster.columns, is_priced=priced)
-    made = run_steps(run, callback=callback, keep_steps=keep_steps, programs=programs)
+    made = run_steps(run, how)
     if run.log_p is None:
         nan = torch.full_like(made.total_variation, torch.nan)
         return replace(made, total_variation=nan, total_variation_max=nan)

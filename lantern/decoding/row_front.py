@@ -6,7 +6,6 @@ variation between both is measured at the end, in passes over the finished pictu
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Callback, Condition, Generation, Scores, Step, Target
-from lantern.decoding.cache import PromptCache, Start, StaticCache, by_row, start
-from lantern.decoding.loop import FiniteSoFar, Programs, Readback, Stopwatch, report
+from lantern.core.types import Condition, Generation, Scores, Step, Target
+from lantern.decoding.cache import Start, by_row
+from lantern.decoding.loop import Decoding, FiniteSoFar, Readback
 from lantern.decoding.variation import total_variation
 
 
@@ -26,26 +25,17 @@ def generate(
     target: Target,
     condition: Condition,
     *,
-    sampling: Sampling,
-    keys: Sequence[tuple[int, int]],
     lead: int,
     drafts: int = 0,
     priced: bool = True,
-    callback: Callback | None = None,
-    keep_steps: bool = False,
-    is_timed: bool = False,
-    cache: StaticCache | None = None,
-    prompts: PromptCache | None = None,
-    reproducible: bool = False,
-    programs: Programs | None = None,
-    forced: Int[Tensor, "b n"] | None = None,
+    **options: Any,
 ) -> Generation:
     """Decode rows in parallel, each once the row above it has `lead` codes, with the noise of plain decoding.
 
     Each row commits at least one code per pass, and with `drafts` the codes behind it that its own samples of the last
     pass predicted. With `lead` at least the number of columns the codes are plain decoding's. Steps report codes in
     raster order, as soon as all codes before them exist. `priced` measures the total variation; without it, it is NaN.
-    `forced` is as in `loop.generate`. `programs` is part of the signature that all decoders share, and not read.
+    `options` are the fields of `Decoding`, of which `programs` is not read.
 
     ValueError for a lead below 1, and for a target with newline tokens, which the rows below would lack.
     """
@@ -53,26 +43,23 @@ def generate(
         raise ValueError(f"lead {lead}, drafts {drafts}: wanted at least 1 and 0")
     if target.config.raster.newlines:
         raise ValueError("this model ends its rows with newline tokens, which parallel rows lack: use another method")
-    condition = condition.to(target.tok_embeddings.weight.device)
-    watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
-    layout = Layout.of(target, lead, drafts)
-    how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible, "forced": forced}
-    begun = start(target, condition, sampling=sampling, keys=keys, stage=layout.nodes, **how)
-    run = FrontRun(target, begun, sampling, layout, is_priced=priced)
+    how, layout = Decoding(**options), Layout.of(target, lead, drafts)
+    watch = how.stopwatch(target)
+    run = FrontRun(target, how.start(target, condition, stage=layout.nodes), how.sampling, layout, is_priced=priced)
     watch.lap("prefill")
-    readback, known = Readback(condition.device), torch.zeros_like(run.passes)
-    kept, is_watched = steps if keep_steps else None, keep_steps or callback
+    readback, known = Readback(run.counts.device), torch.zeros_like(run.passes)
+    is_watched = how.keep_steps or how.callback is not None
     if is_watched:
-        report(run.reported(known), callback, kept)
+        how.report(run.reported(known))
     while readback.read(run.counts.sum(1)) != layout.codes:
         known = run.known
         run.take_step()
         watch.lap("score")
         if is_watched:
-            report(run.reported(known), callback, kept)
-    prices = run.price() if priced else torch.full_like(run.counts[:, :1], torch.nan, dtype=torch.float)
+            how.report(run.reported(known))
+    spent = run.variation() if priced else torch.full_like(run.counts[:, :1], torch.nan, dtype=torch.float)
     watch.lap("price")
-    return run.generation(prices, steps, watch.seconds)
+    return run.generation(spent, how.steps, watch.seconds)
 
 
 @dataclass(frozen=True)
@@ -192,23 +179,23 @@ class FrontRun:
         """The codes in raster order; undefined where they do not exist yet."""
         return self.grid[:, :-1, : self.layout.columns].flatten(1)
 
-    def price(self) -> Float[Tensor, "b n"]:
+    def variation(self) -> Float[Tensor, "b n"]:
         """Return the total variation between each code's distribution and that of plain decoding."""
         assert self.log_p is not None
         return total_variation(self.target, self.begun, self.sampling, self.codes, self.log_p)
 
-    def generation(self, prices: Float[Tensor, "b n"], steps: list[Step], seconds: dict[str, float]) -> Generation:
+    def generation(self, spent: Float[Tensor, "b n"], steps: list[Step], seconds: dict[str, float]) -> Generation:
         """Return the finished grids. The passes that measure the total variation are not counted."""
         return Generation(
             codes=self.codes.clone(),
             passes=self.passes,
             accepted=self.accepted,
             reached=self.reached,
-            relaxed=torch.zeros_like(prices[:, 0]),
-            total_variation=prices.sum(1),
+            relaxed=torch.zeros_like(spent[:, 0]),
+            total_variation=spent.sum(1),
             steps=steps,
             seconds=seconds,
-            total_variation_max=prices.amax(1),
+            total_variation_max=spent.amax(1),
             is_finite=self.finite.flags,
         )
 

@@ -53,7 +53,7 @@ class Examples:
 class Prediction:
     """Predictions at one depth: entry j is for code `places[j]`, drafted `depth` codes past the known ones.
 
-    Depth 1 is the first draft. Set one of: `features`, estimates of F*, which the target's head turns into logits;
+    Depth 1 is the first draft. Set one of: `features`, estimates of F*, which the target's head maps to logits;
     `rows`, the same for both guidance rows; `logits` of the module's own head, -inf for codes that it never drafts
     (with `features` as well if they are regressed too). `weights` multiply the loss of the entries.
     """

@@ -43,7 +43,7 @@ RENAMED_VARIANTS = {
     "int8": "eager+int8",
     "int8+compile": "compile+int8",
 }
-# Most codes per pass of reproducible decoding: linears were measured to round alike up to this number.
+# Most codes per pass of reproducible decoding: linears were measured to round in the same way up to it.
 MAX_REPRODUCIBLE = 16
 OTHER_LAYERS = "quantized weights and reproducible passes are for LlamaGen's layers, this model has others: omit them"
 NEWLINES = (
@@ -62,7 +62,7 @@ class Engine(ABC):
     `reproducible`: the bits of a code's logits do not depend on the number of codes scored with it, in fp32 and bf16,
     so exact drafted methods give the codes of plain decoding. On CPUs only, at most MAX_REPRODUCIBLE codes per pass.
     `compiles_steps`: drafting and verification are compiled by torch.compile too.
-    `reason` says why `auto` chose this engine; empty if it was given.
+    `reason` is why `auto` chose this engine; empty if it was given.
     """
 
     weights: Weights = "full"
@@ -107,8 +107,8 @@ class Engine(ABC):
     def prepare(self, target: "Target") -> "Target":
         """Return an object with the target's protocol whose passes this engine runs. The target is not changed.
 
-        What is made from the weights is cached per target and made again when they have changed. ValueError says why
-        the engine cannot run the target.
+        What is made from the weights is cached per target and made again when they have changed. ValueError gives the
+        reason why the engine cannot run the target.
         """
         from lantern.engines.prepared import original
 

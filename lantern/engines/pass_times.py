@@ -1,7 +1,7 @@
 """T(n), the time of a target pass over n codes: measured in about 50 ms, and remembered between processes.
 
 A pass over n codes costs little more than one over a single code where it waits for weights, and up to n times as much
-where it is bound by arithmetic. The best window, and whether drafting pays at all, depend on that.
+where it is bound by arithmetic. The best window, and whether drafting is faster at all, depend on that.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ import torch
 from lantern.core.io import user_cache, write_json
 from lantern.core.types import Target
 from lantern.decoding.cache import StaticCache
+from lantern.decoding.loop import now
 from lantern.engines.engine import Engine
 from lantern.engines.prepared import original
 
@@ -90,15 +91,13 @@ def measure(target: Target, *, rows: int = 2, budget: float = BUDGET) -> dict[in
         for n, run in passes.items():
             if len(found) >= min(LEAST, len(passes)) and time.perf_counter() - begun > budget:
                 return found
-            found[n] = min(_elapsed(run), found.get(n, float("inf")))
+            found[n] = min(_elapsed(run, target.tok_embeddings.weight.device), found.get(n, float("inf")))
 
 
-def _elapsed(run: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
+def _elapsed(run: Callable[[], Any], device: torch.device) -> float:
+    begun = now(device)
     run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()  # sync
-    return time.perf_counter() - begun
+    return now(device) - begun
 
 
 def _passes(target: Target, rows: int, nodes: Sequence[int]) -> dict[int, Callable[[], Any]]:
@@ -133,7 +132,7 @@ def _passes(target: Target, rows: int, nodes: Sequence[int]) -> dict[int, Callab
 
 
 def _path(engine: Engine, target: Target, rows: int) -> Path:
-    """Return the file of the times: its name tells apart what they depend on."""
+    """Return the file of the times: its name differs with all that they depend on."""
     from lantern import __version__
     from lantern.engines.cpu.build import library_name, processor
 

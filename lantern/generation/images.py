@@ -68,7 +68,7 @@ class Statistics:
     moved times the L2 distance between the codes' vectors, per code; None where the model has no codebook. `excess` is
     the mean over codes of max(total variation - bound, 0) where the rule has a bound, such as LANTERN's delta; else
     None. `seconds` are by phase; each picture of a batch has an equal share.
-    `method_reason` says why method "auto" chose this method; empty if it was given. `promise` is what the picture has
+    `method_reason` is why method "auto" chose this method; empty if it was given. `promise` is what the picture has
     in common with plain decoding's of the same batch (`lantern.methods.spec.PROMISES`), as far as the engine keeps it.
     `forced` of the codes were kept of an init image; they count as drafted codes that were accepted.
     """

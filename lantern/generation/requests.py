@@ -186,13 +186,13 @@ def check_prompt(prompt: str) -> str:
 
 
 class UnknownPromptWarning(UserWarning):
-    """The text encoder knows no word of a prompt."""
+    """The text encoder has no word of a prompt in its vocabulary."""
 
 
 def with_warnings(
     model: "Model", requested: Sequence[Request], *, warn: Callable[[str], None] | None = None, depth: int = 4
 ) -> list[Request]:
-    """Return the requests, with a warning for prompts of which the text encoder knows no word.
+    """Return the requests, with a warning for prompts whose words are all unknown to the text encoder.
 
     `warn` receives one line for each such prompt that had no warning before; None gives an UnknownPromptWarning at the
     caller `depth` - 2 calls above this function.

@@ -1,8 +1,7 @@
 """Methods by name: which drafter, tree, verifier and relaxation stand behind each, and what can be set.
 
-`spec` says what a method is, `registry` finds it, `decoder` builds what decodes with it. Importing this folder needs no
-torch. Drafters, policies and relaxations import `spec` and `context`; nothing here imports them except by the name of
-their module.
+`spec` defines what a method is, `registry` finds it and builds its decoder. Importing this folder needs no torch.
+Drafters, policies and relaxations import `spec`; nothing here imports them except by the name of their module.
 """
 
 from lantern.methods.registry import METHODS, find, register, specs

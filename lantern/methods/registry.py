@@ -199,7 +199,7 @@ class Decoder:
     engine: Engine = EAGER
 
     def generate(self, condition: "Condition", *, keys: Sequence[tuple[int, int]], **watching: Any) -> "Generation":
-        """Decode a batch; `watching` is callback, keep_steps, is_timed, cache, forced of `decoding.loop.generate`.
+        """Decode a batch; `watching` is callback, keep_steps, is_timed, cache, forced of `decoding.loop.Decoding`.
 
         Steps that an engine runs itself force no codes: with `forced` its passes are run step by step.
         """
@@ -233,23 +233,23 @@ class Decoder:
     ) -> "tuple[DraftedStepper, Step]":
         """Begin a generation whose steps `decoding.joint` takes; return its stepper and the step of code 0.
 
-        `how` is cache, forced of `decoding.loop.generate`.
+        `how` is cache, forced of `decoding.loop.Decoding`.
         """
         from lantern.decoding import loop
         from lantern.decoding.joint import NoDrafts
         from lantern.verifiers.gumbel import GumbelVerifier
 
         self.target.refresh()
-        given: dict[str, Any] = {
-            "sampling": self.sampling,
-            "drafter": self.drafter or NoDrafts(),
-            "verifier": self.verifier or GumbelVerifier(),
-            "programs": self.engine.programs(),
-            "watch": loop.Stopwatch(condition.device, False),
-            "prompts": self.prompts,
-            "reproducible": self.engine.rounds_wide,
-        }
-        return loop.begin(self.target, condition, keys=keys, **given, **how)
+        drafter, verifier = self.drafter or NoDrafts(), self.verifier or GumbelVerifier()
+        decoding = loop.Decoding(
+            self.sampling,
+            keys,
+            programs=self.engine.programs(),
+            prompts=self.prompts,
+            reproducible=self.engine.rounds_wide,
+            **how,
+        )
+        return loop.begin(self.target, condition, drafter=drafter, verifier=verifier, how=decoding)
 
     def promise(self, images: int) -> Promise:
         """Return what the pictures of a batch have in common with plain decoding's, as this engine keeps it."""

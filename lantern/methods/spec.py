@@ -116,7 +116,7 @@ class AddOn:
     `module` and `config` are its classes. `training` names what makes it: "drafter" and "policy" are stages of
     `lantern train`, anything else is a command line. `training_config` is the configuration that they take by default.
     `task` is the "module:class" of a policy's training task.
-    `toy` are fields of the config at the size of tests. `limits_depth` says that it drafts at most `config.depths`
+    `toy` are fields of the config at the size of tests. `limits_depth` means that it drafts at most `config.depths`
     codes ahead, `names_target` that `config.target` is the digest of the target it was trained for.
     """
 
@@ -159,7 +159,7 @@ class MethodSpec:
     drafts themselves. `mode` is how children are sampled. `verifier` is a name of `lantern.methods.registry.VERIFIERS`.
     `policy` and `relaxation` are classes, or their "module:name". Fields of theirs and of the verifier that are
     settings take their values. `add_ons` are the trained networks that it reads, each as an AddOn or as the name of
-    one that another method declares. `fits_engine` says that the window, on which codes do not depend, is chosen for
+    one that another method declares. `fits_engine` means that the window, on which codes do not depend, is chosen for
     the engine unless the user sets it, `weavable` that `woven` can use the drafter. `paper` is an arXiv id. `page` is a
     name in docs/methods, by default the method's.
     """
@@ -209,7 +209,7 @@ class MethodSpec:
     def preset(
         self, name: str, summary: str, *, defaults: Mapping[str, Value] = MappingProxyType({}), **changes: Any
     ) -> "MethodSpec":
-        """Return a method on the same page with other `defaults` of its settings, and other fields as `changes` say."""
+        """Return a method on the same page with other `defaults` of its settings, and `changes` of other fields."""
         if unknown := [key for key in defaults if all(key != one.name for one in self.settings)]:
             raise ValueError(f'method "{self.name}" has no setting {unknown[0]}, whose default "{name}" changes')
         own = tuple(dataclasses.replace(one, default=defaults.get(one.name, one.default)) for one in self.settings)
@@ -225,7 +225,7 @@ class MethodSpec:
 class Method:
     """A method with chosen settings: what decodes. `tree` is None where the method has no static tree.
 
-    `reason` says why "auto" chose this method; empty if it was given.
+    `reason` is why "auto" chose this method; empty if it was given.
     """
 
     spec: MethodSpec

@@ -1,7 +1,6 @@
 """What a model will need: memory and time of passes, from the configs of its folder alone, on the meta device."""
 
 import os
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from lantern.core.config import load_config
 from lantern.core.io import CONFIG_NAME
+from lantern.decoding.loop import now
 from lantern.models.folder import is_transformers_folder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
@@ -109,11 +109,9 @@ def memory_of(device: torch.device) -> int:
 def _fastest(device: torch.device, run: Any) -> float:
     found = []
     for _ in range(4):
-        begun = time.perf_counter()
+        begun = now(device)
         run()
-        if device.type == "cuda":
-            torch.cuda.synchronize()  # sync
-        found.append(time.perf_counter() - begun)
+        found.append(now(device) - begun)
     return min(found[1:])
 
 

@@ -16,7 +16,7 @@ from lantern.generation import images
 class TrainingLog:
     """Progress bar on stderr if that is a terminal, one JSON line per report in log.jsonl, events in `events/`.
 
-    Only the first process writes. Without the package tensorboard (extra `train`) one line says so and no events are
+    Only the first process writes. Without the package tensorboard (extra `train`) one line reports it and no events are
     written. A resumed run hides the events that the stopped run wrote after its checkpoint. `steps` is None as long as
     a timed run has not fixed their number.
     """

@@ -205,7 +205,7 @@ def _drafter(state: dict[str, Tensor], known: dict[str, Any]) -> Checkpoint:
 
 
 def vq_fields(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the fields of `VQConfig` that the tensors of a VQ tokenizer tell; ValueError where one is missing."""
+    """Return the fields of `VQConfig` that the tensors of a VQ tokenizer imply; ValueError where one is missing."""
     codebook_size, width = _shape(state, "quantize.embedding.weight", 2)
     ch = _shape(state, "encoder.conv_in.weight", 4)[0]
     levels = range(_count(state, "encoder.conv_blocks"))

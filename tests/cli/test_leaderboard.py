@@ -7,7 +7,7 @@ import pytest
 
 from lantern.cli.leaderboard import docs_of, main
 from lantern.cli.main import SUMMARIES
-from lantern.eval.boards import contest
+from lantern.eval.boards import board
 from lantern.eval.speed.surroundings import HERE
 from tests.eval.leaderboards import PROMPTS, RESULTS, refuse, save_board_model
 
@@ -37,7 +37,7 @@ def test_the_command_writes_figures_table_and_plots(sampled: Path) -> None:
 def test_writing_again_needs_no_model_and_gives_the_same_bytes(
     sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contest, "load_model", refuse)
+    monkeypatch.setattr(board, "load_model", refuse)
     assert main(["--from", str(sampled / "leaderboard.json"), "--out", str(tmp_path), "--quiet"]) == 0
     for name in ("leaderboard.md", "leaderboard.png", "leaderboard.svg"):
         assert (tmp_path / name).read_bytes() == (sampled / name).read_bytes()

@@ -8,7 +8,7 @@ import torch
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation
-from lantern.decoding import plain, row_cache
+from lantern.decoding import loop, plain, row_cache
 from lantern.decoding.cache import PromptCache
 from tests.decoding.test_row_front import CONDITION, KEYS, SAMPLING, TARGET, masked
 from tests.proof.pictures import DISTRIBUTION, SMALL, distance, teacher_forced
@@ -49,14 +49,14 @@ def test_codes_are_the_targets_samples_given_the_rows_that_are_kept(first: int, 
 
 
 def test_the_cache_holds_the_rows_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, begin = [], row_cache.start
+    sizes, begin = [], loop.start
 
     def recorded(*given: Any, **named: Any) -> Any:
         begun = begin(*given, **named)
         sizes.append(begun.cache.codes)
         return begun
 
-    monkeypatch.setattr(row_cache, "start", recorded)
+    monkeypatch.setattr(loop, "start", recorded)
     decode(1, 2, priced=False)
     decode(1, 2)
     assert sizes == [12, 12]

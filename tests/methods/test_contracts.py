@@ -56,7 +56,7 @@ def test_grids_are_whole_and_the_account_adds_up(name: str, sampling: Sampling, 
     if SPECS[name].exact:
         assert made.relaxed.sum() == 0 and made.total_variation.sum() == 0
     else:
-        assert made.total_variation_max is not None and (made.total_variation_max <= 1).all()
+        assert made.total_variation_max is not None and (made.total_variation_max <= 1 + 1e-6).all()
         assert (made.total_variation <= 16 * made.total_variation_max).all() and (made.relaxed >= 0).all()
         assert (made.relaxed <= made.accepted.sum(1)).all()
         # At temperature 0 nothing can move but by the greedy form. Only relaxations know between which codes it moves.

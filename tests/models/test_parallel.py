@@ -93,4 +93,4 @@ def test_what_processes_cannot_share_is_refused(
         parallel.divide_heads(tiny.assemble("janus", tiny.tiny_janus(), None).target.body, 3)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["generate", "--prompt", "a red apple", "--out", str(tmp_path / "a.png")]) == 2
-    assert "2 processes share a model and must decode alike: give --method" in capsys.readouterr().err
+    assert "2 processes share a model and need one method: give --method" in capsys.readouterr().err

@@ -34,7 +34,7 @@ class NoiseSource(Protocol):
 class Rows(ABC):
     """Log-probabilities of what follows each node of a tree, for verifiers that read them node by node.
 
-    `is_lazy` says that a row is computed when it is read and that the host may look at values: a walk then reads only
+    `is_lazy` means that a row is computed when it is read and that the host may look at values: a walk then reads only
     the nodes that it visits, and stops as soon as it is done. Otherwise all rows exist, and a walk must run the same
     operations whatever the values, without waiting for the device. Both give the same bits.
     """

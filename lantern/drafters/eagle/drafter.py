@@ -322,12 +322,15 @@ class EagleChain(EagleDrafter):
         return log_q, pick(log_q.exp(), self.noise.uniform(places, 2, purpose=Purpose.DRAFT)[..., 1])
 
 
-def build(method: Method, context: DrafterContext) -> EagleDrafter:
-    """Build static trees drafted by the trained part of the method, or by the model's own drafter if it names none."""
+def build(method: Method, context: DrafterContext, make: Callable[..., EagleDrafter] = EagleDrafter) -> EagleDrafter:
+    """Build static trees drafted by the trained part of the method, or by the model's own drafter if it names none.
+
+    `make` takes the arguments of `EagleDrafter`.
+    """
     assert method.tree is not None
     module = context.eagle(method) if method.spec.add_on is None else context.add_on(method)
     assert isinstance(module, Eagle)
-    return EagleDrafter(
+    return make(
         module,
         context.target,
         tree=named(method.tree),

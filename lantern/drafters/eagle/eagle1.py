@@ -1,7 +1,7 @@
 """EAGLE-1: one decoder layer that predicts the target's next feature (arXiv:2401.15077).
 
 Pair j = (feature that predicts code j, code j) gives an estimate of the feature that predicts code j + 1, and the
-target's head turns it into a distribution. Two forms:
+target's head maps it to a distribution. Two forms:
 
     guided  one row, on the guidance-combined feature F* = f_u + s (f_c - f_u), whose head logits are the guided
             logits. It starts at pair 0: the prompt enters only through features.
@@ -10,7 +10,7 @@ target's head turns it into a distribution. Two forms:
             whose prompts have no slots, it starts at pair 0.
 
 Other drafters that grow trees in the same way (`drafters/eagle/drafter.py`) derive from `Eagle` and override what is
-read of the target (`taps`, `enter`), which layers run at a depth (`forward`), and how a feature becomes logits
+read of the target (`taps`, `enter`), which layers run at a depth (`run_layers`), and how a feature becomes logits
 (`logits`).
 """
 
@@ -235,9 +235,22 @@ class Eagle(nn.Module):
         code. No mask means causal. `scales` is the guidance scale at each pair's feature, in form "guided";
         None is 1.
         """
-        x, factors = self.add_scale(self.fc(self.pair(features, tokens)), scales), self.rotary(positions)
+        factors = self.rotary(positions)
+        return self.run_layers(features, tokens, factors, scales, depth, mask=mask, cache=cache, slots=slots)
+
+    def run_layers(
+        self,
+        features: Float[Tensor, "b n c"],
+        tokens: Int[Tensor, "b n"],
+        factors: Float[Tensor, "b n 3 1 half 2"],
+        scales: Float[Tensor, "b n"] | None,
+        depth: int,
+        **attention: Any,
+    ) -> Float[Tensor, "b n c"]:
+        """Return the next features; `attention` is the layers' mask, cache and slots."""
+        x = self.add_scale(self.fc(self.pair(features, tokens)), scales)
         for layer in self.layers:
-            x = layer(x, factors, mask, cache=cache, slots=slots)
+            x = layer(x, factors, **attention)
         return x
 
     def pair(self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"]) -> Float[Tensor, "b n d"]:

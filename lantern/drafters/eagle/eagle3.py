@@ -12,12 +12,12 @@ from typing import Any, Self
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lantern.drafters.eagle.eagle1 import DraftLayer, Eagle, EagleConfig, EagleLayer
 from lantern.drafters.examples import Examples, Prediction, fused_layers
-from lantern.drafters.policies.policy import published
+from lantern.drafters.policies.policy import published_tree
 from lantern.methods.spec import AddOn, MethodSpec
 from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm, TransformerConfig
 
@@ -59,14 +59,11 @@ class Eagle3Layer(DraftLayer):
         x: Float[Tensor, "b n c"],
         embedded: Float[Tensor, "b n c"],
         factors: Float[Tensor, "b n 3 1 half 2"],
-        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None,
-        *,
-        cache: Any,
-        slots: Int[Tensor, "b n"] | None,
+        **attention: Any,
     ) -> Float[Tensor, "b n c"]:
-        """Add attention, then feed-forward, to the feature."""
+        """Add attention, then feed-forward, to the feature; `attention` is as for `EagleLayer`."""
         read = torch.cat([self.embedding_norm(embedded), self.attention_norm(x)], dim=-1)
-        x = x + self.attention(read, factors, mask, layer=0, cache=cache, slots=slots)
+        x = x + self.attention(read, factors, layer=0, **attention)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
@@ -104,24 +101,20 @@ class Eagle3(Eagle):
         for own, theirs in copies.items():
             own.weight.data.copy_(theirs.weight.data)
 
-    def forward(
+    def run_layers(
         self,
         features: Float[Tensor, "b n c"],
         tokens: Int[Tensor, "b n"],
-        positions: Int[Tensor, "b n"],
-        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None = None,
-        *,
-        scales: Float[Tensor, "b n"] | None = None,
-        cache: Any = None,
-        slots: Int[Tensor, "b n"] | None = None,
-        depth: int = 0,
+        factors: Float[Tensor, "b n 3 1 half 2"],
+        scales: Float[Tensor, "b n"] | None,
+        depth: int,
+        **attention: Any,
     ) -> Float[Tensor, "b n c"]:
-        """Run `Eagle.forward` on features of its own space."""
-        x, factors = self.add_scale(features, scales), self.rotary(positions)
+        """Return the next features, from features of its own space."""
         first, *rest = self.layers
-        x = first(x, self.embed_tokens(tokens), factors, mask, cache=cache, slots=slots)
+        x = first(self.add_scale(features, scales), self.embed_tokens(tokens), factors, **attention)
         for layer in rest:
-            x = layer(x, factors, mask, cache=cache, slots=slots)
+            x = layer(x, factors, **attention)
         return x
 
     def inputs(self, examples: Examples) -> Float[Tensor, "b 1 n k"]:
@@ -149,11 +142,6 @@ METHODS = (
     SPEC.preset(
         "eagle3-paper",
         "EAGLE-3 as published: the 59 nodes of highest confidence to depth 7, rejection; exact in distribution",
-        drafter="lantern.drafters.eagle.dynamic:build",
-        tree=None,
-        policy="lantern.drafters.policies.eagle2:Eagle2",
-        settings=published(nodes=59, width=10, depth=7),
-        mode="point",
-        verifier="rejection",
+        **published_tree(nodes=59, width=10, depth=7),
     ),
 )

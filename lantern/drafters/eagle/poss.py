@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lantern.drafters.eagle.eagle1 import MAX_LAYERS, Eagle, EagleConfig, EagleLayer
-from lantern.drafters.policies.policy import published
+from lantern.drafters.policies.policy import published_tree
 from lantern.methods.spec import AddOn, MethodSpec
 from lantern.models.llamagen.transformer import rotate
 
@@ -82,26 +82,23 @@ class Poss(Eagle):
         """Return the number of the specialist for a pass after `depth` drafted features."""
         return min(depth // self.config.per_layer, len(self.layers) - 1)
 
-    def forward(
+    def run_layers(
         self,
         features: Float[Tensor, "b n c"],
         tokens: Int[Tensor, "b n"],
-        positions: Int[Tensor, "b n"],
-        mask: Bool[Tensor, "b n s"] | Float[Tensor, "b n s"] | None = None,
-        *,
-        scales: Float[Tensor, "b n"] | None = None,
-        cache: Any = None,
-        slots: Int[Tensor, "b n"] | None = None,
-        depth: int = 0,
+        factors: Float[Tensor, "b n 3 1 half 2"],
+        scales: Float[Tensor, "b n"] | None,
+        depth: int,
+        **attention: Any,
     ) -> Float[Tensor, "b n c"]:
-        """Run `Eagle.forward` with the specialist of this depth."""
-        factors, number = self.rotary(positions), self.specialist_at(depth)
+        """Return the next features by the specialist of this depth; the later ones write keys and values only."""
         pairs = self.pair(features, tokens)
-        own, *later = self.layers[number:]
-        if cache is not None:
+        own, *later = self.layers[self.specialist_at(depth) :]
+        if attention["cache"] is not None:
             for specialist in later:
-                specialist.write_keys(self.add_scale(specialist.fc(pairs), scales), factors, cache, slots)
-        return own(self.add_scale(own.fc(pairs), scales), factors, mask, cache=cache, slots=slots)
+                inputs = self.add_scale(specialist.fc(pairs), scales)
+                specialist.write_keys(inputs, factors, attention["cache"], attention["slots"])
+        return own(self.add_scale(own.fc(pairs), scales), factors, **attention)
 
     def feed_back(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
         """Return the outputs without gradients: a specialist is trained on the earlier ones' outputs as they are."""
@@ -132,11 +129,6 @@ METHODS = (
     SPEC.preset(
         "poss-paper",
         "PosS as published: the 59 nodes of highest confidence to depth 6, rejection; exact in distribution",
-        drafter="lantern.drafters.eagle.dynamic:build",
-        tree=None,
-        policy="lantern.drafters.policies.eagle2:Eagle2",
-        settings=published(nodes=59, width=10, depth=6),
-        mode="point",
-        verifier="rejection",
+        **published_tree(nodes=59, width=10, depth=6),
     ),
 )

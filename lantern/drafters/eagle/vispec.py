@@ -22,14 +22,13 @@ from torch import Tensor, nn
 
 from lantern.core.types import Prefill, Target
 from lantern.decoding.cache import StaticCache
-from lantern.drafters.eagle import dynamic
+from lantern.drafters.eagle import drafter, dynamic
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.dynamic import GrowingDrafter
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.eagle.unroll import Unroll
 from lantern.drafters.examples import Examples, Prediction
-from lantern.drafters.policies.policy import published
-from lantern.drafters.trees.static import named
+from lantern.drafters.policies.policy import published_tree
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
 from lantern.models.llamagen.transformer import TransformerConfig, rotate
 
@@ -289,18 +288,9 @@ class ViSpecDrafter(EagleDrafter):
         self.cache.write(0, torch.arange(self.cache.prefix, device=keys.device)[None], keys)
 
 
-def build(method: Method, context: DrafterContext) -> ViSpecDrafter:
+def build(method: Method, context: DrafterContext) -> EagleDrafter:
     """Build static trees drafted by the model's ViSpec drafter."""
-    module = context.add_on(method)
-    assert isinstance(module, ViSpec) and method.tree is not None
-    return ViSpecDrafter(
-        module,
-        context.target,
-        tree=named(method.tree),
-        mode=context.mode(method),
-        sampling=context.sampling,
-        records_log_q=context.records_log_q(method),
-    )
+    return drafter.build(method, context, ViSpecDrafter)
 
 
 class GrowingViSpecDrafter(ViSpecDrafter, GrowingDrafter):
@@ -329,11 +319,6 @@ METHODS = (
     SPEC.preset(
         "vispec-paper",
         "ViSpec as published: the 29 nodes of highest confidence to depth 3, rejection; exact in distribution",
-        drafter=build_dynamic,
-        tree=None,
-        policy="lantern.drafters.policies.eagle2:Eagle2",
-        settings=published(nodes=29, width=8, depth=3),
-        mode="point",
-        verifier="rejection",
+        **published_tree(nodes=29, width=8, depth=3, drafter=build_dynamic),
     ),
 )

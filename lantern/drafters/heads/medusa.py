@@ -1,7 +1,7 @@
 """Medusa heads: the d-th code to come is guessed from the last feature alone (arXiv:2401.10774; VADUSA, speech).
 
 There is no context and no cache, and a step costs one matrix product: this is the cheapest trained drafter. The heads
-return guidance-combined features, which the target's head turns into distributions.
+return guidance-combined features, which the target's head maps to distributions.
 """
 
 from dataclasses import dataclass

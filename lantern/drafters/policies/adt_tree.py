@@ -13,9 +13,10 @@ from lantern.drafters.policies.policy import (
     PUBLISHED,
     Layer,
     Limits,
+    PolicyDefaults,
     State,
-    StatelessPolicy,
     adaptive_method,
+    check_share,
     published,
 )
 from lantern.methods.spec import Setting
@@ -24,7 +25,7 @@ LEAST, MOST = 0.05, 0.95  # bounds of the acceptance at neighbours
 
 
 @dataclass(frozen=True)
-class AdtTree(StatelessPolicy):
+class AdtTree(PolicyDefaults):
     """Sets depth and width of a tree of constant size by the acceptance at the left, upper and upper right codes.
 
     If these accepted the share a of their drafts, a path of depth d is accepted with probability a^d. The depth is
@@ -37,13 +38,10 @@ class AdtTree(StatelessPolicy):
 
     end: float = 0.1
     nodes: int = 15
-    is_predictable: ClassVar[bool] = False
-    saves: ClassVar[bool] = True
     reads_neighbours: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.end < 1:
-            raise ValueError(f"end is {self.end}, wanted between 0 and 1")
+        check_share("end", self.end)
 
     def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
         """Return log probabilities to match, -inf beyond the depth and width given by the neighbours."""
@@ -58,7 +56,7 @@ class AdtTree(StatelessPolicy):
 
 
 @dataclass(frozen=True)
-class AdtBisection(StatelessPolicy):
+class AdtBisection(PolicyDefaults):
     """Inherits depth d and width k of the tree from the codes before, and moves both after each step by bisection.
 
     With a the share of the depth d that was accepted,
@@ -73,9 +71,6 @@ class AdtBisection(StatelessPolicy):
     rate: float = 0.5
     depth: int = 10
     width: int = 20
-    is_predictable: ClassVar[bool] = False
-    saves: ClassVar[bool] = True
-    reads_neighbours: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:

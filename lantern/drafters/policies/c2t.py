@@ -13,11 +13,12 @@ from lantern.drafters.policies.policy import (
     PUBLISHED,
     TRAITS,
     Layer,
+    PolicyDefaults,
     Pool,
     State,
-    StatelessPolicy,
     TreeSize,
     adaptive_method,
+    check_share,
     policy_part,
     size_of,
     traits_of,
@@ -79,7 +80,7 @@ class C2T(nn.Module):
 
 
 @dataclass(frozen=True)
-class C2TPolicy(StatelessPolicy):
+class C2TPolicy(PolicyDefaults):
     """Chooses nodes by the classifier's confidence along their path; those below `threshold` do not count in the size.
 
     Confidence is of a node given its parent, multiplied along the path, so it never rises with depth.
@@ -88,13 +89,10 @@ class C2TPolicy(StatelessPolicy):
 
     part: C2T
     threshold: float = 0.03
-    is_predictable: ClassVar[bool] = False
-    saves: ClassVar[bool] = True
     reads_neighbours: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold < 1:
-            raise ValueError(f"threshold is {self.threshold}, wanted between 0 and 1")
+        check_share("threshold", self.threshold)
 
     def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
         """Return the classifier's log confidence in each candidate."""

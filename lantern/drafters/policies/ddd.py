@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -11,9 +10,9 @@ from torch import Tensor
 from lantern.drafters.policies.policy import (
     PUBLISHED,
     Layer,
+    PolicyDefaults,
     Pool,
     State,
-    StatelessPolicy,
     TreeSize,
     adaptive_method,
     not_stopped,
@@ -23,7 +22,7 @@ from lantern.methods.spec import Setting
 
 
 @dataclass(frozen=True)
-class Ddd(StatelessPolicy):
+class Ddd(PolicyDefaults):
     """EAGLE-2's beam, stopped where the probability that any of its paths matches the target is small.
 
     H = log sum exp of the beam's reach, checked from depth `check` on; below log `alive` an image drafts no deeper. The
@@ -33,9 +32,6 @@ class Ddd(StatelessPolicy):
 
     alive: float = 0.2
     check: int = 1
-    is_predictable: ClassVar[bool] = False
-    saves: ClassVar[bool] = True
-    reads_neighbours: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.alive < 1 or self.check < 1:

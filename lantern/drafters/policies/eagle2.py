@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.drafters.policies.policy import GROWTH, PUBLISHED, Layer, Limits, State, StatelessPolicy, published
+from lantern.drafters.policies.policy import GROWTH, PUBLISHED, Layer, Limits, PolicyDefaults, State, published
 from lantern.drafters.trees.static import RATES
 from lantern.methods.spec import MethodSpec, Setting
 
@@ -16,7 +16,7 @@ VALUES = ("q", "match")
 
 
 @dataclass(frozen=True)
-class Eagle2(StatelessPolicy):
+class Eagle2(PolicyDefaults):
     """The value of a node is the product of q along its path; the candidates of highest value are verified.
 
     With `value` "match" the product is of the probabilities to be the target's own sample, estimated from scores
@@ -25,9 +25,7 @@ class Eagle2(StatelessPolicy):
     """
 
     value: str = "q"
-    is_predictable: ClassVar[bool] = False
     saves: ClassVar[bool] = False
-    reads_neighbours: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.value not in VALUES:

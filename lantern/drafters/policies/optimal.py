@@ -1,7 +1,6 @@
 """The cost-optimal policy: the tree with the most codes per second, by calibrated probabilities and step times."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -15,6 +14,7 @@ from lantern.drafters.policies.policy import (
     MIN_LOG,
     Layer,
     Limits,
+    PolicyDefaults,
     Pool,
     State,
     StepCosts,
@@ -28,7 +28,7 @@ PRIOR_TESTS = 6.0  # tests at each depth that the drafter's own probabilities co
 
 
 @dataclass(frozen=True)
-class Optimal:
+class Optimal(PolicyDefaults):
     """Takes nodes by their reach until the next one costs more time than its expected codes are worth.
 
     The expected codes of a step are 1 plus the sum of the reaches of its nodes. The best tree within a depth is the n
@@ -43,9 +43,6 @@ class Optimal:
 
     memory: float = 0.98
     costs: StepCosts = field(default_factory=AssumedCosts)
-    is_predictable: ClassVar[bool] = False
-    saves: ClassVar[bool] = True
-    reads_neighbours: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 < self.memory <= 1:
@@ -60,10 +57,6 @@ class Optimal:
         times = torch.tensor(rows, device=size.device)
         prior = torch.full((size.images, size.depth), PRIOR_TESTS, device=size.device)
         return prior, prior.clone(), times
-
-    def plan(self, state: State) -> State:
-        """Return the state unchanged."""
-        return state
 
     def chances(self, layer: Layer, state: State) -> tuple[Float[Tensor, "b f k"], State]:
         """Return log probabilities to match, calibrated by earlier steps."""

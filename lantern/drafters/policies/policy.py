@@ -9,7 +9,7 @@ make the next tree smaller.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -36,6 +36,19 @@ def published(*, nodes: int, width: int, depth: int) -> tuple[Setting, ...]:
     """Return the settings of a published dynamic tree, whose nodes are ranked by q itself: spread is 1."""
     sizes = {"nodes": nodes, "width": width, "depth": depth, "spread": 1.0}
     return tuple(dataclasses.replace(one, default=sizes[one.name]) for one in GROWTH)
+
+
+def published_tree(
+    *, nodes: int, width: int, depth: int, drafter: Any = "lantern.drafters.eagle.dynamic:build"
+) -> dict[str, Any]:
+    """Return the fields of a method that drafts EAGLE-2's tree of this size, as papers sample and verify it."""
+    return {
+        **PUBLISHED,
+        "drafter": drafter,
+        "tree": None,
+        "policy": "lantern.drafters.policies.eagle2:Eagle2",
+        "settings": published(nodes=nodes, width=width, depth=depth),
+    }
 
 
 # of adaptive trees: their size changes from step to step, which a CUDA graph cannot
@@ -197,8 +210,12 @@ class Policy(Protocol):
         ...
 
 
-class StatelessPolicy:
-    """A policy without state, whose preferred size covers all nodes that are not stopped."""
+class PolicyDefaults:
+    """Defaults of a policy: it has no state, and its preferred size covers all nodes that are not stopped."""
+
+    is_predictable: ClassVar[bool] = False
+    saves: ClassVar[bool] = True
+    reads_neighbours: ClassVar[bool] = False
 
     def begin(self, size: Limits) -> State:
         """Return the empty state."""
@@ -215,6 +232,12 @@ class StatelessPolicy:
     def observe(self, state: State, step: Step, chances: Float[Tensor, "b n"]) -> State:
         """Return the state unchanged."""
         return state
+
+
+def check_share(name: str, share: float) -> None:
+    """Raise ValueError for a share outside (0, 1)."""
+    if not 0 < share < 1:
+        raise ValueError(f"{name} is {share}, wanted between 0 and 1")
 
 
 def match_chances(scores: Float[Tensor, "*n v"], spread: float) -> Float[Tensor, "*n v"]:

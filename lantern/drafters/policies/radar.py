@@ -8,20 +8,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lantern.core.types import Step
 from lantern.drafters.policies.policy import (
     MIN_LOG,
     PUBLISHED,
     Layer,
     Limits,
-    Pool,
+    PolicyDefaults,
     State,
-    TreeSize,
     adaptive_method,
-    not_stopped,
+    check_share,
     padded_beam,
     policy_part,
-    size_of,
 )
 from lantern.methods.spec import Setting
 
@@ -78,7 +75,7 @@ def side_inputs(depth: int, near: Float[Tensor, "b 3"]) -> Float[Tensor, "b 4"]:
 
 
 @dataclass(frozen=True)
-class RadarPolicy:
+class RadarPolicy(PolicyDefaults):
     """EAGLE-2's tree by probabilities to match, as deep as the network continues; the first depth is always drafted.
 
     It stops where the probability of stopping is above `threshold`; only training samples the decision.
@@ -87,13 +84,10 @@ class RadarPolicy:
 
     part: Radar
     threshold: float = 0.5
-    is_predictable: ClassVar[bool] = False
-    saves: ClassVar[bool] = True
     reads_neighbours: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold < 1:
-            raise ValueError(f"threshold is {self.threshold}, wanted between 0 and 1")
+        check_share("threshold", self.threshold)
 
     def begin(self, size: Limits) -> State:
         """Return the network's memory, and whether it has stopped."""
@@ -116,19 +110,11 @@ class RadarPolicy:
         is_over = state[2] | (torch.sigmoid(-continue_logit) > self.threshold)
         return layer.match.masked_fill(is_over[:, None, None], -torch.inf), (hidden, kept, is_over)
 
-    def preferred_size(self, pool: Pool, state: State) -> TreeSize:
-        """Return the size of all nodes that are not stopped."""
-        return size_of(pool, not_stopped(pool.values))
-
-    def observe(self, state: State, step: Step, chances: Float[Tensor, "b n"]) -> State:
-        """Return the state unchanged: the network is trained offline."""
-        return state
-
 
 TRAINING: Mapping[str, Any] = {"task": "lantern.training.policy:RadarTask", "toy": {"beam": 4, "hidden": 8}}
 SPEC = adaptive_method(
     "radar",
-    "RADAR: a recurrent network decides after each draft pass whether another pays; exact by Gumbel match",
+    "RADAR: a recurrent network decides after each draft pass whether to run another; exact by Gumbel match",
     RadarPolicy,
     Setting("threshold", 0.5, "probability of stopping above which it stops", low=0, high=1),
     add_ons=(policy_part("radar", Radar, RadarConfig, **TRAINING),),

@@ -1,18 +1,17 @@
 """SVIP: drafting stops where the drafter's distribution is too uncertain (arXiv:2411.18462)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.drafters.policies.policy import Layer, State, StatelessPolicy, adaptive_method
+from lantern.drafters.policies.policy import Layer, PolicyDefaults, State, adaptive_method
 from lantern.methods.spec import Setting
 
 
 @dataclass(frozen=True)
-class Svip(StatelessPolicy):
+class Svip(PolicyDefaults):
     """Drafts nothing below a node whose distribution has sqrt(c H(q)) above `threshold`, with H the entropy in nats.
 
     By Pinsker's inequality acceptance is at least 1 - sqrt(KL(p, q) / 2), and KL is estimated as a multiple of H(q).
@@ -22,9 +21,6 @@ class Svip(StatelessPolicy):
 
     c: float = 0.15
     threshold: float = 0.65
-    is_predictable: ClassVar[bool] = False
-    saves: ClassVar[bool] = True
-    reads_neighbours: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.c <= 0 or self.threshold <= 0:

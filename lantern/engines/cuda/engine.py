@@ -88,7 +88,7 @@ class GraphEngine(Engine):
 
     @property
     def rounds_wide(self) -> bool:
-        """False: passes round alike as they are."""
+        """False: passes already round in the same way."""
         return False
 
     def _prepare(self, target: Any) -> "Target":

@@ -24,7 +24,7 @@ from torch import Tensor
 from triton import knobs
 
 BLOCK = 64  # positions of a block of keys
-TILE = 16  # rows of a tile: the smallest that matrix units multiply
+TILE = 16  # rows of a tile: the smallest that tensor cores multiply
 LANES = 1024  # columns of one program of `silu_mul`
 WARPS = 4
 # Numbers on whose value the code of a kernel must not depend: a pass of one node runs the code of a pass of many.

@@ -1,16 +1,14 @@
 """Measurements of real generations: seconds of steps, acceptance, and whole runs."""
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-import torch
-
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree, Scores, Step
+from lantern.decoding.loop import now
 from lantern.drafters.trees.static import StaticTree, grown, named
 from lantern.generation.generator import Generator
 from lantern.generation.requests import Request
@@ -52,9 +50,7 @@ class Setup:
 
     def now(self) -> float:
         """Return the time in seconds, after the device has finished its work."""
-        if self.model.device.type == "cuda":
-            torch.cuda.synchronize()  # sync
-        return time.perf_counter()
+        return now(self.model.device)
 
 
 @dataclass
@@ -72,9 +68,9 @@ class StepClock:
 
     def __call__(self, step: Step) -> None:
         """End one step and begin the next."""
-        now = self.setup.now()
+        moment = self.setup.now()
         if self._last:
-            self.step.append(now - self._last)
+            self.step.append(moment - self._last)
         if len(self.step) >= self.limit:
             raise _EnoughError
         self._last = self.setup.now()

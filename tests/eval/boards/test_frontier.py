@@ -1,4 +1,4 @@
-"""The frontier: a sweep is measured once, resumes, and is drawn without a model."""
+"""The frontier: a sweep is measured once, resumes, and is plotted without a model."""
 
 import json
 import re
@@ -259,7 +259,7 @@ def test_a_sweep_writes_figures_plots_and_a_page(sampled: Path) -> None:
 def test_redrawing_needs_no_model_and_gives_the_same_bytes(
     sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frontier, "load_model", refuse)
+    monkeypatch.setattr("lantern.eval.boards.board.load_model", refuse)
     assert main(["--from", str(sampled / "frontier.json"), "--out", str(tmp_path), "--quiet"]) == 0
     for name in ("frontier.png", "frontier.svg", "frontier.html"):
         assert (tmp_path / name).read_bytes() == (sampled / name).read_bytes()
@@ -346,9 +346,9 @@ def test_invalid_points_are_rejected(spec: str, message: str) -> None:
 
 def test_rules_are_drawn_as_one_curve_each(figures: dict[str, Any], tmp_path: Path) -> None:
     curves = {**figures, "are_rules": True}
-    drawn = frontier_report.draw_curves(curves)
-    assert len(drawn.axes) == len(frontier_report.plotted_axes(curves))
-    labels = drawn.axes[0].get_legend_handles_labels()[1]
+    plot = frontier_report.draw_curves(curves)
+    assert len(plot.axes) == len(frontier_report.plotted_axes(curves))
+    labels = plot.axes[0].get_legend_handles_labels()[1]
     assert labels == ["plain (exact)", "gumbel-jacobi (exact)", "lantern"]
     both = [frontier_report.save_plot(one, tmp_path / name) for name, one in (("curves", curves), ("points", figures))]
     assert both[0][1].read_bytes() != both[1][1].read_bytes()

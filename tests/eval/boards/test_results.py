@@ -32,7 +32,7 @@ def git(root: Path, *words: str) -> str:
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
-    """A repository with one measured result, one that is drawn from it, and one that is kept."""
+    """A repository with one measured result, one that is made from it, and one that is kept."""
     for folder in ("eval/results", "code", "docs"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "code" / "method.py").write_text("1\n")

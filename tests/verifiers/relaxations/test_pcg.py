@@ -31,7 +31,7 @@ def groups_of(rule: Pcg) -> list[set[int]]:
 def emitted(groups: list[set[int]], p: Tensor, q: Tensor) -> Tensor:
     """The joint distribution (group, code) of what one test emits."""
     share = [1 / sum(code in group for group in groups) for code in range(CODES)]
-    mass = [[sum(float(law[c]) * share[c] for c in group) for group in groups] for law in (p, q)]
+    mass = [[sum(float(probs[c]) * share[c] for c in group) for group in groups] for probs in (p, q)]
     joint, rejected = torch.zeros(CODES, CODES, dtype=torch.float64), 0.0
     for g, group in enumerate(groups):
         for code in group:

@@ -1,0 +1,77 @@
+"""What the frontier and the leaderboard share: their options, the loaded model, and the pictures of a round."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lantern.eval.boards.results import weight_hashes
+from lantern.eval.boards.rounds import SAME, progress_bar, prompt_of
+from lantern.eval.speed.contenders import AUTO, Job, Stable, Variant, condition_of, kinds_of
+from lantern.eval.speed.surroundings import surroundings
+from lantern.models.folder import Model, load_model
+
+
+@dataclass(frozen=True)
+class BoardOptions:
+    """How methods are measured: in `variant`, on `prompts`, which are used in order and repeated.
+
+    Plain decoding runs in each of the kinds `baselines` (empty: all kinds of the device) and each of `baseline_dtypes`.
+    `run` is the folder of intermediate results.
+    """
+
+    run: Path
+    prompts: Sequence[str]
+    model: str = "lantern-emoji"
+    variant: Variant = field(default_factory=lambda: Variant(AUTO, "fp32"))
+    baselines: Sequence[str] = ()
+    baseline_dtypes: Sequence[str] = ("fp32", "bf16")
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    device: str = "auto"
+    is_quiet: bool = False
+
+
+class Board:
+    """A measurement with its model loaded, and its variant resolved to an engine."""
+
+    def __init__(self, options: BoardOptions) -> None:
+        self.model: Model = load_model(options.model, device=options.device, dtype="fp32", engine="eager")
+        self.stable = Stable(self.model)
+        self._options, self.variant = options, options.variant.resolved(self.stable)
+        self.surroundings = surroundings(self.model.device)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The settings of the measurement, without the number of pictures, so that more can be added later."""
+        options = self._options
+        return {
+            "model": self.model.name,
+            "fingerprint": self.model.fingerprint,
+            "weights": weight_hashes(self.model.folder) if self.model.folder else {},
+            "variant": str(self.variant),
+            "plain": list(map(str, self.plain_variants)),
+            "seed": options.seed,
+            "prompts": hashlib.sha256("\n".join(options.prompts).encode()).hexdigest(),
+            "surroundings": {name: self.surroundings[name] for name in SAME},
+        }
+
+    @property
+    def plain_variants(self) -> list[Variant]:
+        """The variants of plain decoding."""
+        kinds = self._options.baselines or kinds_of(self.model.device)
+        return [Variant(kind, dtype) for dtype in self._options.baseline_dtypes for kind in kinds]
+
+    def prompt(self, number: int) -> str:
+        """Return the prompt of a picture."""
+        return prompt_of(self.model, self._options.prompts, number)
+
+    def job(self, number: int, *, seed: int | None = None) -> Job:
+        """Return the job of a round; another `seed` gives pictures that are not part of the measurement."""
+        seed = self._options.seed if seed is None else seed
+        return Job(condition_of(self.model, self._options.prompts, [number]), [(seed, number)])
+
+    def bar(self, total: int, name: str, unit: str) -> Any:
+        """Return a progress bar."""
+        return progress_bar(total, name, unit, is_quiet=self._options.is_quiet)
