@@ -65,6 +65,7 @@ PAIRS = (
     ("parallelspec:tree=chain_8", "eagle1:tree=chain_8"),
     ("medusa-paper", "medusa:tree=grown_63_4"),
     ("vertical", "medusa"),
+    ("vertical", "vertical@vertical-ssd"),  # trained to predict features alone, as in SSD
     ("sam-eagle1", "eagle1:tree=grown_12_2"),
     ("sam-paper", "sam"),
     ("scd:window=16", "sjd:window=16"),
