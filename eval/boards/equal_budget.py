@@ -119,6 +119,28 @@ CLAIMS = (
         context=("medusa",),
     ),
     Claim(
+        "c2t-paper",
+        "a classifier scores fewer nodes than EAGLE-2 for as many codes per pass",
+        ("c2t-paper", "eagle2-paper"),
+        (Beats("nodes_per_pass", more=False), MORE_CODES),
+        ("seconds",),
+        ("eagle2-paper:nodes=44",),
+    ),
+    Claim(
+        "ddd-paper",
+        "a depth that ends where little probability is left takes less time than a fixed one",
+        ("ddd-paper", "eagle2-paper:depth=11", "eagle2-paper"),
+        (LESS_TIME, MORE_CODES),
+        ("draft_passes", "draft_share"),
+    ),
+    Claim(
+        "radar-paper",
+        "a learned depth takes less time than a fixed one",
+        ("radar-paper", "eagle2-paper:depth=7", "eagle2-paper:depth=3"),
+        (LESS_TIME, MORE_CODES),
+        ("draft_passes", "draft_share"),
+    ),
+    Claim(
         "specmquant",
         "on a full-precision target a tree is faster than a cascade",
         ("eagle1", "specmquant"),

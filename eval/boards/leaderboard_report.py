@@ -15,6 +15,7 @@ from lantern.eval.boards.equal_budget import FIGURES, INT4, statement_of
 from lantern.eval.boards.leaderboard import DISTRIBUTION, RELAXED
 from lantern.eval.boards.plotting import LOOKS, reach, save_figure
 from lantern.eval.boards.results import figures_mark
+from lantern.methods.registry import METHODS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,6 +49,7 @@ All methods made the same pictures with the same seeds, in one process and in in
 - *Acceptance by depth*: share of tested drafted codes that were accepted, from depth 1 on.
 - *Nodes per pass*: drafted nodes. *Draft time*: the drafter's share of a step.
 - An asterisk marks speedups without a claim: too few pictures or unsteady timing.
+- Methods marked "reconstructed" were rebuilt from a description; the page of each lists what is not as published.
 """
 BUDGET = """Each claim is tested against its alternatives in the same rounds. The alternatives of a tree policy are the
 best constant trees of as many nodes, tuned on pictures of another seed. "Holds" and "fails" mean that the 95 % interval
@@ -132,7 +134,14 @@ def label_of(name: str) -> str:
 
 def facts(row: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return name, promise and size."""
-    return row["method"], promise(row), f"{row['probe']['parameters']:,}".replace(",", " ")
+    return shown_name(row["method"]), promise(row), f"{row['probe']['parameters']:,}".replace(",", " ")
+
+
+def shown_name(spec: str) -> str:
+    """Return the spec of a method, marked if the method was rebuilt from a description."""
+    name = spec.partition(":")[0]
+    is_rebuilt = name in METHODS and "reconstructed" in METHODS[name].summary
+    return f"{spec} (reconstructed)" if is_rebuilt else spec
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:

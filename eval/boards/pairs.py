@@ -2,8 +2,11 @@
 
 Both methods of a pair decode the same prompts with the same seeds, in batches. Codes per pass do not depend on the load
 of the machine, so nothing is timed. Ratio and difference have bootstrap intervals over pictures, resampled for both
-methods together. There is a verdict only where the interval excludes equality and both networks were trained for the
-same number of steps. Each batch is stored when it ends, so an interrupted run resumes.
+methods together. There is a verdict only where the interval excludes equality and both networks have as many decoder
+layers and were trained for the same number of steps. Each batch is stored when it ends, so an interrupted run resumes.
+
+A method followed by "@NAME" reads the network in parts/NAME instead of its own, as in "poss-paper@poss-1": an ablation
+is the same method with another network.
 """
 
 import dataclasses
@@ -18,9 +21,10 @@ from typing import Any
 import torch
 
 from lantern.core.config import one_line, read_json_object
-from lantern.core.io import atomic_write, write_json
+from lantern.core.io import CONFIG_NAME, atomic_write, load_component, write_json
+from lantern.core.types import Generation
 from lantern.eval.boards.axes import interval
-from lantern.eval.boards.contest import NodeCount, Setting, how_to_get, made_with, parts_of
+from lantern.eval.boards.contest import NodeCount, Setting, how_to_get, made_with, parts_of, training_steps
 from lantern.eval.boards.equal_budget import at_tree
 from lantern.eval.boards.leaderboard_report import GENERATED
 from lantern.eval.boards.results import figures_mark
@@ -28,32 +32,57 @@ from lantern.eval.boards.rounds import as_dict, open_folder, record, step_compre
 from lantern.eval.metrics.distances import Estimate, bootstrap, mean_estimate
 from lantern.eval.speed.contenders import Job, assemble, condition_of, method_of
 from lantern.eval.speed.race import rounded
+from lantern.methods.registry import Method, add_ons_of, find_add_on
+from lantern.methods.spec import DRAFTER, AddOn
+from lantern.models.folder import FOLDER, Model, check_weights
 
 VERSUS = "=="  # between the methods of a pair on the command line
+PART = "@"  # between a method and the folder in parts/ whose network it reads
 MARKED = re.compile(r"^<!-- pairs: (?!end)(\S+) -->$.*?^<!-- pairs: end -->$", re.MULTILINE | re.DOTALL)
 BATCH = 8
 LEAST = 3  # pictures, below which there is no verdict
-# what the papers compare with, at the same tree or window, and our form of a method with the published one
+# what the papers compare with, at the same tree or window; ablations; and our form of a method with the published one
 PAIRS = (
     ("eagle2-paper", "eagle1-paper"),
-    ("eagle3-paper", "eagle2-paper"),
+    ("eagle3-paper", "eagle2-paper:depth=7"),
+    ("eagle3-paper", "eagle3-paper@eagle3-unroll-1"),  # without training-time test
+    ("eagle3-paper", "eagle3-paper@eagle3-unfused"),  # one layer of the target instead of three
     ("poss-paper", "eagle2-paper"),
-    ("vispec-paper", "eagle2-paper"),
+    ("poss-paper", "poss-paper@poss-1"),
+    ("poss-paper", "poss-paper@poss-3"),
+    ("vispec-paper", "eagle2-paper:nodes=29,width=8,depth=3"),
+    ("vispec-paper", "vispec-paper@vispec-no-globe"),
     ("fr-spec-paper", "eagle2-paper"),
-    ("ddd-paper", "eagle2-paper"),
+    ("ddd-paper", "eagle2-paper:depth=11"),
     ("c2t-paper", "eagle2-paper"),
-    ("radar-paper", "eagle2-paper"),
+    ("c2t-paper", "eagle2-paper:nodes=44"),  # a quarter fewer nodes, as the paper's claim has it
+    ("radar-paper", "eagle2-paper:depth=7"),
+    ("radar-paper", "eagle2-paper:depth=3"),
     ("adt-tree-paper", "eagle2-paper"),
     ("parallelspec-paper", "eagle1-paper"),
+    ("parallelspec:tree=chain_2", "eagle1:tree=chain_2"),
+    ("parallelspec:tree=chain_4", "eagle1:tree=chain_4"),
+    ("parallelspec:tree=chain_8", "eagle1:tree=chain_8"),
     ("medusa-paper", "medusa:tree=grown_63_4"),
+    ("vertical", "medusa"),
+    ("vertical", "vertical@vertical-ssd"),  # trained to predict features alone, as in SSD
+    ("vadusa", "medusa"),
+    ("self-cascade", "eagle1:tree=chain_4"),
+    ("svip-paper", "eagle1:tree=chain_12"),
     ("sam-eagle1", "eagle1:tree=grown_12_2"),
     ("sam-paper", "sam"),
     ("scd:window=16", "sjd:window=16"),
     ("scd:window=32", "sjd:window=32"),
     ("scd:window=64", "sjd:window=64"),
+    ("sjd++:window=16", "sjd:window=16"),
+    ("gumbel-jacobi:window=16", "scd:window=16"),
+    ("jacobi-parallel:window=16", "gumbel-jacobi:window=16"),
+    ("sjd-pac", "gumbel-jacobi:window=26"),  # as many nodes
+    ("row-pool", "gumbel-jacobi:window=30"),
+    ("woven", "gumbel-jacobi:window=29"),
     ("gsd", "sjd-paper"),
     ("specmquant-paper", "specmquant"),
-    ("lantern-paper", "eagle2-paper"),
+    ("lantern-paper", "eagle2-paper:nodes=58,depth=5"),
     ("lantern-paper:shared=true", "lantern-paper"),
     ("lantern++-paper", at_tree("eagle1-rejection", "naive_extend_57")),
     ("cool-paper", at_tree("eagle1-rejection", "chain_5")),
@@ -84,7 +113,10 @@ class Pairs:
         """All methods, each once. ValueError for an unknown method or setting."""
         found = list(dict.fromkeys(spec for pair in self.pairs for spec in pair))
         for spec in found:
-            method_of(self.setting.model, spec)
+            name, part = split_part(spec)
+            method = method_of(self.setting.model, name)
+            if part:
+                network_of(method)
         return found
 
     @cached_property
@@ -108,7 +140,8 @@ class Pairs:
             try:
                 records[spec] = self._records(spec, folder)
             except ValueError as error:
-                rows[spec] = {"reason": one_line(error)[:300]} | {"command": how_to_get(self.setting.model, spec)}
+                command = how_to_get(self.setting.model, split_part(spec)[0])
+                rows[spec] = {"reason": one_line(error)[:300]} | {"command": command}
             else:
                 rows[spec] = self._row(spec, records[spec])
             bar.update()
@@ -134,27 +167,41 @@ class Pairs:
                 if decoder is None:
                     model = setting.stable.model(setting.options.variant)
                     sampling = setting.model.sampling(**setting.options.sampling)
-                    decoder = assemble(model, method_of(setting.model, spec), sampling)
+                    name, part = split_part(spec)
+                    method = method_of(setting.model, name)
+                    decoder = assemble(with_part(model, method, part), method, sampling)
                 keys = [(setting.options.seed, number) for number in numbers]
                 job = Job(condition_of(setting.model, setting.options.prompts, list(numbers)), keys)
                 count = NodeCount()
                 made = decoder.generate(job.condition, keys=job.keys, prompts=None, callback=count)
-                one = {"nodes": count.per_pass, "images": [record(made, 0.0, i) for i in range(len(numbers))]}
-                write_json(path, one | {"method": spec})
+                images = [record(made, 0.0, i) | {"excess": excess_of(made, i)} for i in range(len(numbers))]
+                write_json(path, {"nodes": count.per_pass, "images": images, "method": spec})
             entry = read_json_object(path)
             found += [image | {"nodes": entry["nodes"]} for image in entry["images"]]
         return found
 
     def _row(self, spec: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         codes = self.setting.model.target.config.block_size
-        variant = self.setting.options.variant
         spent = torch.tensor([one["total_variation"] / codes for one in records], dtype=torch.float64)
+        beyond = [one["excess"] for one in records if one["excess"] is not None]
         return {
             "step_compression": as_dict(step_compression(records, codes)),
             "total_variation": as_dict(mean_estimate(spent, seed=0)),
+            "excess": sum(beyond) / (codes * len(beyond)) if beyond else None,
             "nodes_per_pass": rounded(sum(one["nodes"] for one in records) / len(records)),
-            "made_with": made_with(self.setting.stable.model(variant), spec, variant),
+            "made_with": self._made_with(spec),
         }
+
+    def _made_with(self, spec: str) -> dict[str, Any]:
+        """Return `made_with` of a method with the network that it read, and the decoder layers of its networks."""
+        model, variant = self.setting.stable.model(self.setting.options.variant), self.setting.options.variant
+        name, part = split_part(spec)
+        made = made_with(model, name, variant)
+        if part:
+            own, read = network_of(method_of(model, name)).folder, f"{FOLDER}/{part}"
+            others = {folder: steps for folder, steps in made["training_steps"].items() if folder != own}
+            made["training_steps"] = others | {read: training_steps(model, read)}
+        return made | {"layers": {folder: layers_of(model, folder) for folder in made["training_steps"]}}
 
     def _pair(
         self,
@@ -163,7 +210,9 @@ class Pairs:
         records: Mapping[str, Sequence[Mapping[str, Any]]],
     ) -> dict[str, Any]:
         codes = self.setting.model.target.config.block_size
-        refusal = refusal_of(*(rows[spec]["made_with"]["training_steps"] for spec in pair), images=self.images)
+        mine, other = (rows[spec]["made_with"] for spec in pair)
+        refusal = refusal_of(mine["training_steps"], other["training_steps"], images=self.images)
+        refusal = refusal or refusal_of_layers(mine["layers"], other["layers"])
         ratio = codes_ratio(*(records[spec] for spec in pair))
         apart = variation_difference(*(records[spec] for spec in pair), codes=codes)
         return {
@@ -174,6 +223,54 @@ class Pairs:
             "codes": None if refusal else verdict(ratio, 1.0, "more codes per pass", "fewer codes per pass"),
             "variation": None if refusal else verdict(apart, 0.0, "more total variation", "less total variation"),
         }
+
+
+def excess_of(made: Generation, number: int) -> float | None:
+    """Return the total variation beyond a rule's bound, summed over the codes of a picture; None without a bound."""
+    return None if made.excess is None else float(made.excess[number])
+
+
+def split_part(spec: str) -> tuple[str, str]:
+    """Return method and settings of "METHOD:SETTINGS@NAME", and the name, "" if there is none."""
+    method, _, part = spec.partition(PART)
+    return method, part
+
+
+def network_of(method: Method) -> AddOn:
+    """Return the network of a method that "@NAME" replaces; ValueError for a method that reads none."""
+    name = method.spec.add_on or (DRAFTER if method.spec.needs_drafter else "")
+    found = find_add_on(name)
+    if found is None:
+        raise ValueError(f'method "{method.name}" reads no trained network: give it without "{PART}NAME"')
+    return found
+
+
+def with_part(model: Model, method: Method, part: str) -> Model:
+    """Return the model with the network of parts/PART in place of the one that a method reads.
+
+    ValueError where the folder is missing, or holds a network of another kind or for another target.
+    """
+    if not part:
+        return model
+    entry, folder = network_of(method), (model.folder or Path()) / FOLDER / part
+    if not folder.is_dir():
+        raise ValueError(f"this model has no {FOLDER}/{part}")
+    module = load_component(entry.module, entry.config, folder)
+    if entry.names_target:
+        names = {"drafter_name": f"add-on {part}", "model_name": model.name}
+        check_weights(module.config.target, model.target, **names)
+    module.requires_grad_(False).to(device=model.device, dtype=model.dtype)
+    if entry.name == DRAFTER:
+        return dataclasses.replace(model, drafter=module)
+    others = {name: model.add_ons[name] for name in add_ons_of(method) if name != entry.name and name in model.add_ons}
+    return dataclasses.replace(model, add_ons=others | {entry.name: module})
+
+
+def layers_of(model: Model, name: str) -> int | None:
+    """Return the decoder layers of a network of a model's folder, None where its config has no `layers`."""
+    if model.folder is None:
+        return None
+    return read_json_object(model.folder / name / CONFIG_NAME).get("layers")
 
 
 def codes_ratio(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Estimate:
@@ -214,13 +311,29 @@ def refusal_of(mine: Mapping[str, int | None], other: Mapping[str, int | None], 
     return f"trained for other numbers of steps: {shown[0]}; {shown[1]}"
 
 
+def refusal_of_layers(mine: Mapping[str, int | None], other: Mapping[str, int | None]) -> str | None:
+    """Return why the decoder layers of the networks that only one of two methods reads allow no verdict, or None.
+
+    Networks without decoder layers, such as heads, are not compared.
+    """
+    own = {name: layers for name, layers in mine.items() if name not in other and layers is not None}
+    its = {name: layers for name, layers in other.items() if name not in mine and layers is not None}
+    if not own or not its or set(own.values()) == set(its.values()):
+        return None
+    shown = [", ".join(f"{name} {layers}" for name, layers in one.items()) for one in (own, its)]
+    return f"networks of other numbers of layers: {shown[0]}; {shown[1]}"
+
+
 HOW = f"""{GENERATED}
 `lantern leaderboard --pairs --from eval/results/pairs.json` rewrites it, and the pairs on the pages of methods.
 
 Both methods of a pair decoded the same prompts with the same seeds. *Codes per pass* is the ratio of the first method
 to the second, *total variation* the difference per code; brackets hold paired 95 % bootstrap intervals over pictures.
-There is a verdict only where an interval excludes equality and both networks were trained for the same number of steps.
-Nothing was timed."""
+*Nodes* is the ratio of drafted nodes per pass; in a batch the trees of all pictures are as large as the largest.
+*Beyond the bound* is the total variation per code that exceeds the bound of a rule that has one (`delta`).
+There is a verdict only where an interval excludes equality and both networks have as many decoder layers and were
+trained for the same number of steps. Nothing was timed.
+A method followed by `@NAME` reads the network in `parts/NAME` instead of its own."""
 
 
 def setting_of(figures: Mapping[str, Any]) -> str:
@@ -234,13 +347,16 @@ def setting_of(figures: Mapping[str, Any]) -> str:
     )
 
 
-def table_of(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return pairs as lines of a Markdown table."""
-    text = ["| method | against | codes per pass | total variation | verdict |", "|---|---|---:|---:|---|"]
+def table_of(pairs: Sequence[Mapping[str, Any]], methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return pairs as lines of a Markdown table; `methods` are the figures of the methods."""
+    nodes = {one["method"]: one["nodes_per_pass"] for one in methods if "reason" not in one}
+    text = ["| method | against | codes per pass | total variation | nodes | verdict |", "|---|---|---:|---:|---:|---|"]
     for one in pairs:
+        drafted, other = (nodes[name] for name in one["pair"])
+        share = f"{drafted / other:.2f}" if other else "-"
         said = one["no_verdict"] or ", ".join(word for word in (one["codes"], one["variation"]) if word) or "none"
         ratio, apart = interval(one["codes_ratio"], "{:.2f}"), interval(one["variation_difference"], "{:+.3f}")
-        text.append("| " + " | ".join([*(f"`{name}`" for name in one["pair"]), ratio, apart, said]) + " |")
+        text.append("| " + " | ".join([*(f"`{name}`" for name in one["pair"]), ratio, apart, share, said]) + " |")
     return text
 
 
@@ -252,8 +368,12 @@ def with_pairs(text: str, figures: Mapping[str, Any]) -> str:
     """
 
     def made(mark: re.Match[str]) -> str:
-        pairs = [one for one in figures["pairs"] if one["pair"][0].partition(":")[0] == mark[1]]
-        lines = [*table_of(pairs), "", f"{setting_of(figures)} [How](../pairs.md)."] if pairs else ["Not measured."]
+        pairs = [one for one in figures["pairs"] if re.split("[:@]", one["pair"][0])[0] == mark[1]]
+        lines = (
+            [*table_of(pairs, figures["methods"]), "", f"{setting_of(figures)} [How](../pairs.md)."]
+            if pairs
+            else ["Not measured."]
+        )
         return "\n".join([f"<!-- pairs: {mark[1]} -->", "", *lines, "", "<!-- pairs: end -->"])
 
     return MARKED.sub(made, text)
@@ -274,14 +394,16 @@ def write_pages(figures: Mapping[str, Any], docs: Path) -> list[Path]:
 def page(figures: Mapping[str, Any]) -> str:
     """Return the figures as a page in Markdown: the pairs, then the methods."""
     text = ["# Pairs of methods", "", f"<!-- {figures_mark(figures)} -->", "", HOW, "", setting_of(figures), ""]
-    text += table_of(figures["pairs"])
-    text += ["", "| method | codes per pass | total variation per code | nodes per pass |", "|---|---:|---:|---:|"]
+    text += table_of(figures["pairs"], figures["methods"])
+    text += ["", "| method | codes per pass | total variation per code | beyond the bound | nodes per pass |"]
+    text += ["|---|---:|---:|---:|---:|"]
     for one in figures["methods"]:
         if "reason" in one:
-            cells = ["not measured: " + one["reason"], "", ""]
+            cells = ["not measured: " + one["reason"], "", "", ""]
         else:
             compression = interval(one["step_compression"], "{:.2f}")
-            cells = [compression, interval(one["total_variation"], "{:.3f}"), f"{one['nodes_per_pass']:.0f}"]
+            beyond = "-" if one.get("excess") is None else f"{one['excess']:.3f}"
+            cells = [compression, interval(one["total_variation"], "{:.3f}"), beyond, f"{one['nodes_per_pass']:.0f}"]
         text.append("| " + " | ".join([f"`{one['method']}`", *cells]) + " |")
     return "\n".join(text) + "\n"
 

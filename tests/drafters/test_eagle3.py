@@ -9,6 +9,7 @@ from lantern.decoding.cache import PromptCache
 from lantern.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from lantern.drafters.examples import Examples, fused_layers
 from lantern.models.llamagen.transformer import Transformer
+from lantern.training.kinds import new_module
 from tests.drafters.sampled_trees import Watched, sampled, true_rows, ways
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_parts import tiny_part
@@ -132,6 +133,17 @@ def test_guided_layers_are_put_side_by_side() -> None:
     c, u = given.layers.unbind(1)
     expected = u[1, 2] + 3.0 * (c[1, 2] - u[1, 2])
     torch.testing.assert_close(guided[1, 0, :, 64:], expected)
+
+
+def test_a_drafter_of_fewer_layers_trains_on_the_last_ones() -> None:
+    target, given = tiny_target(n_layer=16), examples()
+    module = new_module("eagle3", target, {"fused": [13]}, seed=0)
+    assert isinstance(module, Eagle3) and module.taps == (13,)
+    assert given.layers is not None
+    torch.testing.assert_close(module.inputs(given)[:, 0], given.guide(given.layers)[:, 2])
+    assert len(module.training_predictions(given, 2)) == 2
+    with pytest.raises(ValueError, match=r"fused is \[8\], wanted \[2, 8, 13\] or the last of these"):
+        new_module("eagle3", target, {"fused": [8]}, seed=0)
 
 
 def test_taps_are_traced_in_one_piece_with_the_target() -> None:

@@ -24,7 +24,10 @@ from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm,
 
 @dataclass(frozen=True)
 class Eagle3Config(EagleConfig):
-    """Sizes of an EAGLE-3 drafter; `fused` are the target's layers whose inputs it reads."""
+    """Sizes of an EAGLE-3 drafter; `fused` are the target's layers whose inputs it reads.
+
+    Training takes them from `fused_layers`: all three, or the last ones.
+    """
 
     kind: str = "eagle3"
     fused: tuple[int, ...] = (2, 8, 13)
@@ -38,8 +41,9 @@ class Eagle3Config(EagleConfig):
 
     @classmethod
     def for_target(cls, config: TransformerConfig, **changes: Any) -> Self:
-        """Return a config with its target's width that reads three of its layers."""
-        return super().for_target(config, **({"fused": fused_layers(config.n_layer)} | changes))
+        """Return a config with its target's width that reads three of its layers, or those of `fused`."""
+        fused = tuple(changes.get("fused", fused_layers(config.n_layer)))
+        return super().for_target(config, **(changes | {"fused": fused}))
 
 
 class Eagle3Layer(DraftLayer):
@@ -93,7 +97,13 @@ class Eagle3(Eagle):
         return self.output(self.norm(features.to(self.dtype))).float()
 
     def init_for(self, target: Any, generator: torch.Generator) -> None:
-        """Start as the target's norm and head applied to the last tapped layer, with the target's embeddings."""
+        """Start as the target's norm and head applied to the last tapped layer, with the target's embeddings.
+
+        ValueError for layers that training does not record.
+        """
+        known = fused_layers(len(target.layers))
+        if self.taps != known[-len(self.taps) :]:
+            raise ValueError(f"fused is {list(self.taps)}, wanted {list(known)} or the last of these")
         self.init_linears(generator)
         self.fc.weight.data.zero_()
         self.fc.weight.data[:, -self.config.dim :] = torch.eye(self.config.dim)
@@ -118,9 +128,9 @@ class Eagle3(Eagle):
         return x
 
     def inputs(self, examples: Examples) -> Float[Tensor, "b 1 n k"]:
-        """Return the guided layers at each code, concatenated."""
+        """Return the guided layers at each code, concatenated: the last ones of `fused_layers`, one for each tap."""
         assert examples.layers is not None
-        return rearrange(examples.guide(examples.layers), "b l n c -> b 1 n (l c)")
+        return rearrange(examples.guide(examples.layers)[:, -len(self.taps) :], "b l n c -> b 1 n (l c)")
 
     def predict(self, depth: int, places: Int[Tensor, " m"], predicted: Float[Tensor, "b 1 m c"]) -> Prediction:
         """Return logits of its own head; there is no feature to regress."""

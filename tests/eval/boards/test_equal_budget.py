@@ -72,7 +72,7 @@ def test_claims_name_known_methods_and_figures(claim: Claim) -> None:
 def test_drafters_are_compared_at_one_tree() -> None:
     for claim in CLAIMS:
         trees = {tree_of(spec) for spec in claim.contenders if METHODS[spec.partition(":")[0].removesuffix(INT4)].tree}
-        assert claim.method == "specmquant" or len(trees) == 1
+        assert claim.method == "specmquant" or len(trees) <= 1
     assert at_tree("eagle1", METHODS["eagle1"].tree) == "eagle1"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lantern.eval.boards.leaderboard_report import marks_of, page, with_rows, words_of, write_pages
+from lantern.eval.boards.leaderboard_report import marks_of, page, shown_name, with_rows, words_of, write_pages
 from lantern.eval.speed.surroundings import HERE
 from tests.eval.leaderboards import RESULTS, rows_of
 
@@ -46,6 +46,10 @@ def test_writing_reports_files_and_methods_without_a_page(board_figures: dict[st
 def test_a_spelled_out_tree_is_shown_by_its_size() -> None:
     assert words_of("eagle1:tree=0 1 0.0@int4") == "eagle1, constant tree of 3 nodes, depth 2 on a 4-bit target"
     assert words_of("eagle1:tree=grown_8_2") == "eagle1:tree=grown_8_2"
+
+
+def test_rebuilt_methods_are_marked() -> None:
+    assert shown_name("vadusa:samples=3") == "vadusa:samples=3 (reconstructed)" and shown_name("medusa") == "medusa"
 
 
 def committed() -> dict[str, Any]:

@@ -1,25 +1,33 @@
 """Fair tests of pairs: paired intervals, verdicts, and runs that resume."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from lantern.cli.leaderboard import main
 from lantern.eval.boards.pairs import (
     PAIRS,
     codes_ratio,
     lines,
+    network_of,
     page,
     parse_pair,
     refusal_of,
+    refusal_of_layers,
+    split_part,
     variation_difference,
     verdict,
     with_pairs,
+    with_part,
 )
 from lantern.eval.metrics.distances import Estimate
 from lantern.methods import METHODS
+from lantern.models.folder import load_model
 from tests.tiny_folder import save_tiny_model
 
 
@@ -50,9 +58,45 @@ def test_networks_of_other_training_allow_no_verdict() -> None:
 
 def test_published_pairs_name_known_methods() -> None:
     for spec in (spec for pair in PAIRS for spec in pair):
-        name, _, rest = spec.partition(":")
+        name, _, rest = split_part(spec)[0].partition(":")
         given = dict(pair.split("=", 1) for pair in rest.split(",") if pair)
-        METHODS[name].with_options(**METHODS[name].parsed(given))
+        method = METHODS[name].with_options(**METHODS[name].parsed(given))
+        if split_part(spec)[1]:
+            assert network_of(method).name == name.removesuffix("-paper")
+
+
+def test_networks_of_other_depth_allow_no_verdict() -> None:
+    assert refusal_of_layers({"drafter": 2}, {"drafter": 2}) is None  # the same network
+    assert refusal_of_layers({"parts/eagle3": 1}, {"drafter": 1}) is None
+    assert refusal_of_layers({"parts/medusa": None}, {"drafter": 2}) is None
+    assert "parts/poss 1; drafter 2" in str(refusal_of_layers({"parts/poss": 1}, {"drafter": 2}))
+
+
+def test_a_method_reads_the_network_that_is_named(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "tiny")
+    shutil.copytree(folder / "parts/poss", folder / "parts/other")
+    weights = folder / "parts/other/model.safetensors"
+    save_file({name: x * 1.5 for name, x in load_file(weights).items()}, weights)
+    (folder / "parts/other/SHA256SUMS").unlink()
+    shutil.copytree(folder / "drafter", folder / "parts/deeper")
+    arguments = ["--model", str(folder), "--pairs", "poss==poss@other", "eagle1==eagle1@deeper", "poss==poss@absent"]
+    arguments += ["poss==poss@deeper", "--images", "3", "--engine", "eager"]
+    arguments += ["--run", str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--quiet"]
+    assert main(arguments) == 0
+    figures = json.loads((tmp_path / "out/pairs.json").read_text())
+    rows = {one["method"]: one for one in figures["methods"]}
+    assert rows["poss@other"]["made_with"]["layers"] == {"parts/other": 1}
+    assert rows["poss@other"]["made_with"]["training_steps"] == {"parts/other": None}
+    assert "no parts/absent" in rows["poss@absent"]["reason"] and "reason" in rows["poss@deeper"]
+    compared, same = figures["pairs"]
+    assert compared["pair"] == ["poss", "poss@other"]
+    model = load_model(folder, device="cpu")
+    read = with_part(model, METHODS["poss"], "other").add_ons["poss"].state_dict()
+    torch.testing.assert_close(read, {name: x * 1.5 for name, x in model.add_ons["poss"].state_dict().items()})
+    assert same["pair"] == ["eagle1", "eagle1@deeper"] and same["codes_ratio"]["value"] == 1
+    assert "`poss@other`" in with_pairs("<!-- pairs: poss -->\n<!-- pairs: end -->", figures)
+    with pytest.raises(ValueError, match="reads no trained network"):
+        network_of(METHODS["gumbel-jacobi"])
 
 
 def test_a_pair_is_two_methods() -> None:
@@ -78,9 +122,9 @@ def test_pairs_are_measured_once(
     assert json.loads((tmp_path / "out/pairs.json").read_text())["pairs"] == figures["pairs"]
     written = (tmp_path / "out/pairs.md").read_text()
     row = next(line for line in written.splitlines() if line.startswith("| `gumbel-jacobi` | `eagle1` | "))
-    assert f"{pair['codes_ratio']['value']:.2f} (" in row and "| +0.000 |" in row
-    lacking = figures | {"methods": [{"method": "poss", "reason": "no weights"}]}
-    assert "\n| `poss` | not measured: no weights |  |  |\n" in page(lacking)
+    assert f"{pair['codes_ratio']['value']:.2f} (" in row and "| +0.000 | " in row
+    lacking = figures | {"pairs": []} | {"methods": [{"method": "poss", "reason": "no weights"}]}
+    assert "\n| `poss` | not measured: no weights |  |  |  |\n" in page(lacking)
     (tmp_path / "out/pairs.md").unlink()
     methods = tmp_path / "out/methods"
     methods.mkdir()
