@@ -14,9 +14,10 @@ from torch import Tensor
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Target
+from lantern.core.types import Condition, Scores, Target
 from lantern.decoding.forced import ForcedCodes
 
+READ_CODES = 64  # known codes of a pass
 FP32_ROWS = 16  # fp32 products were measured to round alike from this number of rows on
 
 
@@ -310,6 +311,15 @@ class Start:
     forced: ForcedCodes | None = None
 
 
+@dataclass(frozen=True)
+class CodesRead:
+    """Results of `passes` over known codes: the features of each, and the inputs of tapped layers side by side."""
+
+    features: Float[Tensor, "b r m c"]
+    fused: Float[Tensor, "b r m k"] | None
+    passes: int
+
+
 class PromptCache:
     """Prompt states of earlier calls, so that another seed needs no pass over the prompt.
 
@@ -425,6 +435,28 @@ def start(
     return Start(cache, noise, state.mask, prefix, state.features, logits, state.fused, given)
 
 
+@torch.no_grad()
+def read_codes(target: Target, begun: Start, codes: Int[Tensor, "b m"], *, taps: tuple[int, ...] = ()) -> CodesRead:
+    """Write keys and values of the first m codes to the cache, READ_CODES in a pass; return their features."""
+    cache, count = begun.cache, codes.shape[1]
+    images, rows = len(codes), cache.rows
+    reported: dict[str, Any] = {"taps": taps} if taps else {}
+    numbers = torch.arange(count, device=codes.device)
+    found = list[Scores]()
+    for block in numbers.split(READ_CODES):
+        mask = cache.buffer.new_full((images, rows, len(block), cache.slots), -torch.inf)
+        mask[..., : cache.prefix] = by_row(begun.prefix)
+        mask[..., cache.prefix : cache.prefix + count].masked_fill_(numbers <= block[:, None], 0.0)
+        places = block.expand(images * rows, -1)
+        inputs = target.tok_embeddings(codes[:, block]).repeat_interleave(rows, 0)
+        positions, slots = places + target.config.cls_token_num, places + cache.prefix
+        found.append(target(inputs, positions, mask.flatten(0, 1), cache=cache, slots=slots, **reported))
+    features = torch.cat([scores.features for scores in found], 1).unflatten(0, (images, rows))
+    entered = [scores.fused for scores in found if scores.fused is not None]
+    fused = torch.cat(entered, 1).unflatten(0, (images, rows)) if taps else None
+    return CodesRead(features, fused, len(found))
+
+
 def read_prompts(
     target: Target, condition: Condition, *, rows: int, needs_whole_prefix: bool, taps: tuple[int, ...] = ()
 ) -> PromptState:
@@ -437,9 +469,12 @@ def read_prompts(
     caption with a drafter that reads slots.
     """
     if target.has_token_prompts:
-        if needs_whole_prefix or taps:
-            raise ValueError("this drafter reads the prompt's slots or layers of a LlamaGen target: use another method")
-        return _read_tokens(target, condition, rows)
+        if needs_whole_prefix:
+            raise ValueError(
+                "this drafter reads the prompt slot by slot, but here each guidance row has a prompt of its own:"
+                " use another method"
+            )
+        return _read_tokens(target, condition, rows, taps)
     slots = target.config.cls_token_num
     negative = condition.negative if rows == 2 else None
     if negative is not None and needs_whole_prefix:
@@ -470,17 +505,21 @@ def read_prompts(
     )
 
 
-def _read_tokens(target: Target, condition: Condition, rows: int) -> PromptState:
+def _read_tokens(target: Target, condition: Condition, rows: int, taps: tuple[int, ...]) -> PromptState:
     """Read the first `rows` guidance rows of token prompts."""
     if condition.tokens is None or condition.mask is None:
         raise ValueError("this model takes token prompts: make the condition with its text encoder")
     tokens, seen = condition.tokens[:, :rows], condition.mask[:, :rows]
-    features, entries = target.read_tokens(tokens.flatten(0, 1), seen.flatten(0, 1))
+    entered: dict[int, Any] = dict.fromkeys(taps)
+    reported = {"entered": entered} if taps else {}
+    features, entries = target.read_tokens(tokens.flatten(0, 1), seen.flatten(0, 1), **reported)
+    fused = torch.cat([entered[layer] for layer in taps], -1).unflatten(0, tokens.shape[:2]) if taps else None
     return PromptState(
         means=None,
         features=features.unflatten(0, tokens.shape[:2]),
         mask=seen[:, 0, -1:],
         counts=seen[:, 0].sum(-1),
+        fused=fused,
         entries=entries.unflatten(2, tokens.shape[:2]).movedim(2, 0),
         seen=seen,
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Generation, Scores, Step, Target
-from lantern.decoding.cache import PromptCache, Start, StaticCache, by_row, start
+from lantern.decoding.cache import PromptCache, Start, StaticCache, by_row, read_codes, start
 from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import FiniteSoFar, Programs, Stepper, Stopwatch, report
 
@@ -36,14 +36,15 @@ def generate(
     """Sample code j of each image as argmax(log p_j + g_j), with the noise g of its key (seed, image number).
 
     `drafter` and `verifier` are part of the signature that all decoders share, and None here. `callback` is called
-    with every step. `programs` and `forced` are as in `loop.generate`. Up to rounding, an image's codes do not depend
-    on its batch.
+    with every step. `programs` and `forced` are as in `loop.generate`; codes that all images keep from the start are
+    read in few passes, and reported with code 0. Up to rounding, an image's codes do not depend on its batch.
     """
     condition = condition.to(target.tok_embeddings.weight.device)
     watch = Stopwatch(condition.device, is_timed)
     # 1) the prompt gives code 0
     how: dict[str, Any] = {"cache": cache, "prompts": prompts, "reproducible": reproducible, "forced": forced}
     run = PlainStepper(target, start(target, condition, sampling=sampling, keys=keys, stage=0, **how), sampling, watch)
+    run.read_kept()
     return run_steps(run, callback=callback, keep_steps=keep_steps, programs=programs)
 
 
@@ -56,14 +57,19 @@ def run_steps(
     run.watch.lap("prefill")
     report(run.sample_first(), callback, kept)
     stepper = (programs or Programs()).wrap(run)
-    for _ in range(run.target.config.block_size - 1):
+    for _ in range(run.target.config.block_size - run.kept):
         # 2) score the last code and sample the next
         report(stepper.take_step(), callback, kept)
     return run.generation(steps)
 
 
 class PlainStepper(Stepper):
-    """Steps of one code each. `place` is the number of the last sampled code, the same in every image."""
+    """Steps of one code each. `place` is the number of the last sampled code, the same in every image.
+
+    The first step gives the first `kept` codes; its scores are those of code 0.
+    """
+
+    on_host = (*Stepper.on_host, "kept", "_passes")
 
     def __init__(self, target: Target, begun: Start, sampling: Sampling, watch: Stopwatch) -> None:
         self.target, self.begun, self.sampling, self.watch = target, begun, sampling, watch
@@ -76,7 +82,17 @@ class PlainStepper(Stepper):
         self.mask = mask.flatten(0, 1)
         self._numbers = torch.arange(self.codes.shape[1], device=device).expand(images, -1)
         self._once = torch.ones_like(self.place[:, 0])
-        self._index = 0
+        self._index, self.kept, self._passes = 0, 1, self.codes.shape[1]
+
+    def read_kept(self) -> None:
+        """Fill the cache with the codes that all images keep from the start but the last, with which steps begin."""
+        if self.begun.forced is None or (kept := self.begun.forced.kept) == 1:
+            return
+        cache, codes = self.begun.cache, self.begun.forced.codes[:, :kept]
+        passes = read_codes(self.target, self.begun, codes[:, :-1]).passes
+        self.mask[..., cache.prefix : cache.prefix + kept - 1] = 0.0
+        self.codes[:, :kept] = codes
+        self.kept, self._passes = kept, self.codes.shape[1] - kept + 1 + passes
 
     @property
     def state_holders(self) -> tuple[object, ...]:
@@ -86,7 +102,10 @@ class PlainStepper(Stepper):
     def sample_first(self) -> Step:
         """Sample code 0 from the logits of the prompt."""
         logits, features = self.begun.logits, self.begun.features[:, :, -1:]
-        return self.record_step(self.sample(PassScores(logits.flatten(0, 1), features.flatten(0, 1))))
+        first = self.sample(PassScores(logits.flatten(0, 1), features.flatten(0, 1)))
+        self.place = self.place + self.kept - 1
+        self.sampled = self.codes.gather(1, self.place)
+        return self.record_step(replace(first, counts=first.counts * self.kept))
 
     def work(self) -> Step:
         """Score the last code and sample the next."""
@@ -123,15 +142,16 @@ class PlainStepper(Stepper):
     def record_step(self, step: Step) -> Step:
         """Return the step with its number; its codes are in memory that no later step writes to."""
         j, self._index = self._index, self._index + 1
-        return replace(step, index=j, start=self._numbers[:, j], codes=self.codes[:, j : j + 1])
+        first = j + self.kept - 1 if j else 0
+        return replace(step, index=j, start=self._numbers[:, first], codes=self.codes[:, first : j + self.kept])
 
     def generation(self, steps: list[Step]) -> Generation:
         """Return the finished grids."""
-        images, count = self.codes.shape  # cloned: a graph keeps its memory for the next generation
+        images = len(self.codes)  # cloned: a graph keeps its memory for the next generation
         none, free = self.codes.new_zeros(images, 0), torch.zeros(images, device=self.codes.device)
         return Generation(
             codes=self.codes.clone(),
-            passes=self.codes.new_full((images,), count),
+            passes=self.codes.new_full((images,), self._passes),
             accepted=none,
             reached=none,
             relaxed=free,

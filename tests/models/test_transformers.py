@@ -20,6 +20,7 @@ from lantern.core.types import Condition, DraftTree, TreeShape
 from lantern.decoding import cache as prefill
 from lantern.decoding import loop
 from lantern.decoding.cache import PromptCache
+from lantern.decoding.forced import ForcedCodes
 from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import generate
@@ -139,10 +140,8 @@ def test_large_states_of_prompts_are_dropped() -> None:
 
 def test_drafters_that_read_the_prompt_are_refused() -> None:
     target, condition = parts("emu3").target, condition_of("emu3")
-    hows: list[Any] = [{"needs_whole_prefix": True}, {"needs_whole_prefix": False, "taps": (0,)}]
-    for how in hows:
-        with pytest.raises(ValueError, match="reads the prompt's slots or layers of a LlamaGen target"):
-            PromptCache().read(target, condition, rows=2, **how)
+    with pytest.raises(ValueError, match="reads the prompt slot by slot, but here each guidance row has a prompt"):
+        PromptCache().read(target, condition, rows=2, needs_whole_prefix=True)
     with pytest.raises(ValueError, match="takes token prompts"):
         PromptCache().read(target, Condition(labels=torch.tensor([1])), rows=2, needs_whole_prefix=False)
 
@@ -413,7 +412,7 @@ def test_pictures_are_encoded_as_the_model_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAINTED)
-def test_pictures_are_continued_from_their_first_row(name: str) -> None:
+def test_pictures_are_continued_from_their_first_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = model_of(parts(name), name=name)
     raster, side = made.target.config.raster, made.vq.config.downsample  # type: ignore[union-attr]
     size = (raster.rows * side, raster.columns * side, 3)
@@ -424,6 +423,14 @@ def test_pictures_are_continued_from_their_first_row(name: str) -> None:
     ]
     assert all(torch.equal(one.codes, found[0].codes) for one in found)
     assert found[0].statistics.forced == raster.columns
+    # read in one pass, the newline of an inner row included, and step by step
+    how["keep_rows"] = kept = min(2, raster.rows - 1)
+    (read,) = generate(made, PROMPTS[:1], method="plain", **how)
+    with monkeypatch.context() as patch:
+        patch.setattr(ForcedCodes, "kept", 1)
+        (stepped,) = generate(made, PROMPTS[:1], method="plain", **how)
+    assert torch.equal(read.codes, stepped.codes)
+    assert stepped.statistics.passes - read.statistics.passes == kept * raster.columns - 2
 
 
 def test_codes_of_a_model_without_pixels_are_written(
