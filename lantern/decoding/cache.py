@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Scores, Target
+from lantern.core.types import Condition, Target
 from lantern.decoding.forced import ForcedCodes
 
 READ_CODES = 64  # known codes of a pass
@@ -437,12 +437,15 @@ def start(
 
 @torch.no_grad()
 def read_codes(target: Target, begun: Start, codes: Int[Tensor, "b m"], *, taps: tuple[int, ...] = ()) -> CodesRead:
-    """Write keys and values of the first m codes to the cache, READ_CODES in a pass; return their features."""
+    """Write keys and values of the first m codes to the cache, READ_CODES in a pass; return their features.
+
+    An engine runs these passes only if its bits do not depend on the size of a pass: others would compile this size.
+    """
     cache, count = begun.cache, codes.shape[1]
     images, rows = len(codes), cache.rows
-    reported: dict[str, Any] = {"taps": taps} if taps else {}
+    is_whole = bool(taps) or target.is_batch_invariant
     numbers = torch.arange(count, device=codes.device)
-    found = list[Scores]()
+    found, entered = list[Tensor](), list[Tensor]()
     for block in numbers.split(READ_CODES):
         mask = cache.buffer.new_full((images, rows, len(block), cache.slots), -torch.inf)
         mask[..., : cache.prefix] = by_row(begun.prefix)
@@ -450,9 +453,14 @@ def read_codes(target: Target, begun: Start, codes: Int[Tensor, "b m"], *, taps:
         places = block.expand(images * rows, -1)
         inputs = target.tok_embeddings(codes[:, block]).repeat_interleave(rows, 0)
         positions, slots = places + target.config.cls_token_num, places + cache.prefix
-        found.append(target(inputs, positions, mask.flatten(0, 1), cache=cache, slots=slots, **reported))
-    features = torch.cat([scores.features for scores in found], 1).unflatten(0, (images, rows))
-    entered = [scores.fused for scores in found if scores.fused is not None]
+        how: dict[str, Any] = {"cache": cache, "slots": slots}
+        if is_whole:
+            scores = target(inputs, positions, mask.flatten(0, 1), taps=taps, **how)
+            found.append(scores.features)
+            entered += [] if scores.fused is None else [scores.fused]
+        else:
+            found.append(target.features(inputs, positions, mask.flatten(0, 1), **how))
+    features = torch.cat(found, 1).unflatten(0, (images, rows))
     fused = torch.cat(entered, 1).unflatten(0, (images, rows)) if taps else None
     return CodesRead(features, fused, len(found))
 

@@ -233,7 +233,8 @@ class TransformersTarget(nn.Module, TargetDefaults):
         """Run the decoder over embedded codes, whose numbers are `positions`; nodes that end a row with a newline.
 
         Returns features, and the inputs of tapped layers side by side. The number of newlines of a pass depends on
-        where rows end, so that the host reads it back from the device.
+        where rows end, so that the host reads it back from the device. A compiled pass has one size: there each node
+        has a newline, of which those that follow no row are never read.
         ValueError without a cache, its mask and slots.
         """
         if cache is None or mask is None or slots is None:
@@ -245,7 +246,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
         is_end = ((positions + 1) % raster.columns == 0) & (positions < raster.codes - 1)
         behind = cache.newline_mask(mask, slots, is_end)
         own = behind.masked_fill(cache.is_own_newline(slots), -torch.inf)
-        most = int(is_end.sum(1).max())  # sync
+        most = is_end.shape[1] if torch.compiler.is_compiling() else int(is_end.sum(1).max())  # sync
         if most == 0:
             return joined(*self._run(inputs, places, torch.cat([mask, own], 2), Writes(cache, slots), taps))
         # newlines come behind all nodes, in the order of those that they follow
