@@ -98,8 +98,9 @@ def test_other_kinds_of_drafters_are_trained_and_give_the_codes_of_plain_decodin
     kinds = ("eagle3", "poss", "medusa", "parallelspec", "vertical")
     folder = trained(name, tmp_path, kinds, steps=3)
     model = load_model(folder, size=CASES[name][2])
-    assert [model.add_ons[kind].config.kind for kind in kinds] == list(kinds)
-    assert model.add_ons["poss"].config.form == "rows"
+    add_ons: Any = model.add_ons
+    assert [add_ons[kind].config.kind for kind in kinds] == list(kinds)
+    assert add_ons["poss"].config.form == "rows"
     for sampling in (Sampling(guidance=4.0), Sampling(guidance=1.0, top_k=8), Sampling(guidance=4.0, temperature=0)):
         how: dict[str, Any] = {"sampling": sampling, "with_pixels": False, "batch": 2}
         expected = [picture.codes.tolist() for picture in generate(model, PROMPTS, method="plain", **how)]
