@@ -278,7 +278,7 @@ SIMPLEAR = [
 HEADS: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-def tiny_liquid(seed: int = 0) -> Any:
+def tiny_liquid(seed: int = 0, *, kv_heads: int = 1) -> Any:
     """Gemma with 24 codes behind its words and three unused tokens behind them, in a grid of 4 x 4."""
     from transformers import GemmaConfig, GemmaForCausalLM
 
@@ -288,7 +288,7 @@ def tiny_liquid(seed: int = 0) -> Any:
         hidden_size=32,
         intermediate_size=48,
         head_dim=8,
-        num_key_value_heads=1,
+        num_key_value_heads=kv_heads,
         **HEADS,
     )
     config.vq_config = vq | {"channel_multiplier": [1, 2], "num_res_blocks": 1}
@@ -304,7 +304,7 @@ def liquid_tokenizer() -> Any:
 
 
 def liquid_codes(model: Any, words: Any, prompt: str) -> torch.Tensor:
-    """Greedy codes by whole passes of the library, with guidance 7."""
+    """Greedy codes of the library, with guidance 7."""
     texts = f"{prompt} Generate an image based on this description.<boi>", "<unconditional><boi>"
     return _causal_grid(model, words, texts, codes=24, count=16, guidance=7.0)
 
@@ -325,22 +325,27 @@ def simplear_tokenizer() -> Any:
 
 
 def simplear_codes(model: Any, words: Any, prompt: str) -> torch.Tensor:
-    """Greedy codes of 3 rows of 4 codes by whole passes of the library, with guidance 6."""
+    """Greedy codes of the library for a picture of 3 rows of 4 codes, with guidance 6."""
     texts = f"<|t2i|>A highly realistic image of {prompt}<|soi|>", UNCONDITIONAL
     return _causal_grid(model, words, texts, codes=24, count=12, guidance=6.0)
 
 
-@torch.no_grad()
 def _causal_grid(
     model: Any, words: Any, texts: tuple[str, str], *, codes: int, count: int, guidance: float
 ) -> torch.Tensor:
-    """Greedy codes of a causal language model, each by a pass over the whole sequence of each guidance row."""
-    rows, found = [words(text)["input_ids"] for text in texts], list[int]()
-    for _ in range(count):
-        sequences = (torch.tensor([ids + [len(words) + code for code in found]]) for ids in rows)
-        logits = [model(input_ids=ids).logits[0, -1, len(words) :][:codes] for ids in sequences]
-        found.append(int((logits[1] + guidance * (logits[0] - logits[1])).argmax()))
-    return torch.tensor(found)
+    """Greedy codes of the library, which may take no other tokens."""
+    ids, negative = (torch.tensor([words(text)["input_ids"]]) for text in texts)
+    found = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        guidance_scale=guidance,
+        prefix_allowed_tokens_fn=lambda *_: list(range(len(words), len(words) + codes)),
+        negative_prompt_ids=negative,
+        negative_prompt_attention_mask=torch.ones_like(negative),
+    )
+    return found[0, ids.shape[1] :] - len(words)
 
 
 def assemble(family: str, model: Any, processor: Any, size: tuple[int, int] | None = None) -> Components:

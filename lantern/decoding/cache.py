@@ -17,6 +17,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Target
 from lantern.decoding.forced import ForcedCodes
 
+READ_CODES = 64  # known codes of a pass
 FP32_ROWS = 16  # measured: fp32 products of this many rows or more round in the same way
 
 
@@ -310,6 +311,15 @@ class Start:
     forced: ForcedCodes | None = None
 
 
+@dataclass(frozen=True)
+class CodesRead:
+    """Results of `passes` over known codes: the features of each, and the inputs of tapped layers side by side."""
+
+    features: Float[Tensor, "b r m c"]
+    fused: Float[Tensor, "b r m k"] | None
+    passes: int
+
+
 class PromptCache:
     """Prompt states of earlier calls, so that another seed needs no pass over the prompt.
 
@@ -425,6 +435,36 @@ def start(
     return Start(cache, noise, state.mask, prefix, state.features, logits, state.fused, given)
 
 
+@torch.no_grad()
+def read_codes(target: Target, begun: Start, codes: Int[Tensor, "b m"], *, taps: tuple[int, ...] = ()) -> CodesRead:
+    """Write keys and values of the first m codes to the cache, READ_CODES in a pass; return their features.
+
+    An engine runs these passes only if its bits do not depend on the size of a pass: others would compile this size.
+    """
+    cache, count = begun.cache, codes.shape[1]
+    images, rows = len(codes), cache.rows
+    is_whole = bool(taps) or target.is_batch_invariant
+    numbers = torch.arange(count, device=codes.device)
+    found, entered = list[Tensor](), list[Tensor]()
+    for block in numbers.split(READ_CODES):
+        mask = cache.buffer.new_full((images, rows, len(block), cache.slots), -torch.inf)
+        mask[..., : cache.prefix] = by_row(begun.prefix)
+        mask[..., cache.prefix : cache.prefix + count].masked_fill_(numbers <= block[:, None], 0.0)
+        places = block.expand(images * rows, -1)
+        inputs = target.tok_embeddings(codes[:, block]).repeat_interleave(rows, 0)
+        positions, slots = places + target.config.cls_token_num, places + cache.prefix
+        how: dict[str, Any] = {"cache": cache, "slots": slots}
+        if is_whole:
+            scores = target(inputs, positions, mask.flatten(0, 1), taps=taps, **how)
+            found.append(scores.features)
+            entered += [] if scores.fused is None else [scores.fused]
+        else:
+            found.append(target.features(inputs, positions, mask.flatten(0, 1), **how))
+    features = torch.cat(found, 1).unflatten(0, (images, rows))
+    fused = torch.cat(entered, 1).unflatten(0, (images, rows)) if taps else None
+    return CodesRead(features, fused, len(found))
+
+
 def read_prompts(
     target: Target, condition: Condition, *, rows: int, needs_whole_prefix: bool, taps: tuple[int, ...] = ()
 ) -> PromptState:
@@ -437,9 +477,12 @@ def read_prompts(
     caption with a drafter that reads slots.
     """
     if target.has_token_prompts:
-        if needs_whole_prefix or taps:
-            raise ValueError("this drafter reads the prompt's slots or layers of a LlamaGen target: use another method")
-        return _read_tokens(target, condition, rows)
+        if needs_whole_prefix:
+            raise ValueError(
+                "this drafter reads the prompt slot by slot, but here each guidance row has a prompt of its own:"
+                " use another method"
+            )
+        return _read_tokens(target, condition, rows, taps)
     slots = target.config.cls_token_num
     negative = condition.negative if rows == 2 else None
     if negative is not None and needs_whole_prefix:
@@ -470,17 +513,21 @@ def read_prompts(
     )
 
 
-def _read_tokens(target: Target, condition: Condition, rows: int) -> PromptState:
+def _read_tokens(target: Target, condition: Condition, rows: int, taps: tuple[int, ...]) -> PromptState:
     """Read the first `rows` guidance rows of token prompts."""
     if condition.tokens is None or condition.mask is None:
         raise ValueError("this model takes token prompts: make the condition with its text encoder")
     tokens, seen = condition.tokens[:, :rows], condition.mask[:, :rows]
-    features, entries = target.read_tokens(tokens.flatten(0, 1), seen.flatten(0, 1))
+    entered: dict[int, Any] = dict.fromkeys(taps)
+    reported = {"entered": entered} if taps else {}
+    features, entries = target.read_tokens(tokens.flatten(0, 1), seen.flatten(0, 1), **reported)
+    fused = torch.cat([entered[layer] for layer in taps], -1).unflatten(0, tokens.shape[:2]) if taps else None
     return PromptState(
         means=None,
         features=features.unflatten(0, tokens.shape[:2]),
         mask=seen[:, 0, -1:],
         counts=seen[:, 0].sum(-1),
+        fused=fused,
         entries=entries.unflatten(2, tokens.shape[:2]).movedim(2, 0),
         seen=seen,
     )

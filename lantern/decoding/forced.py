@@ -39,6 +39,11 @@ class ForcedCodes:
             raise ValueError(f"forced codes are from {lowest} to {highest}, wanted -1 (free) to {vocab_size - 1}")
         return self
 
+    @property
+    def kept(self) -> int:
+        """Number of codes that all images keep from the start, at least 1. Waits for the device."""
+        return max(int((self.codes >= 0).long().cumprod(1).sum(1).min()), 1)  # sync
+
     def at(self, places: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
         """Return the codes of these numbers; past the end of the picture, the last."""
         return self.codes.gather(1, places.clamp(max=self.codes.shape[1] - 1))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Scores, Step, Target
-from lantern.decoding.cache import Start, by_row
+from lantern.decoding.cache import Start, by_row, read_codes
 from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import Decoding, FiniteSoFar, Stepper, Stopwatch
 
@@ -26,12 +26,15 @@ def generate(
     """Sample code j of each image as argmax(log p_j + g_j), with the noise g of its key (seed, image number).
 
     `options` are the fields of `Decoding`. `drafter` and `verifier` are part of the signature of `loop.generate`, and
-    None here. Up to rounding, an image's codes do not depend on its batch.
+    None here. Codes that all images keep from the start are read in few passes, and reported with code 0. Up to
+    rounding, an image's codes do not depend on its batch.
     """
     how = Decoding(**options)
     watch = how.stopwatch(target)
     # 1) the prompt gives code 0
-    return run_steps(PlainStepper(target, how.start(target, condition, stage=0), how.sampling, watch), how)
+    run = PlainStepper(target, how.start(target, condition, stage=0), how.sampling, watch)
+    run.read_kept()
+    return run_steps(run, how)
 
 
 def run_steps(run: "PlainStepper", how: Decoding) -> Generation:
@@ -39,14 +42,19 @@ def run_steps(run: "PlainStepper", how: Decoding) -> Generation:
     run.watch.lap("prefill")
     how.report(run.sample_first())
     stepper = how.programs.wrap(run)
-    for _ in range(run.target.config.block_size - 1):
+    for _ in range(run.target.config.block_size - run.kept):
         # 2) score the last code and sample the next
         how.report(stepper.take_step())
     return run.generation(how.steps)
 
 
 class PlainStepper(Stepper):
-    """Steps of one code each. `place` is the number of the last sampled code, the same in every image."""
+    """Steps of one code each. `place` is the number of the last sampled code, the same in every image.
+
+    The first step gives the first `kept` codes; its scores are those of code 0.
+    """
+
+    on_host = (*Stepper.on_host, "kept", "_passes")
 
     def __init__(self, target: Target, begun: Start, sampling: Sampling, watch: Stopwatch) -> None:
         self.target, self.begun, self.sampling, self.watch = target, begun, sampling, watch
@@ -59,7 +67,17 @@ class PlainStepper(Stepper):
         self.mask = mask.flatten(0, 1)
         self._numbers = torch.arange(self.codes.shape[1], device=device).expand(images, -1)
         self._once = torch.ones_like(self.place[:, 0])
-        self._index = 0
+        self._index, self.kept, self._passes = 0, 1, self.codes.shape[1]
+
+    def read_kept(self) -> None:
+        """Fill the cache with the codes that all images keep from the start but the last, with which steps begin."""
+        if self.begun.forced is None or (kept := self.begun.forced.kept) == 1:
+            return
+        cache, codes = self.begun.cache, self.begun.forced.codes[:, :kept]
+        passes = read_codes(self.target, self.begun, codes[:, :-1]).passes
+        self.mask[..., cache.prefix : cache.prefix + kept - 1] = 0.0
+        self.codes[:, :kept] = codes
+        self.kept, self._passes = kept, self.codes.shape[1] - kept + 1 + passes
 
     @property
     def state_holders(self) -> tuple[object, ...]:
@@ -69,7 +87,10 @@ class PlainStepper(Stepper):
     def sample_first(self) -> Step:
         """Sample code 0 from the logits of the prompt."""
         logits, features = self.begun.logits, self.begun.features[:, :, -1:]
-        return self.record_step(self.sample(PassScores(logits.flatten(0, 1), features.flatten(0, 1))))
+        first = self.sample(PassScores(logits.flatten(0, 1), features.flatten(0, 1)))
+        self.place = self.place + self.kept - 1
+        self.sampled = self.codes.gather(1, self.place)
+        return self.record_step(replace(first, counts=first.counts * self.kept))
 
     def work(self) -> Step:
         """Score the last code and sample the next."""
@@ -106,15 +127,16 @@ class PlainStepper(Stepper):
     def record_step(self, step: Step) -> Step:
         """Return the step with its number; its codes are in memory that no later step writes to."""
         j, self._index = self._index, self._index + 1
-        return replace(step, index=j, start=self._numbers[:, j], codes=self.codes[:, j : j + 1])
+        first = j + self.kept - 1 if j else 0
+        return replace(step, index=j, start=self._numbers[:, first], codes=self.codes[:, first : j + self.kept])
 
     def generation(self, steps: list[Step]) -> Generation:
         """Return the finished grids."""
-        images, count = self.codes.shape  # cloned: a graph keeps its memory for the next generation
+        images = len(self.codes)  # cloned: a graph keeps its memory for the next generation
         none, free = self.codes.new_zeros(images, 0), torch.zeros(images, device=self.codes.device)
         return Generation(
             codes=self.codes.clone(),
-            passes=self.codes.new_full((images,), count),
+            passes=self.codes.new_full((images,), self._passes),
             accepted=none,
             reached=none,
             relaxed=free,

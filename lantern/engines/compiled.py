@@ -11,7 +11,7 @@ from torch import nn
 
 from lantern.core.types import Scores, Target
 from lantern.engines.compiled_steps import allow_sizes
-from lantern.engines.engine import NEWLINES, Engine
+from lantern.engines.engine import Engine
 from lantern.engines.prepared import PreparedTarget, WeightCache
 
 
@@ -27,9 +27,7 @@ class CompiledEngine(Engine):
     name: ClassVar[str] = "compile"
 
     def refuses_layers(self, target: Target) -> str | None:
-        """Return a reason for passes with newlines, and for devices on which layers are compiled one by one."""
-        if target.config.raster.newlines:
-            return f"the {self.name} {NEWLINES}"
+        """Return a reason for devices on which layers are compiled one by one."""
         is_on_cpu = target.tok_embeddings.weight.device.type == "cpu"
         return None if is_on_cpu else super().refuses_layers(target)
 

@@ -232,7 +232,9 @@ def load_model(
         where = where if processes == 1 else device_of(where)
         found = load_transformers(folder, where, kind, parts=read, size=size, verify=verify, processes=processes)
         drafter = load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in read else None
-        own: dict[str, Any] = {"name": shown_name(name, folder), "folder": folder, "drafter": drafter}
+        shown = shown_name(name, folder)
+        own: dict[str, Any] = {"name": shown, "folder": folder, "drafter": drafter}
+        own["add_ons"] = AddOns(folder, found.target, model_name=shown, verify=verify)
         return model_of(found, engine=make_engine(engine), **own)
     if size is not None:
         raise ValueError(f"model {shown_name(name, folder)} makes pictures of one size: omit the size")
@@ -444,7 +446,9 @@ class AddOns(Mapping[str, nn.Module]):
     whose config names another target.
     """
 
-    def __init__(self, folder: Path | None, target: Transformer, *, model_name: str, verify: bool = True) -> None:
+    def __init__(
+        self, folder: Path | None, target: Transformer | TransformersTarget, *, model_name: str, verify: bool = True
+    ) -> None:
         self.folder, self.target, self.model_name, self.verify = folder, target, model_name, verify
         self._loaded: dict[str, nn.Module] = {}
 

@@ -5,6 +5,7 @@ compare the drafter's distributions with the target's, after guidance and filter
 test (arXiv:2503.01840): see losses.py.
 """
 
+import dataclasses
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ from lantern.training.schedule import adjusted
 from lantern.training.teacher import AnyTeacher, Source, Teacher, TokenTeacher
 
 MOST = 1 << 31  # different pictures of an online run
+TWO_ROWS = ("eagle1", "poss")  # kinds that may read and draft both guidance rows
 LLAMAGEN = ("t2i", "c2i")  # model_type of a transformer component
 
 
@@ -149,7 +151,7 @@ class DrafterTask(Task):
                 logits = self._logits(predicted.rows, examples)
             elif logits is None:
                 assert predicted.features is not None
-                logits = self.target.head(predicted.features)
+                logits = self._head(predicted.features)
             made.append(
                 (
                     Draft(predicted.depth, predicted.places, p[:, predicted.places], self.sampling.filtered(logits)),
@@ -167,8 +169,13 @@ class DrafterTask(Task):
         """Return the guided logits of features (b 2 m c); LlamaGen's head is linear, so one product is enough."""
         if not self.target.has_token_prompts:
             return self.target.head(examples.guide(rows))
-        dtype = self.target.tok_embeddings.weight.dtype
-        return examples.guide(self.target.head(rows.flatten(0, 1).to(dtype)).unflatten(0, rows.shape[:2]))
+        return examples.guide(self._head(rows.flatten(0, 1)).unflatten(0, rows.shape[:2]))
+
+    def _head(self, features: Tensor) -> Tensor:
+        """Return the logits of features; weights of a transformers target may be narrower."""
+        if not self.target.has_token_prompts:
+            return self.target.head(features)
+        return self.target.head(features.to(self.target.tok_embeddings.weight.dtype))
 
     def _loss(self, draft: Draft, predicted: Prediction, examples: Examples) -> Tensor:
         """Return one value per entry, with the drafter's weights."""
@@ -235,12 +242,21 @@ def main_captions(prepared: Prepared) -> list[str]:
     return [record.captions[0][0] for record in prepared.records if record.split == "train"]
 
 
-def for_tokens(config: DrafterConfig) -> DrafterConfig:
-    """Return the config for a target of transformers; ValueError for another kind or form than it can have."""
-    form = config.model.get("form", "rows")
-    if config.kind != "eagle1" or form != "rows":
-        raise ValueError(f'kind is {config.kind} in form "{form}", wanted eagle1 in form "rows" for this target')
-    return with_overrides(config, model=config.model | {"form": form})
+def for_tokens(config: DrafterConfig, target: TransformersTarget) -> DrafterConfig:
+    """Return the config for a target of transformers; ValueError for a form that its head does not allow.
+
+    Kinds with a form for two guidance rows take it unless the config names another. Features of two rows, combined by
+    guidance, have the combined logits only if the head is linear. If it is not, kinds of one row learn features of
+    their own, which are not regressed.
+    """
+    model, objective, is_linear = config.model, config.objective, target.has_linear_head
+    if config.kind in TWO_ROWS:
+        model = {"form": "rows"} | model
+        if model["form"] != "rows" and not is_linear:
+            raise ValueError(f'form is "{model["form"]}", wanted "rows": the head of this target is not linear')
+    elif not is_linear:
+        objective = dataclasses.replace(objective, regression=0.0)
+    return with_overrides(config, model=model, objective=objective)
 
 
 def made_module(config: DrafterConfig, model: Any, init: Path | None) -> torch.nn.Module:
@@ -286,7 +302,7 @@ def train(
     """Train a drafter for a target and write `out/drafter`; resume what `out` holds.
 
     `target` is a transformer component, whose captions `text_encoder` encodes, or a model folder of transformers, for
-    pictures of `size` (height, width) in pixels; for the latter kind eagle1 in form "rows" is trained.
+    pictures of `size` (height, width) in pixels; for the latter see `for_tokens`.
 
     `init` is a trained drafter of the same kind to start from, LANTERN's released ones included; it keeps its sizes.
     With `vq`, samples are pictures. Features of captions and pictures are cached in `cache`, by default `out`; runs may
@@ -297,15 +313,20 @@ def train(
     config = with_overrides(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
     prepared, cache = Prepared.open(data), cache or out
     if read_config(target).get("model_type") not in LLAMAGEN:
-        config = for_tokens(config)
         found = load_transformers(
             target, training_device(), pick_dtype("auto", training_device()), parts=("text",), size=size
         )
         assert found.text is not None
+        config = for_tokens(config, found.target)
         model, texts = found.target, main_captions(prepared)
         module = made_module(config, model, init)
         teacher: AnyTeacher = TokenTeacher(
-            found.target, found.text, texts, sampling=config.sampling, seed=config.loop.seed
+            found.target,
+            found.text,
+            texts,
+            sampling=config.sampling,
+            seed=config.loop.seed,
+            reads=cast(Trainee, module).reads,
         )
         read = hashlib.sha256(repr(texts).encode()).hexdigest()
     else:

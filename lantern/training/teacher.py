@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Step
+from lantern.core.types import Condition
+from lantern.decoding.cache import read_codes, start
 from lantern.decoding.plain import generate
 from lantern.drafters.examples import fused_layers
 from lantern.models.llamagen.transformer import Transformer
@@ -84,38 +85,51 @@ def read_pictures(
 class TokenTeacher:
     """A target of transformers as a teacher: pictures by number, as `Teacher` makes them.
 
-    `rows` are the features of plain decoding itself. `sampling` must have guidance: ValueError.
+    ValueError for `sampling` without guidance, and for extras other than `layers`: rows of guidance have prompts of
+    their own, which are not given slot by slot.
     """
 
-    slots, reads = 0, frozenset[str]()
+    slots = 0
 
     def __init__(
-        self, target: TransformersTarget, prompts: Prompts, texts: Sequence[str], *, sampling: Sampling, seed: int
+        self,
+        target: TransformersTarget,
+        prompts: Prompts,
+        texts: Sequence[str],
+        *,
+        sampling: Sampling,
+        seed: int,
+        reads: Collection[str] = (),
     ) -> None:
         if sampling.rows != 2:
             raise ValueError(f"guidance is {sampling.guidance}, wanted above 1: the drafter reads both guidance rows")
+        if others := sorted(set(reads) - {"layers"}):
+            raise ValueError(f"the drafter reads {others[0]}, which targets of transformers do not give: train another")
         self.target, self.prompts, self.texts = target, prompts, list(texts)
-        self.sampling, self.seed = sampling, seed
+        self.sampling, self.seed, self.reads = sampling, seed, frozenset(reads)
+        self._layers = fused_layers(target.config.n_layer) if self.reads else ()
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """Generate these pictures on the target's device."""
-        features = list[Tensor]()
-
-        def keep(step: Step) -> None:
-            assert step.scores is not None
-            features.append(step.scores.features)
-
         texts = [self.texts[step_seed(self.seed, number, 0) % len(self.texts)] for number in numbers]
         keys = [(self.seed, number) for number in numbers]
         condition = self.prompts.condition(texts)
-        codes = generate(self.target, condition, sampling=self.sampling, keys=keys, callback=keep).codes
-        return {"codes": codes.int(), "rows": torch.cat(features, 1).unflatten(0, (len(numbers), 2)).bfloat16()}
+        codes = generate(self.target, condition, sampling=self.sampling, keys=keys).codes
+        how: dict[str, Any] = {"sampling": self.sampling, "keys": keys, "stage": 0, "taps": self._layers}
+        begun = start(self.target, condition.to(codes.device), **how)
+        read = read_codes(self.target, begun, codes[:, :-1], taps=self._layers)
+        found = {"codes": codes.int(), "rows": torch.cat([begun.features[:, :, -1:], read.features], 2).bfloat16()}
+        if read.fused is not None and begun.fused is not None:
+            fused = torch.cat([begun.fused[:, :, -1:], read.fused], 2)
+            found["layers"] = fused.unflatten(-1, (len(self._layers), -1)).transpose(2, 3).bfloat16()
+        return found
 
     def shapes(self) -> Shapes:
         """Return shape and dtype of one picture's tensors."""
         config = self.target.config
-        rows = (2, config.block_size, config.dim)
-        return {"codes": ((config.block_size,), torch.int32), "rows": (rows, torch.bfloat16)}
+        size, half = (config.block_size, config.dim), torch.bfloat16
+        layers: Shapes = {"layers": ((2, len(self._layers), *size), half)} if self._layers else {}
+        return {"codes": ((config.block_size,), torch.int32), "rows": ((2, *size), half), **layers}
 
 
 class Teacher:

@@ -10,6 +10,9 @@ import torch
 from PIL import Image
 
 from lantern.cli import generate as command
+from lantern.core.sampling import Sampling
+from lantern.core.types import Step
+from lantern.decoding.forced import ForcedCodes
 from lantern.generation.generator import generate
 from lantern.generation.pipeline import LanternPipeline
 from lantern.models.folder import Model, load_model
@@ -56,6 +59,25 @@ def test_kept_rows_are_those_of_the_picture(model: Model, files: dict[str, Path]
     assert found.statistics.forced == 12 and found.as_dict()["forced_codes"] == 12
     (other,) = generate(model, ["a red apple"], method="plain")
     assert other.codes[12:].tolist() != found.codes[12:].tolist() and "forced_codes" not in other.as_dict()
+
+
+def test_kept_rows_are_read_in_few_passes(
+    model: Model, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the codes of steps of one code each; steps report every code once."""
+    steps = list[Step]()
+    for options in ({"batch": 2}, {"batch": 2, "sampling": Sampling(guidance=1.0)}):
+        how: dict[str, Any] = {"method": "plain", "init_image": files["picture"], "keep_rows": 3, **options}
+        found = list(generate(model, ["a red apple", "a blue ring"], callback=steps.append, **how))
+        with monkeypatch.context() as patch:
+            patch.setattr(ForcedCodes, "kept", 1)
+            expected = list(generate(model, ["a red apple", "a blue ring"], **how))
+        assert [picture.codes.tolist() for picture in found] == [picture.codes.tolist() for picture in expected]
+        # the prompt, the first 11 codes, and codes 11 to 14, each of which gives the next
+        assert [picture.statistics.passes for picture in (*found, *expected)] == [6, 6, 16, 16]
+    reported = [torch.cat([step.codes[i] for step in steps[5:]]).tolist() for i in range(2)]
+    assert reported == [picture.codes.tolist() for picture in found]
+    assert [step.start[0].item() for step in steps[5:]] == [0, 12, 13, 14, 15]
 
 
 def test_a_cell_is_generated_if_the_mask_has_a_white_pixel_in_it(model: Model, files: dict[str, Path]) -> None:

@@ -10,14 +10,15 @@ from lantern.core.sampling import Sampling
 from lantern.generation.generator import generate
 from lantern.models.folder import load_model
 
-SIZES = {"emu3": (24, 32), "lumina": (4, 8)}
+SIZES = {"emu3": (24, 32), "lumina": (4, 8), "simplear": (48, 64)}
 METHODS = ("plain", "gumbel-jacobi")
 PROMPTS = ["a red apple", "the sky"]
 
 
 def found_by(folder: Path, name: str, processes: int) -> dict[str, Any]:
     """Logits behind a prompt, greedy and sampled codes of each method, and what the pictures promise."""
-    model = load_model(folder, device="cpu", engine="eager", size=SIZES.get(name), processes=processes)
+    how: Any = {"device": "cpu", "engine": "eager", "parts": ("text",)}
+    model = load_model(folder, size=SIZES.get(name), processes=processes, **how)
     target: Any = model.target
     tokens = torch.tensor([[0, 1, 9, 10, 4], [1, 9, 12, 11, 4]])
     with torch.inference_mode():

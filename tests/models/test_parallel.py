@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ MODELS = {
     "emu3": (tiny.tiny_emu3, tiny.emu3_processor),
     "chameleon": (chameleon, tiny.chameleon_processor),
     "lumina": (tiny.tiny_chameleon, tiny.chameleon_tokenizer),
+    "liquid": (partial(tiny.tiny_liquid, kv_heads=2), tiny.liquid_tokenizer),
+    "simplear": (tiny.tiny_simplear, tiny.simplear_tokenizer),
 }
 
 

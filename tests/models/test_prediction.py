@@ -16,7 +16,10 @@ from lantern.engines.pass_times import measure
 from lantern.models.folder import load_model
 from lantern.models.prediction import PROMPT, predict
 from tests import tiny_transformers as tiny
+from tests.models.released_shapes import SHAPES, save
 
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+ROWS = {"SimpleAR 0.5B": "SimpleAR", "SimpleAR 1.5B": "SimpleAR"}
 SIMPLEAR = tiny.tiny_simplear, tiny.simplear_tokenizer
 
 
@@ -96,6 +99,23 @@ def test_a_shape_of_seven_billion_parameters_needs_its_config_only(
         (line,) = (line for line in out.splitlines() if line.startswith(f"ok      engine {name}: "))
         assert words in line
     assert "plain decoding" in out and "a pass over 16 of each image's codes: at least" in out
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_released_shapes_are_those_of_the_table(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Parameters, grid, codes and memory in docs/models.md are what doctor predicts from the configs alone."""
+    assert main(["doctor", "--model", str(save(name, tmp_path)), "--dtype", "bf16"]) == 0
+    out = capsys.readouterr().out
+    assert "plain decoding" in out and "a pass over 16 of each image's codes: at least" in out
+    found = predict(tmp_path, torch.bfloat16)
+    lines = DOCS.read_text(encoding="utf-8").splitlines()
+    (row,) = (line for line in lines if line.startswith(f"| {ROWS.get(name, name)}") and "GiB" in line)
+    _, _, _, parameters, grid, codes, _, memory, _ = row.split("|")
+    number = 1 if name == "SimpleAR 1.5B" else 0
+    assert float(parameters.replace("billion", "").split(",")[number]) == round(found.parameters / 1e9, 1)
+    assert grid.split(",")[0].strip() == f"{found.grid[0]} x {found.grid[1]}"
+    assert int(codes.replace(",", "")) == found.target.config.vocab_size
+    assert float(memory.replace("GiB", "").split(",")[number]) == round(found.memory() / 2**30, 1)
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

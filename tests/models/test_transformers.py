@@ -20,6 +20,7 @@ from lantern.core.types import Condition, DraftTree, TreeShape
 from lantern.decoding import cache as prefill
 from lantern.decoding import loop
 from lantern.decoding.cache import PromptCache
+from lantern.decoding.forced import ForcedCodes
 from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import generate
@@ -139,10 +140,8 @@ def test_large_states_of_prompts_are_dropped() -> None:
 
 def test_drafters_that_read_the_prompt_are_refused() -> None:
     target, condition = parts("emu3").target, condition_of("emu3")
-    hows: list[Any] = [{"needs_whole_prefix": True}, {"needs_whole_prefix": False, "taps": (0,)}]
-    for how in hows:
-        with pytest.raises(ValueError, match="reads the prompt's slots or layers of a LlamaGen target"):
-            PromptCache().read(target, condition, rows=2, **how)
+    with pytest.raises(ValueError, match="reads the prompt slot by slot, but here each guidance row has a prompt"):
+        PromptCache().read(target, condition, rows=2, needs_whole_prefix=True)
     with pytest.raises(ValueError, match="takes token prompts"):
         PromptCache().read(target, Condition(labels=torch.tensor([1])), rows=2, needs_whole_prefix=False)
 
@@ -294,11 +293,9 @@ def test_unknown_kinds_and_damaged_folders_are_refused(root: Path, tmp_path: Pat
 
 def test_engines_and_methods_for_other_targets_are_refused() -> None:
     target = parts("janus").target
-    for engine, other in (("cpu", target), ("graph", target), ("compile", parts("emu3").target)):
-        with pytest.raises(
-            ValueError, match="runs LlamaGen's layers, not this model's|need a CUDA device|passes of one size"
-        ):
-            build_decoder("plain", other, sampling=Sampling(), engine=make_engine(engine))
+    for engine in ("cpu", "graph"):
+        with pytest.raises(ValueError, match="runs LlamaGen's layers, not this model's|need a CUDA device"):
+            build_decoder("plain", target, sampling=Sampling(), engine=make_engine(engine))
     with pytest.raises(ValueError, match="quantized weights"):
         build_decoder("plain", target, sampling=Sampling(), engine=make_engine("eager", weights="int8"))
     with pytest.raises(TypeError, match="reads tokens, not embedded captions"):
@@ -360,11 +357,15 @@ def test_decoders_of_chameleon_are_found_and_checked(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of what the compiler itself imports
-@pytest.mark.parametrize("name", ["janus", "chameleon"])
-def test_compiled_passes_give_the_same_codes(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "method"), [("janus", "plain"), ("chameleon", "plain"), ("emu3", "plain"), ("emu3", "gumbel-jacobi")]
+)
+def test_compiled_passes_give_the_same_codes(name: str, method: str) -> None:
+    """Emu3's passes have a newline for each node, whether or not the node ends a row."""
     sampling = Sampling(guidance=CASES[name].guidance)
     compiled = make_engine("compile", compiles_steps=False)
-    built = build_decoder("plain", parts(name).target, sampling=sampling, engine=compiled)
+    chosen = METHODS[method].with_options(**({} if method == "plain" else {"window": 6}))
+    built = build_decoder(chosen, parts(name).target, sampling=sampling, engine=compiled)
     found = built.generate(condition_of(name), keys=[(3, 0), (3, 1)]).codes
     assert torch.equal(found, plain_codes(name, sampling))
 
@@ -413,7 +414,7 @@ def test_pictures_are_encoded_as_the_model_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAINTED)
-def test_pictures_are_continued_from_their_first_row(name: str) -> None:
+def test_pictures_are_continued_from_their_first_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = model_of(parts(name), name=name)
     raster, side = made.target.config.raster, made.vq.config.downsample  # type: ignore[union-attr]
     size = (raster.rows * side, raster.columns * side, 3)
@@ -424,6 +425,14 @@ def test_pictures_are_continued_from_their_first_row(name: str) -> None:
     ]
     assert all(torch.equal(one.codes, found[0].codes) for one in found)
     assert found[0].statistics.forced == raster.columns
+    # read in one pass, the newline of an inner row included, and step by step
+    how["keep_rows"] = kept = min(2, raster.rows - 1)
+    (read,) = generate(made, PROMPTS[:1], method="plain", **how)
+    with monkeypatch.context() as patch:
+        patch.setattr(ForcedCodes, "kept", 1)
+        (stepped,) = generate(made, PROMPTS[:1], method="plain", **how)
+    assert torch.equal(read.codes, stepped.codes)
+    assert stepped.statistics.passes - read.statistics.passes == kept * raster.columns - 2
 
 
 def test_codes_of_a_model_without_pixels_are_written(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,34 @@ from PIL import Image
 
 from lantern.cli.main import main
 from lantern.core.sampling import Sampling
+from lantern.decoding.cache import read_codes, start
 from lantern.drafters.eagle.eagle1 import Eagle
+from lantern.drafters.eagle.fr_spec import FrequencyConfig, FrequencyTable
+from lantern.drafters.examples import fused_layers
 from lantern.generation.generator import generate
+from lantern.methods.registry import build_decoder
 from lantern.models.folder import load_model
+from lantern.training.config import with_overrides
 from lantern.training.drafter import DrafterConfig, DrafterTask, for_tokens, train
+from lantern.training.kinds import find_kind, new_module
 from lantern.training.loop import LoopConfig
+from lantern.training.losses import Objective
 from lantern.training.teacher import TokenTeacher
 from tests import tiny_transformers as tiny
+from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
 
 CASES: dict[str, Any] = {
     "janus": (tiny.tiny_janus, tiny.janus_processor, None),
     "emu3": (tiny.tiny_emu3, tiny.emu3_processor, (24, 24)),
 }
+SQUARE: dict[str, Any] = CASES | {
+    "chameleon": (tiny.tiny_chameleon, tiny.chameleon_processor, None),
+    "lumina": (tiny.tiny_chameleon, tiny.chameleon_tokenizer, (8, 8)),
+    "liquid": (tiny.tiny_liquid, tiny.liquid_tokenizer, None),
+    "simplear": (tiny.tiny_simplear, tiny.simplear_tokenizer, (64, 64)),
+}
+UNROLL = {"poss": 5}  # every specialist is trained
 PROMPTS = ["a red apple", "the sky"]
 LOOP = LoopConfig(steps=2, warmup=1, decay=1, precision="fp32", evaluate_every=2, log_every=1)
 
@@ -43,36 +59,117 @@ def drawings(folder: Path) -> Path:
     return data
 
 
-def trained(name: str, place: Path, *, steps: int) -> Path:
-    """A model folder with the drafter that the command trains for it."""
+def trained(name: str, place: Path, kinds: Sequence[str], *, steps: int) -> Path:
+    """A model folder with the drafters that the command trains for it."""
     make, processor, size = CASES[name]
-    folder = tiny.save(name, make(), processor(), place / name)
-    loop = {"steps": steps, "warmup": 1, "decay": 5, "precision": "fp32", "evaluate_every": steps, "log_every": steps}
-    settings = {"loop": loop, "batch": 4, "pictures": 16, "held_out": 4, "unroll": 2, "lr": 0.01, "scales": [3, 5]}
-    (place / "config.json").write_text(json.dumps({"kind": "eagle1", **settings}))
-    call = ["train", "drafter", "--config", str(place / "config.json"), "--data", str(drawings(place / "drawings"))]
-    call += ["--target", str(folder), "--out", str(place / "out")]
-    call += [] if size is None else ["--size", f"{size[1]}x{size[0]}"]
-    assert main(call) == 0
-    shutil.copytree(place / "out" / "drafter", folder / "drafter")
+    folder, data = tiny.save(name, make(), processor(), place / name), drawings(place / "drawings")
+    loop = {"steps": steps, "warmup": 1, "decay": 1, "precision": "fp32", "evaluate_every": steps, "log_every": steps}
+    settings = {"loop": loop, "batch": 4, "pictures": 16, "held_out": 4, "lr": 0.01, "scales": [3, 5]}
+    for kind in kinds:
+        (place / "config.json").write_text(json.dumps({"kind": kind, "unroll": UNROLL.get(kind, 2), **settings}))
+        call = ["train", "drafter", "--config", str(place / "config.json"), "--data", str(data)]
+        call += ["--target", str(folder), "--out", str(place / kind), "--cache", str(place / "cache")]
+        call += [] if size is None else ["--size", f"{size[1]}x{size[0]}"]
+        assert main(call) == 0
+        shutil.copytree(place / kind / "drafter", folder / find_kind(kind).folder)
     return folder
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_trained_drafter_gives_the_codes_of_plain_decoding(name: str, tmp_path: Path) -> None:
     size = CASES[name][2]
-    model = load_model(trained(name, tmp_path, steps=12), size=size)
+    model = load_model(trained(name, tmp_path, ["eagle1"], steps=12), size=size)
     assert model.drafter is not None and model.drafter.config.form == "rows" and model.drafter.config.target is None
     for sampling in (Sampling(guidance=4.0), Sampling(guidance=1.0, top_k=8), Sampling(guidance=4.0, temperature=0)):
         how: dict[str, Any] = {"sampling": sampling, "with_pixels": False, "batch": 2}
         expected = [picture.codes.tolist() for picture in generate(model, PROMPTS, method="plain", **how)]
-        for method in ("eagle1", "woven"):
+        for method in ("eagle1", "eagle2", "woven"):
             found = list(generate(model, PROMPTS, method=method, **how))
             assert [picture.codes.tolist() for picture in found] == expected
     for method in ("lantern", "lantern++"):  # on the proximity table of the model's own codebook
         how = {"sampling": Sampling(guidance=4.0), "settings": {"k": 8}, "with_pixels": False}
         (found,) = generate(model, PROMPTS[:1], method=method, **how)
         assert found.statistics.latent_distance is not None and not found.statistics.is_exact
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_other_kinds_of_drafters_are_trained_and_give_the_codes_of_plain_decoding(name: str, tmp_path: Path) -> None:
+    """A head that is not linear, and one that is."""
+    kinds = ("eagle3", "poss", "medusa", "parallelspec", "vertical")
+    folder = trained(name, tmp_path, kinds, steps=3)
+    model = load_model(folder, size=CASES[name][2])
+    add_ons: Any = model.add_ons
+    assert [add_ons[kind].config.kind for kind in kinds] == list(kinds)
+    assert add_ons["poss"].config.form == "rows"
+    for sampling in (Sampling(guidance=4.0), Sampling(guidance=1.0, top_k=8), Sampling(guidance=4.0, temperature=0)):
+        how: dict[str, Any] = {"sampling": sampling, "with_pixels": False, "batch": 2}
+        expected = [picture.codes.tolist() for picture in generate(model, PROMPTS, method="plain", **how)]
+        for method in (*kinds, "jacobi-parallel"):
+            found = [picture.codes.tolist() for picture in generate(model, PROMPTS, method=method, **how)]
+            assert found == expected, method
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3", "poss", "medusa", "parallelspec", "vertical"])
+@pytest.mark.parametrize("name", SQUARE)
+def test_new_drafters_give_the_codes_of_plain_decoding(name: str, kind: str) -> None:
+    """Every family, every kind, with weights that were not trained; in trees, and by rejection greedily."""
+    make, processor, size = SQUARE[name]
+    parts = tiny.assemble(name, make(), processor(), size)
+    assert parts.text is not None
+    config = for_tokens(DrafterConfig(loop=LOOP, kind=kind), parts.target)
+    module = new_module(kind, parts.target, config.model, seed=1).eval()
+    given: dict[str, Any] = {"drafter_module": module} if kind == "eagle1" else {"add_ons": {kind: module}}
+    condition, keys = parts.text.condition(PROMPTS), [(5, 0), (5, 1)]
+    for sampling in (Sampling(guidance=4.0), Sampling(guidance=4.0, temperature=0)):
+        decoders = [build_decoder(name, parts.target, sampling=sampling, **given) for name in ("plain", kind)]
+        codes = [decoder.generate(condition, keys=keys).codes for decoder in decoders]
+        assert torch.equal(*codes)
+
+
+def test_drafters_that_read_what_the_target_lacks_are_refused() -> None:
+    parts = tiny.assemble("janus", tiny.tiny_janus(), tiny.janus_processor())
+    assert parts.text is not None
+    target, sampling = parts.target, Sampling(guidance=4.0)
+    vispec, small = new_module("vispec", target, {}, seed=0).eval(), tiny_target(vocab_size=40)
+    decoder = build_decoder("vispec", target, sampling=sampling, add_ons={"vispec": vispec})
+    with pytest.raises(ValueError, match="reads the prompt slot by slot, but here each guidance row has a prompt"):
+        decoder.generate(parts.text.condition(PROMPTS), keys=[(0, 0), (0, 1)])
+    with pytest.raises(ValueError, match="the small model has cls_token_num 6, its target 0"):
+        build_decoder("self-cascade", target, sampling=sampling, add_ons={"small": small})
+    table = FrequencyTable(FrequencyConfig(vocab_size=40))
+    eagle: Any = new_module("eagle1", target, {"form": "rows"}, seed=0).eval()
+    with pytest.raises(ValueError, match='method "fr-spec" scores rows of a linear head, which this model lacks'):
+        build_decoder("fr-spec", target, sampling=sampling, drafter_module=eagle, add_ons={"fr-spec": table})
+
+
+def test_tapped_layers_are_those_of_sequential_passes() -> None:
+    """Of a prompt, of codes and of newlines behind them, against the library's hidden states without a cache."""
+    parts = tiny.assemble("emu3", tiny.tiny_emu3(), tiny.emu3_processor(), (24, 24))
+    assert parts.text is not None
+    target, taps = parts.target, fused_layers(2)
+    condition = parts.text.condition(PROMPTS)
+    assert condition.tokens is not None and condition.mask is not None
+    codes = torch.randint(24, (2, 8), generator=torch.Generator().manual_seed(0))
+    sampling, keys = Sampling(guidance=4.0), [(0, 0), (0, 1)]
+    begun = start(target, condition, sampling=sampling, keys=keys, stage=0, taps=taps)
+    read = read_codes(target, begun, codes, taps=taps)
+    assert read.fused is not None and begun.fused is not None
+    for image in range(2):
+        for row in range(2):
+            inputs, ends = [target.words(condition.tokens[image, row][condition.mask[image, row]])], []
+            for place, code in enumerate(codes[image]):
+                inputs.append(target.tok_embeddings(code[None]))
+                if (place + 1) % 3 == 0:
+                    inputs.append(target.words(torch.tensor([target.config.raster.newline])))
+                ends.append(sum(map(len, inputs)) - 1)
+            with torch.no_grad():
+                whole = target.body(inputs_embeds=torch.cat(inputs)[None], output_hidden_states=True)
+            layers = torch.cat([whole.hidden_states[layer] for layer in taps], -1)[0]
+            torch.testing.assert_close(begun.fused[image, row, -1], layers[len(inputs[0]) - 1], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(read.fused[image, row], layers[ends], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                read.features[image, row], whole.last_hidden_state[0, ends], atol=1e-5, rtol=1e-5
+            )
 
 
 @torch.no_grad()
@@ -84,7 +181,8 @@ def test_features_of_the_teacher_give_the_distribution_of_the_codes(name: str) -
     assert parts.text is not None
     sampling = Sampling(guidance=4.0)
     teacher = TokenTeacher(parts.target, parts.text, PROMPTS, sampling=sampling, seed=0)
-    config = for_tokens(DrafterConfig(loop=LOOP, batch=2, pictures=8, held_out=2, guidance=4.0, unroll=2))
+    config = DrafterConfig(loop=LOOP, batch=2, pictures=8, held_out=2, guidance=4.0, unroll=2)
+    config = for_tokens(config, parts.target)
     task = DrafterTask(config, parts.target, teacher)
     examples = task._examples([0, 1], torch.full((2,), 4.0), torch.device("cpu"))
     guided = sampling.guide(parts.target.head(examples.rows.flatten(0, 1)).unflatten(0, (2, 2)), examples.codes)
@@ -100,13 +198,20 @@ def test_features_of_the_teacher_give_the_distribution_of_the_codes(name: str) -
 
 def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     base = DrafterConfig(loop=LOOP)
-    with pytest.raises(ValueError, match='wanted eagle1 in form "rows" for this target'):
-        for_tokens(DrafterConfig(loop=LOOP, model={"form": "guided"}))
-    with pytest.raises(ValueError, match="kind is medusa"):
-        for_tokens(DrafterConfig(loop=LOOP, kind="medusa"))
-    assert for_tokens(base).model == {"form": "rows"}
     parts = tiny.assemble("janus", tiny.tiny_janus(), tiny.janus_processor())
     assert parts.text is not None
+    emu3 = tiny.assemble("emu3", tiny.tiny_emu3(), None, (24, 24)).target
+    guided = DrafterConfig(loop=LOOP, model={"form": "guided"}, objective=Objective(regression=0.1))
+    with pytest.raises(ValueError, match='form is "guided", wanted "rows": the head of this target is not linear'):
+        for_tokens(guided, parts.target)
+    assert for_tokens(guided, emu3) == guided and for_tokens(base, emu3).model == {"form": "rows"}
+    heads = with_overrides(guided, kind="medusa", model={})
+    assert for_tokens(heads, emu3).objective.regression == 0.1
+    assert for_tokens(heads, parts.target).objective.regression == 0
+    with pytest.raises(ValueError, match="reads prompt, which targets of transformers do not give"):
+        TokenTeacher(parts.target, parts.text, PROMPTS, sampling=Sampling(), seed=0, reads={"prompt"})
+    with pytest.raises(ValueError, match="block_size is 12, wanted a perfect square"):
+        new_module("eagle3", tiny.assemble("emu3", tiny.tiny_emu3(), None, (24, 32)).target, {}, seed=0)
     with pytest.raises(ValueError, match=r"guidance is 1\.0, wanted above 1"):
         TokenTeacher(parts.target, parts.text, PROMPTS, sampling=Sampling(guidance=1.0), seed=0)
     data, model = drawings(tmp_path / "drawings"), save_tiny_model(tmp_path / "toy")

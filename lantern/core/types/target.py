@@ -157,7 +157,11 @@ class TargetDefaults:
         raise TypeError(f"{type(self).__name__} reads tokens, not embedded captions or classes")
 
     def read_tokens(
-        self, tokens: Int[Tensor, "rows t"], mask: Bool[Tensor, "rows t"]
+        self,
+        tokens: Int[Tensor, "rows t"],
+        mask: Bool[Tensor, "rows t"],
+        *,
+        entered: dict[int, Tensor] | None = None,
     ) -> tuple[Float[Tensor, "rows 1 c"], Float[Tensor, "l 2 rows h t d"]]:
         """Raise TypeError: only targets with `has_token_prompts` have it."""
         raise TypeError(f"{type(self).__name__} reads captions or classes, not tokens")
@@ -267,9 +271,16 @@ class Target(Protocol):
         ...
 
     def read_tokens(
-        self, tokens: Int[Tensor, "rows t"], mask: Bool[Tensor, "rows t"]
+        self,
+        tokens: Int[Tensor, "rows t"],
+        mask: Bool[Tensor, "rows t"],
+        *,
+        entered: dict[int, Tensor] | None = None,
     ) -> tuple[Float[Tensor, "rows 1 c"], Float[Tensor, "l 2 rows h t d"]]:
-        """Return the features of the last token of left-padded prompts, and all keys and values. Optional."""
+        """Return the features of the last token of left-padded prompts, and all keys and values. Optional.
+
+        `entered` is filled with the inputs of the layers that are its keys, at the last token.
+        """
         ...
 
     def parameters(self) -> Iterator[Tensor]:

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.drafters.base import target_logits
+from lantern.drafters.base import code_embeddings, target_logits
 from lantern.drafters.eagle.unroll import Unroll
 from lantern.drafters.examples import Examples, Prediction
 from lantern.models.llamagen.transformer import (
@@ -192,8 +192,7 @@ class Eagle(nn.Module):
 
     def init_for(self, target: Any, generator: torch.Generator) -> None:
         """Run `init_weights` with the target's embeddings."""
-        codes = torch.arange(self.config.vocab_size, device=target.tok_embeddings.weight.device)
-        self.init_weights(target.tok_embeddings(codes).detach().float(), generator)
+        self.init_weights(code_embeddings(target, self.config.vocab_size), generator)
 
     def init_weights(self, embeddings: Float[Tensor, "v c"], generator: torch.Generator) -> None:
         """Start at "the next feature equals this one": fc = [0.05 I | I], output projections zero.

@@ -15,6 +15,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lantern.drafters.base import code_embeddings
 from lantern.drafters.eagle.eagle1 import DraftLayer, Eagle, EagleConfig, EagleLayer
 from lantern.drafters.examples import Examples, Prediction, fused_layers
 from lantern.drafters.policies.policy import published_tree
@@ -99,17 +100,21 @@ class Eagle3(Eagle):
     def init_for(self, target: Any, generator: torch.Generator) -> None:
         """Start as the target's norm and head applied to the last tapped layer, with the target's embeddings.
 
-        ValueError for layers that training does not record.
+        A head that is not linear cannot be copied: the own head then starts as other linears do. ValueError for layers
+        that training does not record.
         """
-        known = fused_layers(len(target.layers))
+        known = fused_layers(target.config.n_layer)
         if self.taps != known[-len(self.taps) :]:
             raise ValueError(f"fused is {list(self.taps)}, wanted {list(known)} or the last of these")
         self.init_linears(generator)
         self.fc.weight.data.zero_()
         self.fc.weight.data[:, -self.config.dim :] = torch.eye(self.config.dim)
-        copies = {self.embed_tokens: target.tok_embeddings, self.norm: target.norm, self.output: target.output}
-        for own, theirs in copies.items():
-            own.weight.data.copy_(theirs.weight.data)
+        self.embed_tokens.weight.data.copy_(code_embeddings(target, self.config.vocab_size))
+        with torch.no_grad():  # some norms store their scale less 1; eps is nothing beside 1024 squared
+            scale = target.norm(target.tok_embeddings.weight.new_full((self.config.dim,), 1024.0))
+        self.norm.weight.data.copy_(scale)
+        if isinstance(target.output, nn.Linear):
+            self.output.weight.data.copy_(target.output.weight.data)
 
     def run_layers(
         self,

@@ -179,7 +179,9 @@ def build_dynamic(method: Method, context: DrafterContext) -> GrowingDrafter:
 
 
 def table_of(method: Method, context: DrafterContext) -> FrequencyTable:
-    """Return the frequency table of the model; ValueError for one of another codebook."""
+    """Return the frequency table of the model; ValueError for one of another codebook, and for a head without rows."""
+    if not isinstance(context.target.output, nn.Linear):
+        raise ValueError(f'method "{method.name}" scores rows of a linear head, which this model lacks: use eagle1')
     table, total = context.add_on(method), context.target.config.vocab_size
     assert isinstance(table, FrequencyTable)
     if table.config.vocab_size != total:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lantern.drafters.base import code_embeddings
 from lantern.models.llamagen.transformer import TransformerConfig, check_limits
 
 MAX_DEPTHS = 64
@@ -94,7 +95,7 @@ class ResidualHeads(nn.Module):
 
     def init_for(self, target: Any, generator: torch.Generator) -> None:
         """Start every head at "the predicted feature equals this one"."""
-        self.heads.init_weights(target.tok_embeddings.weight.data)
+        self.heads.init_weights(code_embeddings(target, self.config.vocab_size))
 
     def forward(
         self, features: Float[Tensor, "b n c"], tokens: Int[Tensor, "b n"], scales: Float[Tensor, "b n"]

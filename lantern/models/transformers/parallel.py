@@ -12,11 +12,13 @@ import torch
 
 from lantern.core.config import one_line
 
-# class -> its decoder; Chameleon and Emu3 have no plan in transformers
+# class -> its decoder, whose linears have Llama's names; Chameleon and Emu3 have no plan in transformers
 BODIES = {
     "JanusForConditionalGeneration": "model.language_model",
     "Emu3ForConditionalGeneration": "model.text_model",
     "ChameleonForConditionalGeneration": "model",
+    "GemmaForCausalLM": "model",
+    "Qwen2ForCausalLM": "model",
 }
 DIVIDED = {
     **{f"self_attn.{letter}_proj": "colwise" for letter in "qkv"},

@@ -50,11 +50,14 @@ class TargetConfig:
 
 @dataclass(frozen=True)
 class Scores:
-    """Result for n codes: fp32 logits `(rows n v)` of the code that follows each, and features `(rows n c)`."""
+    """Result for n codes: fp32 logits `(rows n v)` of the code that follows each, and features `(rows n c)`.
+
+    `fused` holds the inputs of tapped layers at the same places, side by side.
+    """
 
     logits: Float[Tensor, "rows n v"]
     features: Float[Tensor, "rows n c"]
-    fused: None = None
+    fused: Float[Tensor, "rows n k"] | None = None
 
 
 class CodeEmbedding(nn.Module):
@@ -171,20 +174,38 @@ class TransformersTarget(nn.Module, TargetDefaults):
         """Map features to fp32 logits over codes."""
         return self.output(features).float()
 
+    @property
+    def norm(self) -> nn.Module:
+        """The decoder's final norm."""
+        return self.body.norm
+
+    @property
+    def has_linear_head(self) -> bool:
+        """Whether features combined by guidance have the combined logits."""
+        return isinstance(self.output, nn.Linear)
+
     def read_tokens(
-        self, tokens: Int[Tensor, "rows t"], mask: Bool[Tensor, "rows t"]
+        self,
+        tokens: Int[Tensor, "rows t"],
+        mask: Bool[Tensor, "rows t"],
+        *,
+        entered: dict[int, Tensor] | None = None,
     ) -> tuple[Float[Tensor, "rows 1 c"], Float[Tensor, "l 2 rows h t d"]]:
         """Return the features of the last token of left-padded prompts, and all keys and values.
 
-        Positions count the tokens that are not padding, from 0. Padding attends to itself alone, so that its keys and
-        values, which nothing attends to, are finite.
+        `entered` is filled with the inputs of the layers that are its keys, at the last token. Positions count the
+        tokens that are not padding, from 0. Padding attends to itself alone, so that its keys and values, which nothing
+        attends to, are finite.
         """
         count = tokens.shape[1]
         seen = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril() & mask[:, None]
         seen = seen | torch.eye(count, dtype=torch.bool, device=tokens.device)
         scores = torch.zeros_like(seen, dtype=self.words.weight.dtype).masked_fill(~seen, -torch.inf)
         kept = Collects()
-        features = self._run(self.words(tokens), (mask.cumsum(1) - 1).clamp(min=0), scores, kept)
+        layers = tuple(entered or ())
+        features, inputs = self._run(self.words(tokens), (mask.cumsum(1) - 1).clamp(min=0), scores, kept, layers)
+        if entered is not None:
+            entered.update(zip(layers, (x[:, -1:] for x in inputs), strict=True))
         return features[:, -1:], torch.stack(kept.layers)
 
     def features(
@@ -196,36 +217,52 @@ class TransformersTarget(nn.Module, TargetDefaults):
         cache: Any = None,
         slots: Int[Tensor, "rows n"] | None = None,
     ) -> Float[Tensor, "rows n c"]:
+        """Return the features of embedded codes, as `forward` computes them."""
+        return self._pass(inputs, positions, mask, cache=cache, slots=slots)[0]
+
+    def _pass(
+        self,
+        inputs: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        *,
+        cache: Any,
+        slots: Tensor | None,
+        taps: tuple[int, ...] = (),
+    ) -> tuple[Tensor, Tensor | None]:
         """Run the decoder over embedded codes, whose numbers are `positions`; nodes that end a row with a newline.
 
-        The number of newlines of a pass depends on where rows end, so that the host reads it back from the device.
+        Returns features, and the inputs of tapped layers side by side. The number of newlines of a pass depends on
+        where rows end, so that the host reads it back from the device. A compiled pass has one size: there each node
+        has a newline, of which those that follow no row are never read.
         ValueError without a cache, its mask and slots.
         """
         if cache is None or mask is None or slots is None:
             raise ValueError("passes of this target need a cache with its mask and slots: it holds the prompt")
         raster = self.config.raster
         if raster.newlines == 0:
-            return self._run(inputs, positions + cache.first, mask, Writes(cache, slots))
+            return joined(*self._run(inputs, positions + cache.first, mask, Writes(cache, slots), taps))
         places = positions + positions // raster.columns + cache.first
         is_end = ((positions + 1) % raster.columns == 0) & (positions < raster.codes - 1)
         behind = cache.newline_mask(mask, slots, is_end)
         own = behind.masked_fill(cache.is_own_newline(slots), -torch.inf)
-        most = int(is_end.sum(1).max())  # sync
+        most = is_end.shape[1] if torch.compiler.is_compiling() else int(is_end.sum(1).max())  # sync
         if most == 0:
-            return self._run(inputs, places, torch.cat([mask, own], 2), Writes(cache, slots))
+            return joined(*self._run(inputs, places, torch.cat([mask, own], 2), Writes(cache, slots), taps))
         # newlines come behind all nodes, in the order of those that they follow
         nodes = is_end.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
         follows = rows_of(torch.cat([mask, behind], 2), nodes)
         newline = self.words(torch.full_like(nodes, raster.newline))  # type: ignore[arg-type]
-        features = self._run(
+        features, entered = self._run(
             torch.cat([inputs, newline], 1),
             torch.cat([places, places.gather(1, nodes) + 1], 1),
             torch.cat([torch.cat([mask, own], 2), follows], 1),
             Writes(cache, slots, slots.gather(1, nodes), is_end.gather(1, nodes)),
+            taps,
         )
         count = inputs.shape[1]
         last = torch.where(is_end, count - 1 + is_end.cumsum(1), torch.arange(count, device=inputs.device))
-        return features.gather(1, last[..., None].expand(-1, -1, features.shape[-1]))
+        return joined(rows_of(features, last), [rows_of(x, last) for x in entered])
 
     def forward(
         self,
@@ -237,23 +274,31 @@ class TransformersTarget(nn.Module, TargetDefaults):
         slots: Int[Tensor, "rows n"] | None = None,
         taps: tuple[int, ...] = (),
     ) -> Scores:
-        """Score embedded codes, whose numbers are `positions`; ValueError for `taps`, which it does not report."""
-        if taps:
-            raise ValueError("this target does not report the inputs of its layers: use another method")
-        features = self.features(inputs, positions, mask, cache=cache, slots=slots)
-        return Scores(self.head(features), features)
+        """Score embedded codes, whose numbers are `positions`; `taps` are layers whose inputs are returned too."""
+        features, fused = self._pass(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
+        return Scores(self.head(features), features, fused)
 
-    def _run(self, inputs: Tensor, positions: Tensor, mask: Tensor, cache: Writes | Collects) -> Tensor:
+    def _run(
+        self, inputs: Tensor, positions: Tensor, mask: Tensor, cache: Writes | Collects, taps: tuple[int, ...] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the features of inputs, and the inputs of tapped layers."""
+        reported = {"output_hidden_states": True} if taps else {}
         found = self.body(
             inputs_embeds=inputs,
             position_ids=positions,
             attention_mask=mask[:, None],
             past_key_values=cache,
             use_cache=True,
+            **reported,
         )
-        return found.last_hidden_state
+        return found.last_hidden_state, [found.hidden_states[layer] for layer in taps]
 
 
-def rows_of(mask: Float[Tensor, "rows n s"], nodes: Int[Tensor, "rows m"]) -> Float[Tensor, "rows m s"]:
-    """Return the rows of a mask that belong to some of the nodes."""
-    return mask.gather(1, nodes[..., None].expand(-1, -1, mask.shape[-1]))
+def joined(features: Tensor, entered: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return features, and the inputs of tapped layers side by side."""
+    return features, torch.cat(entered, -1) if entered else None
+
+
+def rows_of(x: Float[Tensor, "rows n s"], nodes: Int[Tensor, "rows m"]) -> Float[Tensor, "rows m s"]:
+    """Return the rows of a tensor, such as a mask, that belong to some of the nodes."""
+    return x.gather(1, nodes[..., None].expand(-1, -1, x.shape[-1]))
