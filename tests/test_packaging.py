@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from lantern.core.config import install_hint
 from lantern.engines.cpu import compiler as compiling
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -236,10 +237,18 @@ def test_extras_are_those_that_commands_name() -> None:
     named = {
         name
         for path in [*(ROOT / "lantern").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
-        for found in re.findall(r"pip install -?q? ?'?\"?[\w.]*\[([\w,]+)\]", path.read_text(encoding="utf-8"))
+        for found in re.findall(
+            r"""(?:pip install -?q? ?'?"?[\w.]*\[|install_hint\(['"])([\w,]+)""", path.read_text(encoding="utf-8")
+        )
         for name in found.split(",")
     }
-    assert {"serve", "demo"} <= named <= set(extras)
+    assert {"serve", "demo", "ray", "train", "eval"} <= named <= set(extras)
+
+
+def test_extras_are_installed_from_a_clone() -> None:
+    assert install_hint("serve").endswith('run: pip install ".[serve]"')
+    for name in ("cli/serve.py", "core/ray_cluster.py", "training/log.py"):
+        assert "pip install" not in (ROOT / "lantern" / name).read_text(encoding="utf-8")
 
 
 def test_metadata_passes_the_index(built: Path) -> None:

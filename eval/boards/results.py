@@ -125,7 +125,7 @@ class Results:
         """The index; ValueError if it is missing or damaged."""
         path = self.root / INDEX
         if not path.is_file():
-            raise ValueError(f"{path} is missing: results come with a clone of lantern, not with the wheel")
+            raise ValueError(f"{path} is missing: results come with a clone of lantern, run the command in its folder")
         return load_config(Index, path)
 
     def find(self, names: Sequence[str]) -> list[Result]:

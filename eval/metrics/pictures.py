@@ -107,7 +107,9 @@ def _read(path: Path, prepare: Mapping[str, Prepare], before: Callable[[np.ndarr
             pixels = raw_size(np.array(picture.convert("RGB")), facts, path, is_lossless=picture.format == "PNG")
     except EnlargedError:
         raise
-    except (UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
+    except UnidentifiedImageError as error:  # its message has the address of a buffer
+        raise ValueError(f"{path} is not a complete picture: its format is not recognised") from error
+    except (Image.DecompressionBombError, SyntaxError, ValueError) as error:
         raise ValueError(f"{path} is not a complete picture: {one_line(error)}") from error
     except OSError as error:
         if error.errno is not None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import lantern
-from lantern.core.config import one_line, read_json_object
+from lantern.core.config import install_hint, one_line, read_json_object
 from lantern.core.io import EMBEDDED_MODEL, write_json
 from lantern.engines.engine import EAGER, Engine, engine_from_dict
 from lantern.eval.protocols.generation import Shard, finished, picture_path, produce
@@ -192,7 +192,7 @@ def _obstacle(task: Task, name: str) -> str:
     except (FileNotFoundError, ConnectionError) as error:
         return one_line(error)
     lacking = [package for package in metric.packages if installed(package) is None and package != "lantern"]
-    return f"install {lacking[0]}: pip install lantern[eval]" if lacking else ""
+    return f"{lacking[0]} is not installed; {install_hint('eval')}" if lacking else ""
 
 
 ROW_NAME = "row.json"

@@ -201,7 +201,14 @@ class _WarmError(Exception):
     """Ends a warm-up generation early."""
 
 
-def leave_out_slow(lineup: Lineup, job: Job, asked: Collection[str], *, device: torch.device) -> None:
+def leave_out_slow(
+    lineup: Lineup,
+    job: Job,
+    asked: Collection[str],
+    *,
+    device: torch.device,
+    report: Callable[[str], object] = lambda text: None,
+) -> None:
     """Rank the variants by short plain decodings, and remove the contenders of slow ones from the lineup.
 
     A variant is slow if a pass takes more than STEADY times that of the fastest, it is not one of the two fastest, and
@@ -210,6 +217,8 @@ def leave_out_slow(lineup: Lineup, job: Job, asked: Collection[str], *, device: 
     spent: dict[Variant, float] = {}
 
     def rank(contender: Contender) -> None:
+        remark = ": compiles, which may take minutes" if contender.variant.is_compiled else ""
+        report(f"  plain decoding, {contender.variant}{remark}")
         spent[contender.variant] = min(pass_seconds(contender, job, device) for _ in range(RANKING_RUNS))
 
     plain = Lineup([one for one in lineup.contenders if one.is_plain], lineup.failed)
@@ -246,10 +255,12 @@ def run_race(
 
     Those in slow variants of other kinds than `asked` are left out (`leave_out_slow`).
     """
-    report: Callable[[str], object] = (lambda text: None) if is_quiet else (lambda text: print(text, file=sys.stderr))
+    report: Callable[[str], object] = (
+        (lambda text: None) if is_quiet else (lambda text: print(text, file=sys.stderr, flush=True))
+    )
     if any(one.variant.kind not in asked for one in lineup.contenders):
         report("ranking the variants of plain decoding")
-        leave_out_slow(lineup, jobs[0], asked, device=device)
+        leave_out_slow(lineup, jobs[0], asked, device=device, report=report)
     report(f"warming up {len(lineup.contenders)} contenders")
     warm_up(lineup, lambda contender: warm(contender, jobs))
     field = list(lineup.contenders)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lantern import __version__
-from lantern.core.config import is_debugging, one_line
+from lantern.core.config import install_hint, is_debugging, one_line
 from lantern.core.signals import Stopped, Stopping
 from lantern.engines.engine import ENGINES, RENAMED_VARIANTS, VARIANTS, WEIGHTS, Engine, engine, engine_from_flags
 from lantern.methods import METHODS, Setting, find, specs
@@ -155,7 +155,7 @@ def _abandon_stdout_if_full() -> None:
 def explained(error: Exception) -> str:
     """Return the message of a failure as one line."""
     if isinstance(error, ModuleNotFoundError):
-        return f'{error}; in the clone of lantern run: pip install ".[eval,train]"'
+        return f"{error}; {install_hint('eval,train')}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, ValueError | OSError | ImportError | FloatingPointError):
@@ -261,8 +261,9 @@ class Names:
         """Return the text, or what it is an alias of; ArgumentTypeError names the nearest known one."""
         text = self.aliases.get(text, text)
         if self.is_strict and text not in self.names:
-            known = ", ".join(self.names)
-            raise argparse.ArgumentTypeError(f"{text[:40]!r}, wanted one of {known}{nearest(text, self.names)}")
+            is_method = self.names == tuple(METHODS)
+            known = "a method that `lantern methods` lists" if is_method else f"one of {', '.join(self.names)}"
+            raise argparse.ArgumentTypeError(f"{text[:40]!r}, wanted {known}{nearest(text, self.names)}")
         return text
 
 

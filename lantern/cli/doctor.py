@@ -20,6 +20,9 @@ NEEDED = (
 OPTIONAL = {
     "eval": ("torchmetrics", "clean-fid", "open-clip-torch", "torch-fidelity"),
     "train": ("accelerate", "tensorboard", "resvg-py"),
+    "serve": ("fastapi", "prometheus-client", "uvicorn"),
+    "demo": ("gradio",),
+    "ray": ("ray",),
 }
 SUPPORTED = '"torch>=2.9,<2.15" "torchvision>=0.24,<0.30"'
 TORCH_MINORS = range(9, 15)
@@ -177,7 +180,7 @@ def _engines_of(target: Any) -> Iterator[Finding]:
             other = engine(name)
             reason, remark = other.available(target, can_wait=False), other.remark(target)
             ready = f"available{f', but {remark}' if remark else ''}"
-            yield Finding(f"engine {name}: {reason or ready}")
+            yield Finding(f"engine {name}: {reason or ready}", state="absent" if reason else "ok")
 
 
 def _model() -> Iterator[Finding]:

@@ -58,7 +58,7 @@ def _usage() -> str:
         [
             "usage: lantern COMMAND [OPTIONS]",
             "",
-            "Pictures from prompts in fewer passes: relaxed speculative decoding for visual autoregressive models.",
+            "Generate images with visual autoregressive models by speculative decoding, train such models, measure them.",
             "",
             *lines,
             "",

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from lantern.cli import command as shared
     from lantern.eval.boards.results import Results, as_dict
 
-    results = Results(shared.results_folder().parents[1], present_weights())
+    results = Results(root(shared.results_folder().parents[1], Path.cwd()), present_weights())
     chosen = results.find(args.names) if args.names else list(results.index.results)
     if args.refresh:
         given = {name: getattr(args, name) for name in OPTIONS}
@@ -57,6 +57,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(listing(results, states)))
     return DONE
+
+
+def root(package: Path, here: Path) -> Path:
+    """Return the folder that eval/results is in: that of the code, or for a wheel the clone in which it is called."""
+    from lantern.eval.boards.results import INDEX
+
+    return here if not (package / INDEX).is_file() and (here / INDEX).is_file() else package
 
 
 def present_weights() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from lantern.cli.command import (
     real,
     run_command,
 )
+from lantern.core.config import install_hint
 
 if TYPE_CHECKING:
     from lantern.generation.serving.app import Setup
@@ -149,7 +150,7 @@ def serve_on_ray(args: argparse.Namespace) -> int:
 
     resolve_model(args.model)  # Ray does not report why a replica did not start
     if importlib.util.find_spec("ray") is None:
-        raise ValueError("--ray needs Ray, which is not installed: pip install 'lantern[ray]'")
+        raise ValueError(f"--ray needs Ray, which is not installed; {install_hint('ray')}")
     from lantern.core.ray_cluster import cluster
     from lantern.generation.serving.replicas import Address, serving
 
@@ -166,7 +167,7 @@ def setup_of(args: argparse.Namespace) -> "Setup":
     """Return what the options say about the server; ValueError names a package that is missing."""
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
-            raise ValueError(f"lantern serve needs {package}, which is not installed: pip install 'lantern[serve]'")
+            raise ValueError(f"lantern serve needs {package}, which is not installed; {install_hint('serve')}")
     key = args.api_key_file.read_text(encoding="utf-8").strip() if args.api_key_file else os.environ.get(KEY)
     from lantern.generation.serving.app import Limits, Setup
 

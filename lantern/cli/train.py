@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--recipe",
         metavar="NAME",
         type=Names(tuple(recipes), is_strict=False),
-        help=f"use a recipe's stages and configs: {', '.join(recipes)}",
+        help=f"use a recipe's stages and configs: {', '.join(recipes) or 'recipes come with a clone of lantern'}",
     )
     parser.add_argument("--config", type=configs, help=f"a JSON file, or one of {', '.join(configs.names)}")
     parser.add_argument("--out", required=True, type=Path, help="folder to write to; a stopped run is resumed")
@@ -121,6 +121,8 @@ def run(args: argparse.Namespace) -> int:
     known = {**OPTIONS, **(recipe.options if recipe else {})}
     given = {name: getattr(args, name) for name in sorted(vars(args)) if name in known}
     given = {name: value for name, value in given.items() if value is not None}
+    if given.get("minutes") == 0:
+        raise ValueError("--minutes is 0, wanted a number above 0, or --steps, or neither")
     if args.stage == ALL:
         _check_options(ALL, given, (*ALL_OPTIONS, *(recipe.options if recipe else ())), ())
         return _run_all(args.config or (recipe.name if recipe else ""), args.out, given, recipe)

@@ -67,6 +67,11 @@ def hint_for(name: str, known: Collection[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
 
 
+def install_hint(extra: str) -> str:
+    """Return how an extra is installed: from a clone, since `lantern` in a package index may be another project."""
+    return f'in the clone of lantern run: pip install ".[{extra}]"'
+
+
 def is_debugging() -> bool:
     """Return whether LANTERN_DEBUG enables debug mode; an empty value and 0 do not."""
     return os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")

@@ -270,9 +270,11 @@ def resolve_model(name: str | Path) -> Path:
     """Find the folder of a model given by name, folder or hub id.
 
     "lantern-emoji" is the embedded model; an existing folder is returned as it is; "owner/name" is
-    downloaded from the hub into its cache. ValueError for any other name, ConnectionError if the
-    download fails.
+    downloaded from the hub into its cache. ValueError for any other name, TypeError for what is no
+    name, ConnectionError if the download fails.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise TypeError(f"model is {str(name)[:40]}, wanted a name such as {EMBEDDED_MODEL!r}, a folder or a hub id")
     if str(name) == EMBEDDED_MODEL:
         return embedded_model()
     try:
@@ -347,7 +349,8 @@ def _pickle_fault(error: Exception) -> str:
     text = one_line(error)
     if found := re.search(r"GLOBAL (\S+)", str(error)):
         return f"it holds {found[1]}, which is code"
-    return "its pickle is damaged" if "weights_only" in str(error) else text.split(". ")[0]
+    is_damaged = "weights_only" in str(error) or not isinstance(error, OSError | RuntimeError | ValueError)
+    return "its pickle is damaged" if is_damaged else text.split(". ")[0]
 
 
 def _and_more(names: Collection[str]) -> str:

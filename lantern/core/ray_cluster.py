@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from lantern.core.config import install_hint
+
 
 @contextmanager
 def cluster(address: str | None = None) -> Iterator[Mapping[str, float]]:
@@ -21,7 +23,7 @@ def cluster(address: str | None = None) -> Iterator[Mapping[str, float]]:
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError as error:
-        raise ImportError("Ray is not installed: pip install 'lantern[ray]'") from error
+        raise ImportError(f"Ray is not installed; {install_hint('ray')}") from error
     began = not ray.is_initialized()
     if began:
         # actors import the package from the same path, installed or not

@@ -141,9 +141,9 @@ def pick(distribution: Float[Tensor, "*n v"], uniforms: Float64[Tensor, "*n"]) -
 def _check_number(name: str, value: object, low: float, high: float) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or not low <= value <= high:  # type: ignore[operator]
-        raise ValueError(f"{name} is {value}, wanted a number from {low:g} to {high:g}")
+        raise ValueError(f"{name} is {value!r}, wanted a number from {low:g} to {high:g}")
 
 
 def _check_count(name: str, value: object, low: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{name} is {value}, wanted a whole number, {low} or more")
+        raise ValueError(f"{name} is {value!r}, wanted a whole number, {low} or more")

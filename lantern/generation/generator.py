@@ -167,6 +167,8 @@ def generate(
     pictures of its batch, for a picture with a distribution that was NaN or infinite; with `debug` (None: by
     LANTERN_DEBUG) it names the layer.
     """
+    if not isinstance(model, Model):
+        raise TypeError(f"model is {str(model)[:40]!r}, wanted a model, as load_model returns it")
     requested = as_requests(requested, seed)
     check_requests(model, requested)
     requested = with_warnings(model, requested)

@@ -226,7 +226,7 @@ def enlarge(pixels: UInt8[Tensor, "*b h w 3"], scale: int, resample: str = "lanc
 def check_scale(scale: Any, resample: str = RESAMPLINGS[0]) -> None:
     """Raise ValueError for a scale that is no whole number from 1 to MAX_SCALE, and for an unknown filter."""
     if not isinstance(scale, int) or isinstance(scale, bool) or not 1 <= scale <= MAX_SCALE:
-        raise ValueError(f"scale is {str(scale)[:40]}, wanted a whole number from 1 to {MAX_SCALE}")
+        raise ValueError(f"scale is {scale!r:.40}, wanted a whole number from 1 to {MAX_SCALE}")
     if resample not in RESAMPLINGS:
         raise ValueError(f"resample is {str(resample)[:40]!r}, wanted {' or '.join(RESAMPLINGS)}")
 

@@ -52,6 +52,7 @@ from lantern.generation.requests import (
     check_call,
     check_requests,
     subjects_of_call,
+    texts_of,
     with_noise,
     with_warnings,
 )
@@ -73,6 +74,7 @@ from lantern.models.folder import (
     load_model,
     load_neighbours,
     load_text_encoder,
+    pick_dtype,
     read_index,
     shown_name,
     write_door,
@@ -85,6 +87,7 @@ from lantern.models.trial import try_components
 from lantern.verifiers.relaxations.neighbours import save_table
 
 PUSH_OPTIONS = ("license", "base_model", "private", "token", "commit_message", "create_pr")
+INSTEAD = {"variant": "omit it, and give torch_dtype", "device_map": "omit it, and call pipe.to(device)"}
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
 
 
@@ -199,7 +202,11 @@ class LanternPipeline(DiffusionPipeline):
 
         `engine` and `weights` ("full", "int8" or "int4") set `pipe.engine`; ValueError for names that there are not.
         A folder of transformers takes `size`, (height, width) in pixels, if its model makes pictures of several.
+        `variant` and `device_map` of diffusers are refused: there is one file of weights, and `to` moves the pipeline.
         """
+        for option, instead in INSTEAD.items():
+            if options.get(option) is not None:
+                raise ValueError(f"{option} is {options[option]!r:.40}, which lantern does not have: {instead}")
         engine, weights = options.pop("engine", "auto"), options.pop("weights", None)
         engine = engine if weights is None else make_engine(engine).changed(weights=weights)
         make_engine(engine)
@@ -218,7 +225,8 @@ class LanternPipeline(DiffusionPipeline):
         else:
             folder = resolve_model(name)
         requested = options.pop("torch_dtype", None) or options.pop("dtype", None) or torch.float32
-        dtypes = requested if isinstance(requested, Mapping) else {"default": requested}
+        given = requested if isinstance(requested, Mapping) else {"default": requested}
+        dtypes = {part: pick_dtype(dtype, torch.device("cpu")) for part, dtype in given.items()}
         if is_transformers_folder(folder):
             return cls._of_whole(name, dtype=dtypes.get("default", torch.float32), size=options.pop("size", None))
         if "transformer" not in options and not is_there(folder / "transformer"):
@@ -464,7 +472,8 @@ class LanternPipeline(DiffusionPipeline):
         that `mask_image`, white where codes are generated, does not cover (`generation.init_image`).
         """
         scale = self._scale(scale, resample, height, width)
-        check_call(output_type, callback_on_step_end_tensor_inputs, num_images_per_prompt, batch_size)
+        watching = callback_on_step_end, callback_on_step_end_tensor_inputs
+        check_call(output_type, *watching, num_images_per_prompt, batch_size)
         model = self._model(self._engine(engine, weights))
         filters = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
         sampling = model.sampling(guidance=guidance_scale, guidance_interval=guidance_interval, **filters)
@@ -489,8 +498,7 @@ class LanternPipeline(DiffusionPipeline):
         size = BatchSize(batch_size or len(requested))
         chosen = choose_method(model, method or self._method, settings, sampling=sampling, batch=size.now)
         maker = Generator(model, chosen, sampling, size=size, debug=debug)
-        callback = callback_on_step_end, callback_on_step_end_tensor_inputs
-        pictures = self._make(maker, requested, *callback, with_pixels=output_type != "latent")
+        pictures = self._make(maker, requested, *watching, with_pixels=output_type != "latent")
         return _output(pictures, output_type, return_dict, scale, resample)
 
     @property
@@ -537,8 +545,7 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError("the pipeline has no text_encoder and tokenizer, without which it encodes no prompt")
         if not isinstance(text, TextEncoder):
             raise ValueError("this model reads prompts as tokens, not as embeddings: give the prompt to the call")
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        found = text.encode(prompts, slots=self.transformer.config.cls_token_num)
+        found = text.encode(texts_of(prompt, "prompt"), slots=self.transformer.config.cls_token_num)
         return found.embeddings, found.mask
 
     @torch.no_grad()
@@ -548,13 +555,20 @@ class LanternPipeline(DiffusionPipeline):
         """Return the pictures of code grids (b rows columns), as `output_type="latent"` gives them.
 
         `output_type`: "pil", "pt" (b 3 h w in [0, 1]) or "np" (b h w 3 in [0, 1]). `scale` and `resample` are those of
-        a call. ValueError for codes out of range.
+        a call. ValueError for codes out of range and for grids of another size than the model's; TypeError for what is
+        no tensor of whole numbers.
         """
         scale = self._scale(scale, resample)
         if self.vqvae is None:
             raise ValueError("the pipeline has no vqvae, without which codes are not decoded")
         if output_type not in ("pil", "pt", "np"):
             raise ValueError(f"output_type is {output_type!r}, wanted pil, pt or np")
+        raster = self.transformer.config.raster
+        if not isinstance(codes, Tensor) or codes.is_floating_point() or codes.is_complex():
+            got = str(codes.dtype) if isinstance(codes, Tensor) else type(codes).__name__
+            raise TypeError(f"codes are {got}, wanted a tensor of whole numbers")
+        if codes.ndim != 3 or codes.shape[1:] != (raster.rows, raster.columns):
+            raise ValueError(f"codes have shape {list(codes.shape)}, wanted [b, {raster.rows}, {raster.columns}]")
         pixels = self.model.pictures(codes.flatten(1).to(self.vqvae.device))
         return convert(enlarge(pixels, scale, resample), output_type)
 

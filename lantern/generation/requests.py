@@ -133,8 +133,13 @@ def _class_labels(given: Any) -> list[int]:
         raise TypeError(f"class_labels is {str(given)[:40]!r}, wanted a whole number or a list of them") from None
 
 
-def check_call(output_type: str, names: Sequence[str], images: int, batch_size: int | None) -> None:
-    """Raise ValueError for arguments of a pipeline call that are invalid; the message lists the valid ones."""
+def check_call(output_type: str, callback: Any, names: Sequence[str], images: int, batch_size: int | None) -> None:
+    """Raise ValueError for arguments of a pipeline call that are invalid; the message lists the valid ones.
+
+    TypeError for a callback that is no function.
+    """
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback_on_step_end is {callback!r:.40}, wanted a function")
     if output_type not in OUTPUT_TYPES:
         raise ValueError(f"output_type is {output_type!r}, wanted one of {', '.join(OUTPUT_TYPES)}")
     if unknown := [name for name in names if name not in CALLBACK_TENSORS]:
@@ -159,9 +164,9 @@ def check_requests(model: "Model", requested: Sequence[Request]) -> None:
         if (request.prompt is None) == (request.label is None):
             raise ValueError("a request has a prompt or a class label: give one of them")
         if model.takes_prompts and request.prompt is None:
-            raise ValueError(f"model {model.name} takes prompts, not class labels: use --prompt")
+            raise ValueError(f"model {model.name} takes prompts, not class labels: give a prompt")
         if not model.takes_prompts and request.label is None:
-            raise ValueError(f"model {model.name} takes class labels, not prompts: use --class-label")
+            raise ValueError(f"model {model.name} takes class labels, not prompts: give a class label")
         if request.prompt is not None:
             check_prompt(request.prompt)
         if request.label is not None and not 0 <= request.label < classes:
@@ -299,6 +304,6 @@ def _seed(generator: Any) -> int:
 
     if isinstance(generator, torch.Generator):
         return generator.initial_seed()
-    if isinstance(generator, int) and not isinstance(generator, bool):
-        return generator
-    raise ValueError(f"generator is a {type(generator).__name__}, wanted a torch.Generator, a seed, or a list of them")
+    if hasattr(generator, "__index__") and not isinstance(generator, bool):
+        return index(generator)
+    raise TypeError(f"generator is a {type(generator).__name__}, wanted a torch.Generator, a seed, or a list of them")

@@ -155,8 +155,8 @@ def check_name(name: str) -> None:
     """Raise ValueError for a name that no method has, without importing the method's module."""
     if name in MODULES:
         return
-    near = difflib.get_close_matches(str(name), MODULES, n=1, cutoff=0.4)
-    hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(MODULES)}"
+    near = difflib.get_close_matches(str(name), MODULES, n=1)
+    hint = f'did you mean "{near[0]}"?' if near else "`lantern methods` and lantern.list_methods() list all"
     raise ValueError(f'method "{str(name)[:80]}" is unknown: {hint}')
 
 

@@ -413,14 +413,15 @@ def pick_device(device: str | torch.device) -> torch.device:
 
 
 def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype of this name; "auto" is fp32 on a CPU and bf16 elsewhere."""
+    """Return the dtype of this name, ours or torch's; "auto" is fp32 on a CPU and bf16 elsewhere."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype[:40]!r}, wanted auto, {', '.join(DTYPES)}")
-    return DTYPES[dtype]
+    known = DTYPES | {str(kind).removeprefix("torch."): kind for kind in DTYPES.values()}
+    if not isinstance(dtype, str) or dtype not in known:
+        raise ValueError(f"dtype is {dtype!r:.40}, wanted auto, {', '.join(DTYPES)}")
+    return known[dtype]
 
 
 def shown_name(name: str | Path, folder: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from jaxtyping import UInt8
 from torch import Tensor
 
+from lantern.core.config import install_hint
 from lantern.generation import images
 
 
@@ -73,7 +74,7 @@ class TrainingLog:
 
     def _open_events(self, folder: Path) -> Any:
         if find_spec("tensorboard") is None:
-            self.bar.write("no TensorBoard events: pip install 'lantern[train]'", file=sys.stderr)
+            self.bar.write(f"no TensorBoard events; for them, {install_hint('train')}", file=sys.stderr)
             return None
         from torch.utils.tensorboard import SummaryWriter
 

@@ -3,6 +3,7 @@ import pytest
 from lantern.cli import doctor
 from lantern.cli.doctor import Finding, compatibility
 from lantern.cli.main import main
+from lantern.engines.cuda.engine import GraphEngine
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,13 @@ def test_extras_that_are_incomplete_are_absent_and_no_fault(
     assert doctor.main([]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if "extra train" in line]
     assert line.startswith("absent  ") and line.endswith("pip install accelerate")
+
+
+def test_an_engine_that_is_not_there_is_absent(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "CHECKS", (doctor._engines,))
+    monkeypatch.setattr(GraphEngine, "available", lambda *_, **__: "no CUDA device")
+    assert doctor.main([]) == 0
+    assert "absent  engine graph: no CUDA device" in capsys.readouterr().out.splitlines()
+    assert {"serve", "demo", "ray"} <= set(doctor.OPTIONAL)

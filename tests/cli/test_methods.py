@@ -6,7 +6,7 @@ import pytest
 
 from lantern.cli.generate import main as generate
 from lantern.cli.main import main
-from lantern.methods import METHODS, specs
+from lantern.methods import METHODS, find, specs
 from tests.cli.calls import Capture, refusal
 
 
@@ -52,3 +52,13 @@ def test_the_help_of_a_method_lists_its_options(name: str, capsys: Capture) -> N
 )
 def test_options_that_do_not_fit_the_method_are_refused(arguments: list[str], message: str, capsys: Capture) -> None:
     assert message in refusal(capsys, generate(["--prompt", "a red apple", *arguments]))
+
+
+@pytest.mark.parametrize("command", [["methods", "nosuch"], ["generate", "--prompt", "a cat", "--method", "nosuch"]])
+def test_an_unknown_method_is_refused_without_a_list_of_all(command: list[str], capsys: Capture) -> None:
+    assert refusal(capsys, main(command)).endswith("'nosuch', wanted a method that `lantern methods` lists")
+
+
+def test_no_method_is_suggested_for_a_name_unlike_all() -> None:
+    with pytest.raises(ValueError, match='"nosuch" is unknown: `lantern methods` and lantern.list_methods'):
+        find("nosuch")

@@ -193,3 +193,18 @@ def test_a_missing_package_is_found_before_the_first_step(
     out = tmp_path / "out"
     assert train.main(["all", "--config", "small", "--path", str(tmp_path / "photos"), "--out", str(out)]) == 1
     assert "No module named 'accelerate'; in the clone" in capsys.readouterr().err and not out.exists()
+
+
+@pytest.mark.parametrize("stage", ["all", "tokenizer"])
+def test_a_time_of_no_minutes_is_refused(stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = [stage, "--config", "small" if stage == "all" else "tokenizer-small", "--minutes", "0"]
+    assert train.main([*call, "--out", str(tmp_path / "out")]) == 2
+    assert "--minutes is 0, wanted a number above 0" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_help_without_recipes_says_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train, "find_recipes", lambda: {})
+    assert train.main(["--help"]) == 0
+    assert "recipes come with a clone of lantern" in " ".join(capsys.readouterr().out.split())

@@ -5,10 +5,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
-from lantern import LanternPipeline
+from lantern import LanternPipeline, generate
 from lantern.core.io import read_config, weights_digest
 from lantern.core.types import Condition
 from lantern.decoding.cache import PromptCache, read_prompts
@@ -182,6 +183,80 @@ def test_latents_have_a_way_back(pipe: LanternPipeline) -> None:
     assert torch.equal(pipe.decode_latents(codes(pipe), output_type="pt"), made.images)
     with pytest.raises(ValueError, match="codes are from 99 to 99, wanted 0 to 23"):
         pipe.decode_latents(torch.full((1, 4, 4), 99))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ([1, 2], TypeError, "codes are list, wanted a tensor of whole numbers"),
+        (torch.zeros(1, 4, 4), TypeError, "codes are torch.float32, wanted a tensor of whole numbers"),
+        (torch.zeros(4, 4, dtype=torch.int64), ValueError, r"codes have shape \[4, 4\], wanted \[b, 4, 4\]"),
+        (torch.zeros(1, 2, 2, dtype=torch.int64), ValueError, r"codes have shape \[1, 2, 2\], wanted \[b, 4, 4\]"),
+    ],
+)
+def test_latents_of_another_form_are_refused(
+    pipe: LanternPipeline, given: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        pipe.decode_latents(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"callback_on_step_end": 3}, "callback_on_step_end is 3, wanted a function"),
+        ({"generator": "x"}, "generator is a str, wanted a torch.Generator"),
+        ({"generator": True}, "generator is a bool, wanted a torch.Generator"),
+    ],
+)
+def test_arguments_of_another_type_are_refused_before_a_pass(
+    pipe: LanternPipeline, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        codes(pipe, **options)
+
+
+def test_a_prompt_to_encode_is_a_text(pipe: LanternPipeline) -> None:
+    with pytest.raises(TypeError, match="prompt is int '3', wanted a text or a list of texts"):
+        pipe.encode_prompt(3)  # type: ignore[arg-type]
+
+
+def test_a_seed_of_numpy_is_a_seed(pipe: LanternPipeline) -> None:
+    assert torch.equal(codes(pipe, generator=numpy.int64(5)), codes(pipe, generator=5))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "bf16", torch.bfloat16])
+def test_a_dtype_has_the_names_of_torch_and_ours(folder: Path, name: Any) -> None:
+    assert LanternPipeline.from_pretrained(folder, torch_dtype=name).dtype == torch.bfloat16
+    assert load_model(folder, dtype=name).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"torch_dtype": "int"}, "dtype is 'int', wanted auto, fp32"),
+        ({"variant": "fp16"}, "variant is 'fp16', which lantern does not have: omit it, and give torch_dtype"),
+        ({"device_map": "balanced"}, "device_map is 'balanced', which lantern does not have: omit it"),
+    ],
+)
+def test_options_of_loading_are_refused_in_one_line(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as refused:
+        LanternPipeline.from_pretrained(folder, **options)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_model_is_refused_by_its_value() -> None:
+    for load in (LanternPipeline.from_pretrained, load_model):
+        with pytest.raises(TypeError, match="model is None, wanted a name such as 'lantern-emoji', a folder or a hub"):
+            load(None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="model is 'lantern-emoji', wanted a model, as load_model returns it"):
+        list(generate("lantern-emoji", ["a red apple"]))  # type: ignore[arg-type]
+
+
+def test_a_number_in_quotes_is_shown_in_quotes(pipe: LanternPipeline) -> None:
+    for name in ("scale", "guidance_scale", "temperature", "top_k"):
+        with pytest.raises(ValueError, match="is '2', wanted a"):
+            codes(pipe, **{name: "2"})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -135,6 +135,12 @@ class _Bomb:
         return Path.touch, (self.canary,)
 
 
+def test_a_text_is_refused_as_a_damaged_pickle(tmp_path: Path) -> None:
+    (tmp_path / "x.pt").write_text("a cat\n")
+    with pytest.raises(ValueError, match="no whole checkpoint of plain tensors: its pickle is damaged"):
+        _convert(tmp_path / "x.pt")
+
+
 @pytest.mark.parametrize("is_zip", [True, False])
 def test_pickle_with_code_is_refused(tmp_path: Path, is_zip: bool) -> None:
     canary = tmp_path / "canary"

@@ -200,3 +200,9 @@ def test_committed_commands_are_accepted_by_their_programs() -> None:
             parser.parse_args(words)
             parsed += 1
     assert parsed >= 30
+
+
+def test_a_wheel_lists_the_results_of_the_clone_in_which_it_is_called(tmp_path: Path, toy: Path) -> None:
+    assert cli.root(tmp_path / "wheel", ROOT) == ROOT
+    assert cli.root(ROOT, toy) == ROOT
+    assert cli.root(tmp_path / "wheel", tmp_path / "elsewhere") == tmp_path / "wheel"

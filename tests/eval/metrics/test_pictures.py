@@ -65,6 +65,12 @@ def test_file_that_is_not_a_picture_is_named(tmp_path: Path, content: bytes) -> 
         list(Stream([path], {"raw": raw}))
 
 
+def test_the_fault_of_a_file_of_another_format_has_no_address(tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"bad.png is not a complete picture: its format is not recognised$"):
+        list(Stream([tmp_path / "bad.png"], {"raw": raw}))
+
+
 def test_damaged_picture_is_named(tmp_path: Path) -> None:
     path = tmp_path / "torn.png"
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)

@@ -272,4 +272,4 @@ def test_without_ray_a_ray_job_names_the_extra(
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setitem(sys.modules, "ray.data", None)
     assert reproduce(place, model, "--metrics", "--ray") == 1
-    assert "pip install 'lantern[ray]'" in capsys.readouterr().err
+    assert 'pip install ".[ray]"' in capsys.readouterr().err
