@@ -9,8 +9,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.decoding.cache import StaticCache
-from lantern.decoding.joint import Joint
-from lantern.decoding.loop import DraftedStepper
+from lantern.decoding.joint import Joint, RowStepper
 from lantern.engines.engine import engine
 from lantern.methods.registry import METHODS, Decoder, add_ons_of, build_decoder
 from lantern.verifiers.relaxations.neighbours import proximity_table
@@ -42,20 +41,20 @@ def decoder(name: str, sampling: Sampling = SAMPLING, kind: str = "eager") -> De
     )
 
 
-def begun(made: Decoder, i: int) -> DraftedStepper:
+def begun(made: Decoder, i: int) -> RowStepper:
     return made.begin(select(CONDITION, [i % 3]), keys=[KEYS[i]])[0]
 
 
 def alone(made: Decoder, i: int) -> Tensor:
     joint, stepper = Joint(), begun(made, i)
-    while not stepper.run.is_done():
+    while not stepper.is_done():
         joint.step([stepper])
-    return stepper.run.generation([], {}).codes[0]
+    return stepper.generation([], {}).codes[0]
 
 
 def staggered(decoders: Mapping[int, Decoder], every: int = 3, dropped: int | None = None) -> dict[int, Tensor]:
     """Begin decoder i at step `every` x i; the generation `dropped` leaves after two steps, unfinished."""
-    joint, running, made, number = Joint(), dict[int, DraftedStepper](), dict[int, Tensor](), 0
+    joint, running, made, number = Joint(), dict[int, RowStepper](), dict[int, Tensor](), 0
     while running or number <= every * max(decoders):
         if number % every == 0 and number // every in decoders:
             running[number // every] = begun(decoders[number // every], number // every)
@@ -63,8 +62,8 @@ def staggered(decoders: Mapping[int, Decoder], every: int = 3, dropped: int | No
             del running[dropped]
         if running:
             joint.step(list(running.values()))
-        for i in [i for i, stepper in running.items() if stepper.run.is_done()]:
-            made[i] = running.pop(i).run.generation([], {}).codes[0]
+        for i in [i for i, stepper in running.items() if stepper.is_done()]:
+            made[i] = running.pop(i).generation([], {}).codes[0]
         number += 1
     return made
 
