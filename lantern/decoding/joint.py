@@ -29,7 +29,9 @@ from lantern.engines.prepared import original
 
 
 class Together(Protocol):
-    """Takes the steps of some generations."""
+    """Takes the steps of some generations, whose caches are views of `cache`."""
+
+    cache: StaticCache
 
     def step(self) -> None:
         """Take a step of each generation."""
@@ -44,8 +46,8 @@ class RowStepper(Protocol):
         """What generations that share passes have in common."""
         ...
 
-    def together(self, steppers: Sequence[Any]) -> Together:
-        """Return what takes the steps of generations of this group. Their caches become views of a joined one."""
+    def together(self, steppers: Sequence[Any], earlier: StaticCache | None) -> Together:
+        """Return what takes the steps of generations of this group; `earlier` is for `StaticCache.joined`."""
         ...
 
     def is_done(self) -> bool:
@@ -64,8 +66,8 @@ class RowStepper(Protocol):
 class Joint:
     """Takes a step of each of some generations at a time; which ones may change between steps.
 
-    What generations of one group share is made anew when they change. Up to rounding, as in any batch, a generation
-    does not depend on the others.
+    What generations of one group share is made anew when they change; one that has left cannot come back. Up to
+    rounding, as in any batch, a generation does not depend on the others.
     """
 
     def __init__(self) -> None:
@@ -79,10 +81,21 @@ class Joint:
             groups.setdefault(stepper.group, []).append(stepper)
         self._groups = {group: known for group, known in self._groups.items() if group in groups}
         for group, members in groups.items():
-            known = self._groups.get(group)
-            if known is None or [id(one) for one in known[0]] != [id(one) for one in members]:
-                self._groups[group] = known = members, members[0].together(members)
-            known[1].step()
+            earlier, known = self._groups.get(group, ([], None))
+            if known is None or {id(one) for one in earlier} != {id(one) for one in members}:
+                placed = in_their_places(members, earlier)
+                known = members[0].together(placed, None if known is None else known.cache)
+                self._groups[group] = placed, known
+            known.step()
+
+
+def in_their_places(members: Sequence[RowStepper], earlier: Sequence[RowStepper]) -> list[RowStepper]:
+    """Return the members in an order in which those that are in `earlier` keep their places, if there are as many."""
+    if len(members) != len(earlier):
+        return list(members)
+    known, present = {id(one) for one in earlier}, {id(one) for one in members}
+    new = iter([one for one in members if id(one) not in known])
+    return [one if id(one) in present else next(new) for one in earlier]
 
 
 class DraftedRow:
@@ -98,9 +111,9 @@ class DraftedRow:
         return (id(original(target)), target.__class__, run.cache.form, run.taps)
 
     @staticmethod
-    def together(steppers: "Sequence[DraftedRow]") -> "JoinedPass":
-        """Return what takes the steps of generations of one group."""
-        return JoinedPass(steppers)
+    def together(steppers: "Sequence[DraftedRow]", earlier: StaticCache | None) -> "JoinedPass":
+        """Return what takes the steps of generations of one group; `earlier` is for `StaticCache.joined`."""
+        return JoinedPass(steppers, earlier)
 
     def finish(self, tree: DraftTree, inputs: Inputs, scores: Scores) -> None:
         """Complete a step by the scores of its pass."""
@@ -123,14 +136,14 @@ class DraftedRow:
 class JoinedPass:
     """The pass over the trees of some generations, each with a part of it; trees are padded to the largest one."""
 
-    def __init__(self, rows: Sequence[DraftedRow]) -> None:
-        self._rows, self._cache = rows, StaticCache.joined([row.stepper.run.cache for row in rows])
+    def __init__(self, rows: Sequence[DraftedRow], earlier: StaticCache | None) -> None:
+        self._rows, self.cache = rows, StaticCache.joined([row.stepper.run.cache for row in rows], earlier)
 
     def step(self) -> None:
         """Take a step of each generation."""
         prepared = [row.stepper.prepare() for row in self._rows]
         parts = [inputs for _, inputs in prepared]
-        found = split(join(parts, self._cache).scores(self._rows[0].stepper.target), parts)
+        found = split(join(parts, self.cache).scores(self._rows[0].stepper.target), parts)
         for row, (tree, inputs), scores in zip(self._rows, prepared, found, strict=True):
             row.finish(tree, inputs, scores)
 

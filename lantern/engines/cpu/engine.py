@@ -304,9 +304,9 @@ class FusedStepper:
         return (id(self.target.program), self.prompt.cache.form, self.nodes)
 
     @staticmethod
-    def together(steppers: "Sequence[FusedStepper]") -> "FusedPass":
-        """Return what takes the steps of generations of one group."""
-        return FusedPass(steppers)
+    def together(steppers: "Sequence[FusedStepper]", earlier: StaticCache | None) -> "FusedPass":
+        """Return what takes the steps of generations of one group; `earlier` is for `StaticCache.joined`."""
+        return FusedPass(steppers, earlier)
 
     def join(self, shared: "FusedPass", lines: slice) -> None:
         """Take part in a pass, whose results are at `lines`."""
@@ -366,13 +366,14 @@ class FusedStepper:
 class FusedPass:
     """The pass that generations of one group share, with their steps around it: inputs, outputs and arguments.
 
-    Their caches become views of a joined one. Generations have settings and numbers of known codes of their own.
+    Their caches become views of `cache`. Generations have settings and numbers of known codes of their own.
     """
 
-    def __init__(self, steppers: Sequence[FusedStepper]) -> None:
+    def __init__(self, steppers: Sequence[FusedStepper], earlier: StaticCache | None = None) -> None:
         self._steppers, one = steppers, steppers[0]
         caches = [stepper.prompt.cache for stepper in steppers]
-        self._cache = cache = caches[0] if len(caches) == 1 else StaticCache.joined(caches)
+        is_whole = len(caches) == 1 and caches[0].buffer.is_contiguous()
+        self.cache = cache = caches[0] if is_whole else StaticCache.joined(caches, earlier)
         self._program, config, nodes = one.target.program, one.target.config, one.nodes
         rows, first = cache.images * cache.rows, cache.first_stage_slot
         self.inputs, self.features = torch.empty(2, rows, nodes, config.dim).unbind()
