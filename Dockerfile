@@ -5,6 +5,8 @@
 # g++ and Python's headers: Triton compiles the launchers of its kernels when they are first used.
 FROM nvidia/cuda:12.8.1-runtime-ubuntu24.04
 
+# Ubuntu removes old versions of its packages, so none are pinned.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ python3 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/* \
@@ -14,7 +16,8 @@ ENV PATH=/opt/lantern/bin:$PATH
 COPY . /tmp/lantern
 RUN pip install --no-cache-dir "/tmp/lantern[serve]" && rm -rf /tmp/lantern
 
-USER lantern
+# a number, so that a host can see that it is not root
+USER 1001
 WORKDIR /home/lantern
 EXPOSE 8000
 HEALTHCHECK --start-period=120s --interval=10s \

@@ -76,15 +76,26 @@ class StaticCache:
         self._rows = torch.arange(len(first), device=first.device)[:, None]
 
     @classmethod
-    def joined(cls, parts: Sequence["StaticCache"]) -> "StaticCache":
-        """Return a cache of the images of caches of one `form`, which are views of its memory from then on."""
-        made = copy.copy(parts[0])
+    def joined(cls, parts: Sequence["StaticCache"], earlier: "StaticCache | None" = None) -> "StaticCache":
+        """Return a cache of the images of caches of one `form`, which are views of its memory from then on.
+
+        The memory of an `earlier` joined cache of as many rows is used again: parts that are views of it must have
+        their earlier places, and the others are copied to the rows between them.
+        """
+        made, first = copy.copy(parts[0]), torch.cat([part.first for part in parts])
         made.images = sum(part.images for part in parts)
-        made._hold(torch.cat([part.buffer for part in parts], 1), torch.cat([part.first for part in parts]))
+        if earlier is not None and len(earlier.first) == len(first):
+            made._hold(earlier.buffer, first)
+        else:
+            layers, _, *sizes = parts[0].buffer.shape
+            made._hold(parts[0].buffer.new_empty(layers, len(first), *sizes), first)
         at = 0
         for part in parts:
             rows = slice(at, at := at + len(part.first))
-            part._hold(made.buffer[:, rows], made.first[rows])
+            buffer = made.buffer[:, rows]
+            if part.buffer.data_ptr() != buffer.data_ptr():
+                buffer.copy_(part.buffer)
+            part._hold(buffer, first[rows])
         return made
 
     def with_codes(self, codes: int) -> "StaticCache":

@@ -1,56 +1,151 @@
 """Decoding of generations that begin and end at different times, with joined passes of the target.
 
 Each generation has a drafter, a verifier, noise and a sampling of its own. Only the pass over their trees is shared.
+Generations whose whole steps an engine runs itself (`Engine.fused_decoder`) share those.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Scores, Step, TreeShape
+from lantern.core.types import (
+    DrafterDefaults,
+    DraftMode,
+    DraftTree,
+    Generation,
+    NoiseSource,
+    Prefill,
+    Scores,
+    Step,
+    TreeShape,
+)
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import DraftedStepper, Inputs
 from lantern.engines.prepared import original
 
 
+class Together(Protocol):
+    """Takes the steps of some generations, whose caches are views of `cache`."""
+
+    cache: StaticCache
+
+    def step(self) -> None:
+        """Take a step of each generation."""
+        ...
+
+
+class RowStepper(Protocol):
+    """A generation whose steps `Joint` takes, with those of others of its group."""
+
+    @property
+    def group(self) -> Hashable:
+        """What generations that share passes have in common."""
+        ...
+
+    def together(self, steppers: Sequence[Any], earlier: StaticCache | None) -> Together:
+        """Return what takes the steps of generations of this group; `earlier` is for `StaticCache.joined`."""
+        ...
+
+    def is_done(self) -> bool:
+        """Return whether all codes are known."""
+        ...
+
+    def last(self) -> Step:
+        """Return the last step."""
+        ...
+
+    def generation(self, steps: list[Step], seconds: dict[str, float]) -> Generation:
+        """Return the finished codes with the statistics of the generation."""
+        ...
+
+
 class Joint:
     """Takes a step of each of some generations at a time; which ones may change between steps.
 
-    A pass has one part per generation, the trees padded to the largest one. Generations share a pass if they have one
-    target and caches of one form. Their caches become views of a joined one, which is made anew when the generations
-    change. Up to rounding, as in any batch, a generation does not depend on the others.
+    What generations of one group share is made anew when they change; one that has left cannot come back. Up to
+    rounding, as in any batch, a generation does not depend on the others.
     """
 
     def __init__(self) -> None:
-        self._joined: dict[object, tuple[list[StaticCache], StaticCache]] = {}
+        self._groups: dict[Hashable, tuple[list[RowStepper], Together]] = {}
 
     @torch.no_grad()
-    def step(self, steppers: Sequence[DraftedStepper]) -> list[Step]:
+    def step(self, steppers: Sequence[RowStepper]) -> None:
         """Take a step of each generation."""
-        prepared = [stepper.prepare() for stepper in steppers]
-        groups: dict[object, list[int]] = {}
-        for number, (stepper, (_, inputs)) in enumerate(zip(steppers, prepared, strict=True)):
-            key = (id(original(stepper.target)), stepper.target.__class__, inputs.cache.form, inputs.taps)
-            groups.setdefault(key, []).append(number)
-        self._joined = {key: joined for key, joined in self._joined.items() if key in groups}
-        scores: dict[int, Scores] = {}
-        for key, numbers in groups.items():
-            parts = [prepared[number][1] for number in numbers]
-            found = join(parts, self._cache(key, [part.cache for part in parts])).scores(steppers[numbers[0]].target)
-            scores |= zip(numbers, split(found, parts), strict=True)
-        made = []
-        for number, (stepper, (tree, inputs)) in enumerate(zip(steppers, prepared, strict=True)):
-            made.append(stepper.record_step(stepper.finish(tree, inputs, scores[number])))
-        return made
+        groups: dict[Hashable, list[RowStepper]] = {}
+        for stepper in steppers:
+            groups.setdefault(stepper.group, []).append(stepper)
+        self._groups = {group: known for group, known in self._groups.items() if group in groups}
+        for group, members in groups.items():
+            earlier, known = self._groups.get(group, ([], None))
+            if known is None or {id(one) for one in earlier} != {id(one) for one in members}:
+                placed = in_their_places(members, earlier)
+                known = members[0].together(placed, None if known is None else known.cache)
+                self._groups[group] = placed, known
+            known.step()
 
-    def _cache(self, key: object, parts: list[StaticCache]) -> StaticCache:
-        known = self._joined.get(key)
-        if known is None or [id(part) for part in known[0]] != [id(part) for part in parts]:
-            self._joined[key] = known = parts, StaticCache.joined(parts)
-        return known[1]
+
+def in_their_places(members: Sequence[RowStepper], earlier: Sequence[RowStepper]) -> list[RowStepper]:
+    """Return the members in an order in which those that are in `earlier` keep their places, if there are as many."""
+    if len(members) != len(earlier):
+        return list(members)
+    known, present = {id(one) for one in earlier}, {id(one) for one in members}
+    new = iter([one for one in members if id(one) not in known])
+    return [one if id(one) in present else next(new) for one in earlier]
+
+
+class DraftedRow:
+    """A generation by the decoding loop, whose passes of the target are joined with those of others."""
+
+    def __init__(self, stepper: DraftedStepper) -> None:
+        self.stepper, self._last = stepper, stepper.step
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """What generations that share passes have in common: the target, the form of their caches, and taps."""
+        run, target = self.stepper.run, self.stepper.target
+        return (id(original(target)), target.__class__, run.cache.form, run.taps)
+
+    @staticmethod
+    def together(steppers: "Sequence[DraftedRow]", earlier: StaticCache | None) -> "JoinedPass":
+        """Return what takes the steps of generations of one group; `earlier` is for `StaticCache.joined`."""
+        return JoinedPass(steppers, earlier)
+
+    def finish(self, tree: DraftTree, inputs: Inputs, scores: Scores) -> None:
+        """Complete a step by the scores of its pass."""
+        self._last = self.stepper.record_step(self.stepper.finish(tree, inputs, scores))
+
+    def is_done(self) -> bool:
+        """Return whether all codes are known."""
+        return self.stepper.run.is_done()
+
+    def last(self) -> Step:
+        """Return the last step."""
+        assert self._last is not None
+        return self._last
+
+    def generation(self, steps: list[Step], seconds: dict[str, float]) -> Generation:
+        """Return the finished codes with the statistics of the generation."""
+        return self.stepper.run.generation(steps, seconds)
+
+
+class JoinedPass:
+    """The pass over the trees of some generations, each with a part of it; trees are padded to the largest one."""
+
+    def __init__(self, rows: Sequence[DraftedRow], earlier: StaticCache | None) -> None:
+        self._rows, self.cache = rows, StaticCache.joined([row.stepper.run.cache for row in rows], earlier)
+
+    def step(self) -> None:
+        """Take a step of each generation."""
+        prepared = [row.stepper.prepare() for row in self._rows]
+        parts = [inputs for _, inputs in prepared]
+        found = split(join(parts, self.cache).scores(self._rows[0].stepper.target), parts)
+        for row, (tree, inputs), scores in zip(self._rows, prepared, found, strict=True):
+            row.finish(tree, inputs, scores)
 
 
 def join(parts: Sequence[Inputs], cache: StaticCache) -> Inputs:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from lantern.core.sampling import Sampling
-    from lantern.core.types import Drafter, Generation, Target, Verifier
+    from lantern.core.types import Drafter, Generation, Step, Target, Verifier
+    from lantern.decoding.joint import RowStepper
     from lantern.decoding.loop import Programs
 
 
@@ -51,6 +52,18 @@ NEWLINES = (
 )
 UNTRIED = "it has not run models of transformers on a device yet, give --engine graph to try it"
 Module = TypeVar("Module", bound="nn.Module")
+
+
+@dataclass(frozen=True)
+class FusedDecoder:
+    """A decoder whose whole steps an engine runs itself.
+
+    `generate` is called as `decoding.plain.generate` is, without target and sampling. `begin` takes the same, and
+    returns a generation whose steps `decoding.joint` takes, with the step of code 0.
+    """
+
+    generate: "Callable[..., Generation]"
+    begin: "Callable[..., tuple[RowStepper, Step]]"
 
 
 @dataclass(frozen=True)
@@ -184,10 +197,10 @@ class Engine(ABC):
 
     def fused_decoder(
         self, target: "Target", sampling: "Sampling", drafter: "Drafter | None", verifier: "Verifier | None"
-    ) -> "Callable[..., Generation] | None":
+    ) -> "FusedDecoder | None":
         """Return a decoder whose whole steps this engine runs itself, or None if it has none for these parts.
 
-        `target` is prepared. The decoder is called as `decoding.plain.generate` is, after the parts above.
+        `target` is prepared.
         """
         return None
 

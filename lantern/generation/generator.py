@@ -19,7 +19,8 @@ from torch import Tensor
 from lantern.core.config import is_debugging, one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Generation, Step
-from lantern.decoding.loop import DraftedStepper, Stopwatch
+from lantern.decoding.joint import RowStepper
+from lantern.decoding.loop import Stopwatch
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
 from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
@@ -330,7 +331,7 @@ class Generator:
         """Why a picture cannot join those under way (`begin`), or None if it can."""
         return "layers are watched" if self.debug else self.parts.needs_waves
 
-    def begin(self, request: Request) -> tuple[DraftedStepper, Step]:
+    def begin(self, request: Request) -> tuple[RowStepper, Step]:
         """Begin a picture whose steps `decoding.joint` takes; return its stepper and the step of code 0."""
         keys, forced = [(request.seed, request.number)], forced_of([request], self.model.target.config.block_size)
         return self.parts.begin(self.condition([request]), keys=keys, forced=forced)

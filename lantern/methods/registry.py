@@ -11,7 +11,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lantern.engines.engine import EAGER, Engine
+from lantern.engines.engine import EAGER, Engine, FusedDecoder
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, Promise, resolved
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lantern.core.sampling import Sampling
     from lantern.core.types import Condition, Drafter, Generation, Step, Target, Verifier
     from lantern.decoding.cache import PromptCache
-    from lantern.decoding.loop import DraftedStepper
+    from lantern.decoding.joint import RowStepper
     from lantern.drafters.eagle.eagle1 import Eagle
     from lantern.drafters.policies.policy import StepCosts
 
@@ -209,7 +209,7 @@ class Decoder:
         given: dict[str, Any] = {"keys": keys, "prompts": self.prompts} | watching
         fused = self._fused_decoder() if watching.get("forced") is None else None
         if fused is not None:
-            return fused(condition, **given)
+            return fused.generate(condition, **given)
         given = {
             "sampling": self.sampling,
             "reproducible": self.engine.rounds_wide,
@@ -230,26 +230,26 @@ class Decoder:
 
     def begin(
         self, condition: "Condition", *, keys: Sequence[tuple[int, int]], **how: Any
-    ) -> "tuple[DraftedStepper, Step]":
+    ) -> "tuple[RowStepper, Step]":
         """Begin a generation whose steps `decoding.joint` takes; return its stepper and the step of code 0.
 
         `how` is cache, forced of `decoding.loop.Decoding`.
         """
         from lantern.decoding import loop
-        from lantern.decoding.joint import NoDrafts
+        from lantern.decoding.joint import DraftedRow, NoDrafts
         from lantern.verifiers.gumbel import GumbelVerifier
 
         self.target.refresh()
-        drafter, verifier = self.drafter or NoDrafts(), self.verifier or GumbelVerifier()
+        given: dict[str, Any] = {"keys": keys, "prompts": self.prompts} | how
+        fused = self._fused_decoder() if how.get("forced") is None else None
+        if fused is not None:
+            return fused.begin(condition, **{name: value for name, value in given.items() if name != "forced"})
         decoding = loop.Decoding(
-            self.sampling,
-            keys,
-            programs=self.engine.programs(),
-            prompts=self.prompts,
-            reproducible=self.engine.rounds_wide,
-            **how,
+            self.sampling, programs=self.engine.programs(), reproducible=self.engine.rounds_wide, **given
         )
-        return loop.begin(self.target, condition, drafter=drafter, verifier=verifier, how=decoding)
+        drafter, verifier = self.drafter or NoDrafts(), self.verifier or GumbelVerifier()
+        stepper, first = loop.begin(self.target, condition, drafter=drafter, verifier=verifier, how=decoding)
+        return DraftedRow(stepper), first
 
     def promise(self, images: int) -> Promise:
         """Return what the pictures of a batch have in common with plain decoding's, as this engine keeps it."""
@@ -267,7 +267,7 @@ class Decoder:
         """Whether the engine runs whole steps itself."""
         return self._fused_decoder() is not None
 
-    def _fused_decoder(self) -> Any:
+    def _fused_decoder(self) -> FusedDecoder | None:
         if self.method.spec.loop is not None:
             return None
         return self.engine.fused_decoder(self.target, self.sampling, self.drafter, self.verifier)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.decoding.cache import StaticCache
-from lantern.decoding.joint import Joint
-from lantern.decoding.loop import DraftedStepper
+from lantern.decoding.joint import Joint, RowStepper
 from lantern.engines.engine import engine
 from lantern.methods.registry import METHODS, Decoder, add_ons_of, build_decoder
 from lantern.verifiers.relaxations.neighbours import proximity_table
@@ -42,20 +41,20 @@ def decoder(name: str, sampling: Sampling = SAMPLING, kind: str = "eager") -> De
     )
 
 
-def begun(made: Decoder, i: int) -> DraftedStepper:
+def begun(made: Decoder, i: int) -> RowStepper:
     return made.begin(select(CONDITION, [i % 3]), keys=[KEYS[i]])[0]
 
 
 def alone(made: Decoder, i: int) -> Tensor:
     joint, stepper = Joint(), begun(made, i)
-    while not stepper.run.is_done():
+    while not stepper.is_done():
         joint.step([stepper])
-    return stepper.run.generation([], {}).codes[0]
+    return stepper.generation([], {}).codes[0]
 
 
 def staggered(decoders: Mapping[int, Decoder], every: int = 3, dropped: int | None = None) -> dict[int, Tensor]:
     """Begin decoder i at step `every` x i; the generation `dropped` leaves after two steps, unfinished."""
-    joint, running, made, number = Joint(), dict[int, DraftedStepper](), dict[int, Tensor](), 0
+    joint, running, made, number = Joint(), dict[int, RowStepper](), dict[int, Tensor](), 0
     while running or number <= every * max(decoders):
         if number % every == 0 and number // every in decoders:
             running[number // every] = begun(decoders[number // every], number // every)
@@ -63,8 +62,8 @@ def staggered(decoders: Mapping[int, Decoder], every: int = 3, dropped: int | No
             del running[dropped]
         if running:
             joint.step(list(running.values()))
-        for i in [i for i, stepper in running.items() if stepper.run.is_done()]:
-            made[i] = running.pop(i).run.generation([], {}).codes[0]
+        for i in [i for i, stepper in running.items() if stepper.is_done()]:
+            made[i] = running.pop(i).generation([], {}).codes[0]
         number += 1
     return made
 
@@ -102,6 +101,39 @@ def test_joined_caches_are_views() -> None:
     assert whole.images == 3 and whole.buffer[0, :, 0, 0, 0].tolist() == [0, 0, 1, 1, 2, 2]
     whole.buffer[:, 2:4] = 7
     assert (parts[1].layer(0) == 7).all() and (parts[0].layer(0) == 0).all()
+    parts[1] = StaticCache(images=1, **size, dtype=torch.float32, device="cpu")
+    again = StaticCache.joined(parts, whole)
+    assert again.buffer.data_ptr() == whole.buffer.data_ptr()
+    assert again.buffer[0, :, 0, 0, 0].tolist() == [0, 0, 0, 0, 2, 2]
+    fewer = StaticCache.joined(parts[1:], again)
+    assert fewer.images == 2 and fewer.buffer[0, :, 0, 0, 0].tolist() == [0, 0, 2, 2]
+
+
+def test_fused_pictures_of_other_samplings_share_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    from lantern.engines.cpu.engine import FusedPass
+
+    kinds = [("gumbel-jacobi", SAMPLING), ("gumbel-jacobi", Sampling(guidance=6, temperature=0.7, top_k=5))]
+    expected = [alone(decoder(*kind, kind="cpu"), i) for i, kind in enumerate(kinds)]
+    shared, step = set[int](), FusedPass.step
+    monkeypatch.setattr(FusedPass, "step", lambda self: (shared.add(self.cache.images), step(self))[1])
+    made = staggered({i: decoder(*kind, kind="cpu") for i, kind in enumerate(kinds)}, every=1)
+    assert all(torch.equal(made[i], codes) for i, codes in enumerate(expected)) and shared == {1, 2}
+
+
+def test_a_generation_takes_the_place_of_one_that_ended() -> None:
+    joint, made, ended = Joint(), decoder("plain"), list[Tensor]()
+    running, waiting = [begun(made, 0), begun(made, 1)], [2, 3]
+    joint.step(running)
+    running[0] = begun(decoder("plain"), waiting.pop(0))  # the first one has left
+    while running:
+        joint.step(running)
+        ended += [one.generation([], {}).codes[0] for one in running if one.is_done()]
+        running = [one for one in running if not one.is_done()]
+        if waiting and len(running) < 2:
+            running.append(begun(decoder("plain"), waiting.pop(0)))
+    assert [codes.tolist() for codes in ended] == [alone(decoder("plain"), i).tolist() for i in (1, 2, 3)]
 
 
 def test_a_mutant_that_mixes_up_the_parts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ A fused step of plain decoding, or of a window of samples, is one C++ program. C
 """
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from lantern.core.types import (
     Verifier,
 )
 from lantern.core.types import Scores as ScoresLike
-from lantern.decoding.cache import Start, start
+from lantern.decoding.cache import Start, StaticCache, start
 from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import Stopwatch, report
 from lantern.drafters.windows.jacobi import chain_shape, random_codes
@@ -48,7 +48,7 @@ from lantern.engines.cpu.kernels import (
     sampler_of,
     uniforms,
 )
-from lantern.engines.engine import Engine, Module
+from lantern.engines.engine import Engine, FusedDecoder, Module
 from lantern.engines.prepared import PreparedTarget, WeightCache
 from lantern.models.llamagen.transformer import Scores
 
@@ -175,16 +175,24 @@ def check(target: Any) -> None:
             )
 
 
+class ImageArgs(ctypes.Structure):
+    """`ImageArgs` of steps.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("top_k", "interval")),
+        *((name, ctypes.c_float) for name in ("guidance", "temperature")),
+        *((name, ctypes.c_void_p) for name in ("noise", "random", "known", "window", "grid", "start", "counts")),
+        *((name, ctypes.c_void_p) for name in ("sampled", "passes", "accepted", "reached", "finite")),
+    ]
+
+
 class StepArgs(ctypes.Structure):
     """`StepArgs` of steps.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("images", "nodes", "codes", "prefix", "conditioning")),
-        *((name, ctypes.c_int32) for name in ("top_k", "interval", "is_random", "is_half")),
-        *((name, ctypes.c_float) for name in ("guidance", "temperature")),
-        *((name, ctypes.c_void_p) for name in ("embeddings", "noise", "random", "known", "window", "grid")),
-        *((name, ctypes.c_void_p) for name in ("start", "counts", "sampled")),
-        *((name, ctypes.c_void_p) for name in ("passes", "accepted", "reached", "finite")),
+        *((name, ctypes.c_int32) for name in ("is_staged", "is_half")),
+        *((name, ctypes.c_void_p) for name in ("embeddings", "of")),
         ("seconds", ctypes.c_double),
     ]
 
@@ -211,23 +219,44 @@ def generate(
     # 1) the prompt gives code 0
     stage = 0 if drafter is None else drafter.max_nodes
     prompt = start(target, condition, sampling=sampling, keys=keys, stage=stage, **how)
-    stepper = FusedStepper(target, prompt, drafter)
-    report(stepper.sample_first(sampling), callback, kept)
+    stepper = FusedStepper(target, prompt, sampling, drafter)
+    report(stepper.first, callback, kept)
     watch.lap("prefill")
     is_watched, is_done = callback is not None or keep_steps, target.config.block_size == 1
     while not is_done:
         # 2) steps, one per call if they are reported
         is_done = stepper.advance(0.0 if is_watched else PATIENCE)
         if is_watched:
-            report(stepper.step(), callback, kept)
+            report(stepper.last(), callback, kept)
     watch.lap("walk")
     return stepper.generation(steps, watch.seconds)
 
 
-class FusedStepper:
-    """The state of a generation, in memory that `lantern_steps` writes to; tensors are as in `steps.cpp`."""
+@torch.no_grad()
+def begin(
+    target: CpuTarget,
+    condition: Condition,
+    *,
+    sampling: Sampling,
+    keys: Sequence[tuple[int, int]],
+    drafter: Drafter | None = None,
+    **how: Any,
+) -> "tuple[FusedStepper, Step]":
+    """Begin a generation whose steps `decoding.joint` takes; return its stepper and the step of code 0."""
+    # a single code is staged too, since generations that share a pass know different numbers of codes
+    stage = 1 if drafter is None else drafter.max_nodes
+    prompt = start(target, condition, sampling=sampling, keys=keys, stage=stage, **how)
+    stepper = FusedStepper(target, prompt, sampling, drafter)
+    return stepper, stepper.first
 
-    def __init__(self, target: CpuTarget, prompt: Start, drafter: Drafter | None) -> None:
+
+class FusedStepper:
+    """The state of a generation, in memory that `lantern_steps` writes to; tensors are as in `steps.cpp`.
+
+    `first` is the step that gives code 0.
+    """
+
+    def __init__(self, target: CpuTarget, prompt: Start, sampling: Sampling, drafter: Drafter | None) -> None:
         images, self.count = len(prompt.mask), target.config.block_size
         self.target, self.prompt, self.drafter = target, prompt, drafter
         self.nodes, self._index = 1 if drafter is None else drafter.max_nodes, 0
@@ -240,31 +269,70 @@ class FusedStepper:
         self._noise, self._random = prompt.noise.gumbel_table(), None
         if drafter is not None and drafter.sample_window == "random":
             where = torch.arange(self.count).expand(images, -1)
-            self._random = random_codes(prompt.noise, where, target.config.vocab_size)
+            self._random = random_codes(prompt.noise, where, target.config.vocab_size).contiguous()
         self._shape = None if drafter is None else chain_shape(drafter.depth, torch.device("cpu"))
+        self.first = self._sample_first(sampling)
+        self.images = [self._image(i, sampling) for i in range(images)]
+        self._pass: FusedPass | None = None
+        self._lines = slice(0, len(self.images) * prompt.cache.rows)
 
-    def sample_first(self, sampling: Sampling) -> Step:
+    def _sample_first(self, sampling: Sampling) -> Step:
         """Sample code 0 from the logits of the prompt, and fill the window behind it."""
         prompt, place = self.prompt, torch.zeros_like(self.known)[:, None]
         first = (sampling.scores(prompt.logits, place) + prompt.noise.gumbel(place)).argmax(-1)
         self.grid[:, :1] = self.window[:] = first
         if self._random is not None:
             self.window[:, 1:] = self._random[:, torch.arange(1, self.nodes).clamp(max=self.count - 1)]
-        self._lay_out(sampling)
         features = prompt.features[:, :, -1:].flatten(0, 1)
         scores = PassScores(prompt.logits.flatten(0, 1), features)
         return Step(0, place[:, 0], torch.ones_like(self.known), first, scores)
 
-    def advance(self, patience: float) -> bool:
-        """Take steps for `patience` seconds, at least one; return whether all codes are known."""
-        self._index += 1
-        self._scored = self.window if patience else self.window.clone()
-        arguments = (self.target.program.model, self._pass, self._steps)
-        return build.library().lantern_steps(*map(ctypes.byref, arguments), ctypes.c_double(patience)) >= self.count
+    def _image(self, i: int, sampling: Sampling) -> ImageArgs:
+        """Return the arguments of an image: its settings, and the addresses of its rows of all tensors."""
+        rows = (self.known, self.window, self.grid, self.start, self.counts, self.sampled)
+        counters = (self.passes, self.accepted, self.reached, self.finite)
+        return ImageArgs(
+            *(min(sampling.top_k, self.target.config.vocab_size), min(sampling.guidance_interval, self.count)),
+            *(float(sampling.guidance), float(sampling.temperature)),
+            *(None if tensor is None else tensor[i].data_ptr() for tensor in (self._noise, self._random)),
+            *(tensor[i].data_ptr() for tensor in (*rows, *counters)),
+        )
 
-    def step(self) -> Step:
+    @property
+    def group(self) -> tuple[object, ...]:
+        """What generations that share passes have in common: weights, the form of their caches, and nodes."""
+        return (id(self.target.program), self.prompt.cache.form, self.nodes)
+
+    @staticmethod
+    def together(steppers: "Sequence[FusedStepper]", earlier: StaticCache | None) -> "FusedPass":
+        """Return what takes the steps of generations of one group; `earlier` is for `StaticCache.joined`."""
+        return FusedPass(steppers, earlier)
+
+    def join(self, shared: "FusedPass", lines: slice) -> None:
+        """Take part in a pass, whose results are at `lines`."""
+        self._pass, self._lines = shared, lines
+
+    def advance(self, patience: float) -> bool:
+        """Take steps alone for `patience` seconds, at least one; return whether all codes are known."""
+        if self._pass is None:
+            FusedPass([self])
+        assert self._pass is not None
+        return self._pass.advance(patience) >= self.count
+
+    def before(self, is_one: bool) -> None:
+        """Prepare for steps; with `is_one`, a single one, `last` can return it."""
+        self._index += 1
+        self._scored = self.window.clone() if is_one else self.window
+
+    def is_done(self) -> bool:
+        """Return whether all codes are known."""
+        return int(self.known.min()) >= self.count
+
+    def last(self) -> Step:
         """Return the last step; its scores are overwritten by the next."""
-        scores = Scores(self.logits, self.features.to(self.target.tok_embeddings.weight.dtype))
+        assert self._pass is not None
+        logits, features = self._pass.logits[self._lines], self._pass.features[self._lines]
+        scores = Scores(logits, features.to(self.target.tok_embeddings.weight.dtype))
         codes = self.sampled.clone()
         arguments = (self._index, self.start.clone(), self.counts.clone(), codes, scores)
         if self._shape is None:
@@ -278,9 +346,9 @@ class FusedStepper:
     def generation(self, steps: list[Step], seconds: dict[str, float]) -> Generation:
         """Return the finished grids."""
         zeros = torch.zeros(3, len(self.known))
-        if seconds:
-            seconds["score"] = self._steps.seconds
-            seconds["walk"] -= self._steps.seconds
+        if seconds and self._pass is not None:
+            seconds["score"] = self._pass.seconds
+            seconds["walk"] -= self._pass.seconds
         return Generation(
             codes=self.grid,
             passes=self.passes,
@@ -294,37 +362,64 @@ class FusedStepper:
             is_finite=self.finite,
         )
 
-    def _lay_out(self, sampling: Sampling) -> None:
-        """Allocate inputs and outputs of the pass, and fill the argument structures."""
-        cache, config, nodes = self.prompt.cache, self.target.config, self.nodes
+
+class FusedPass:
+    """The pass that generations of one group share, with their steps around it: inputs, outputs and arguments.
+
+    Their caches become views of `cache`. Generations have settings and numbers of known codes of their own.
+    """
+
+    def __init__(self, steppers: Sequence[FusedStepper], earlier: StaticCache | None = None) -> None:
+        self._steppers, one = steppers, steppers[0]
+        caches = [stepper.prompt.cache for stepper in steppers]
+        is_whole = len(caches) == 1 and caches[0].buffer.is_contiguous()
+        self.cache = cache = caches[0] if is_whole else StaticCache.joined(caches, earlier)
+        self._program, config, nodes = one.target.program, one.target.config, one.nodes
         rows, first = cache.images * cache.rows, cache.first_stage_slot
         self.inputs, self.features = torch.empty(2, rows, nodes, config.dim).unbind()
         self.logits = torch.empty(rows, nodes, config.vocab_size)
         self._positions, self._places = torch.empty(rows, nodes, dtype=torch.long), torch.arange(nodes) + first
         self._mask = torch.full((rows, nodes, cache.slots), -torch.inf)
-        self._mask[..., : cache.prefix] = self.prompt.prefix.repeat_interleave(cache.rows, 0)[:, None]
-        if nodes > 1:
+        at = 0
+        for stepper in steppers:
+            prefix = stepper.prompt.prefix.repeat_interleave(cache.rows, 0)[:, None]
+            lines = slice(at, at := at + len(prefix))
+            self._mask[lines, :, : cache.prefix] = prefix
+            stepper.join(self, lines)
+        if cache.stage:
             self._mask[..., first:] = torch.full((nodes, nodes), -torch.inf).triu(1)
         taken = (self.inputs, self._positions, self._places, self._mask)
-        self._pass = PassArgs(
+        self._args = PassArgs(
             *(rows, nodes, cache.slots, torch.get_num_threads(), 0),
             *(tensor.data_ptr() for tensor in taken),
             *(self._mask.stride(0), self._mask.stride(1), cache.buffer.data_ptr(), None, None),
             *(self.features.data_ptr(), self.logits.data_ptr()),
         )
-        state = (self.known, self.window, self.grid, self.start, self.counts, self.sampled)
-        counters = (self.passes, self.accepted, self.reached, self.finite)
-        embeddings = self.target.tok_embeddings.weight
+        self._images = (ImageArgs * cache.images)(*(image for stepper in steppers for image in stepper.images))
+        embeddings = one.target.tok_embeddings.weight
         self._steps = StepArgs(
-            *(cache.images, nodes, self.count, cache.prefix, config.cls_token_num),
-            *(min(sampling.top_k, config.vocab_size), min(sampling.guidance_interval, self.count)),
-            *(self._random is not None, embeddings.dtype == torch.bfloat16),
-            *(float(sampling.guidance), float(sampling.temperature)),
+            *(cache.images, nodes, one.count, cache.prefix, config.cls_token_num),
+            *(cache.stage > 0, embeddings.dtype == torch.bfloat16),
             embeddings.data_ptr(),
-            *(None if tensor is None else tensor.data_ptr() for tensor in (self._noise, self._random)),
-            *(tensor.data_ptr() for tensor in (*state, *counters)),
+            ctypes.addressof(self._images),
             0.0,
         )
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent in passes of the target."""
+        return self._steps.seconds
+
+    def step(self) -> None:
+        """Take a step of each generation."""
+        self.advance(0.0)
+
+    def advance(self, patience: float) -> int:
+        """Take steps for `patience` seconds, at least one; return the number of known codes of the slowest image."""
+        for stepper in self._steppers:
+            stepper.before(not patience)
+        arguments = (self._program.model, self._args, self._steps)
+        return build.library().lantern_steps(*map(ctypes.byref, arguments), ctypes.c_double(patience))
 
 
 @dataclass(frozen=True)
@@ -370,14 +465,15 @@ class CpuEngine(Engine):
 
     def fused_decoder(
         self, target: Target, sampling: Sampling, drafter: Drafter | None, verifier: Verifier | None
-    ) -> Callable[..., Generation] | None:
+    ) -> FusedDecoder | None:
         """Return the decoder of fused steps: plain decoding, and windows of the target's samples; not for top-p."""
         is_window = drafter is not None and drafter.sample_window is not None
         if sampling.top_p < 1 or not isinstance(target, CpuTarget):
             return None
         if drafter is not None and not (is_window and verifier is not None and verifier.is_sample_match):
             return None
-        return partial(generate, target, sampling=sampling, drafter=drafter)
+        given: dict[str, Any] = {"sampling": sampling, "drafter": drafter}
+        return FusedDecoder(partial(generate, target, **given), partial(begin, target, **given))
 
     def keeps_codes(self, target: Target, *, nodes: int, lines: int) -> bool:
         """Return True: the bits of a code depend on nothing that is scored with it."""

@@ -7,23 +7,30 @@
 extern "C" {
 
 // ABI number of this library. Increase it together with `ABI` of build.py when a structure or function changes.
-int32_t lantern_abi() { return 3; }
+int32_t lantern_abi() { return 4; }
+
+// An image, in memory of its own: images with other settings and other numbers of known codes share a step.
+struct ImageArgs {
+    int32_t top_k, interval;
+    float guidance, temperature; // temperature 0: the most likely code
+    const float *noise;          // (codes, vocab); null: none
+    const int64_t *random;       // (codes): initial codes; null: repeat the last one
+    int64_t *known;              // known codes; the last of them is not in the cache
+    int64_t *window;             // (nodes): the last known code and the drafts of those that follow it
+    int64_t *grid;               // (codes)
+    int64_t *start, *counts;     // number of the first new code of the last step, and how many were new
+    int64_t *sampled;            // (nodes): the code sampled after each node
+    int64_t *passes;
+    int64_t *accepted, *reached; // (nodes - 1)
+    uint8_t *finite;
+};
 
 struct StepArgs {
-    int32_t images, nodes, codes, prefix, conditioning, top_k, interval, is_random, is_half;
-    float guidance, temperature; // temperature 0: the most likely code
-    const void *embeddings;      // (vocab, dim), in bf16 if `is_half`, else in fp32
-    const float *noise;          // (images, codes, vocab); null: none
-    const int64_t *random;       // (images, codes): initial codes, if `is_random`
-    int64_t *known;              // (images): known codes; the last of them is not in the cache
-    int64_t *window;             // (images, nodes): the last known code and the drafts of those that follow it
-    int64_t *grid;               // (images, codes)
-    int64_t *start, *counts;     // (images): number of the first new code of the last step, and how many were new
-    int64_t *sampled;            // (images, nodes): the code sampled after each node
-    int64_t *passes;             // (images)
-    int64_t *accepted, *reached; // (images, nodes - 1)
-    uint8_t *finite;             // (images)
-    double seconds;              // spent in passes
+    // With `is_staged`, keys and values are written to the stage first; else all images know the same number of codes.
+    int32_t images, nodes, codes, prefix, conditioning, is_staged, is_half;
+    const void *embeddings; // (vocab, dim), in bf16 if `is_half`, else in fp32
+    const ImageArgs *of;    // (images)
+    double seconds;         // spent in passes
 };
 }
 
@@ -39,27 +46,24 @@ struct Stepper {
     Stepper(const Model &model, const PassArgs &pass, StepArgs &state)
         : model(model), pass(pass), state(state), scores(pass.threads, std::vector<float>(model.vocab)), room(scores) {}
 
-    int64_t place(int image, int node) const {
-        return std::min<int64_t>(state.known[image] + node, state.codes - 1);
-    }
+    int64_t place(const ImageArgs &of, int node) const { return std::min<int64_t>(*of.known + node, state.codes - 1); }
 
     // Writes the inputs of the pass: embeddings, positions, and the mask of committed codes.
     void fill() const {
         float *inputs = const_cast<float *>(pass.inputs), *mask = const_cast<float *>(pass.mask);
         for (int m = 0; m < pass.rows; m++) {
-            const int image = m / rows;
-            const int64_t known = state.known[image];
+            const ImageArgs &of = state.of[m / rows];
+            const int64_t known = *of.known;
             for (int i = 0; i < state.nodes; i++) {
                 const size_t at = size_t(m) * state.nodes + i;
-                embed(state.window[image * state.nodes + i], inputs + at * model.dim);
+                embed(of.window[i], inputs + at * model.dim);
                 const int64_t where = std::min<int64_t>(known - 1 + i, state.codes - 1);
                 const_cast<int64_t *>(pass.positions)[at] = where + state.conditioning;
                 float *seen = mask + m * pass.mask_row + i * pass.mask_node + state.prefix;
-                std::fill(seen, seen + known - (state.nodes > 1), 0.0f);
+                std::fill(seen, seen + known - state.is_staged, 0.0f);
             }
         }
-        // A window is written to the stage; a single code is written to its final slot.
-        if (state.nodes == 1) const_cast<int64_t *>(pass.places)[0] = state.prefix + state.known[0] - 1;
+        if (!state.is_staged) const_cast<int64_t *>(pass.places)[0] = state.prefix + *state.of[0].known - 1;
     }
 
     void embed(int64_t code, float *to) const {
@@ -75,9 +79,10 @@ struct Stepper {
 
     // Samples the code that follows a node.
     int64_t sample(int image, int node, int thread) {
-        const Distribution distribution = {model.vocab, state.top_k, state.interval, state.guidance, state.temperature};
-        const int64_t where = place(image, node);
-        const float *noise = state.noise ? state.noise + (size_t(image) * state.codes + where) * model.vocab : nullptr;
+        const ImageArgs &of = state.of[image];
+        const Distribution distribution = {model.vocab, of.top_k, of.interval, of.guidance, of.temperature};
+        const int64_t where = place(of, node);
+        const float *noise = of.noise ? of.noise + size_t(where) * model.vocab : nullptr;
         const float *u = rows == 2 ? logits(image, 1, node) : nullptr;
         float *out = scores[thread].data();
         distribution.score(logits(image, 0, node), u, where, noise, out, room[thread].data());
@@ -101,33 +106,34 @@ struct Stepper {
         const int threads = tasks * model.vocab < SINGLE_THREAD ? 1 : std::min(tasks, pass.threads);
 #pragma omp parallel for num_threads(threads)
         for (int task = 0; task < tasks; task++) {
-            state.sampled[task] = sample(task / state.nodes, task % state.nodes, omp_get_thread_num());
+            const int image = task / state.nodes, node = task % state.nodes;
+            state.of[image].sampled[node] = sample(image, node, omp_get_thread_num());
         }
     }
 
     // Keeps the drafts that equal the target's own samples, and the sample that follows them.
     void commit(int image) const {
-        const int64_t known = state.known[image], *sampled = state.sampled + image * state.nodes;
-        const int64_t *window = state.window + image * state.nodes;
-        state.start[image] = known;
-        state.counts[image] = 0;
+        const ImageArgs &of = state.of[image];
+        const int64_t known = *of.known;
+        *of.start = known;
+        *of.counts = 0;
         if (known >= state.codes) return;
         int length = 0;
-        while (length + 1 < state.nodes && window[length + 1] == sampled[length]) length++;
+        while (length + 1 < state.nodes && of.window[length + 1] == of.sampled[length]) length++;
         const int64_t count = std::min<int64_t>(length + 1, state.codes - known);
         for (int64_t i = 0; i < count; i++) {
-            state.grid[image * state.codes + known + i] = sampled[i];
-            if (!is_finite(image, int(i))) state.finite[image] = 0;
+            of.grid[known + i] = of.sampled[i];
+            if (!is_finite(image, int(i))) *of.finite = 0;
         }
-        state.passes[image]++;
+        ++*of.passes;
         for (int d = 0; d + 1 < state.nodes && known + d < state.codes; d++) {
-            state.accepted[image * (state.nodes - 1) + d] += d < length;
-            state.reached[image * (state.nodes - 1) + d] += d <= length;
+            of.accepted[d] += d < length;
+            of.reached[d] += d <= length;
         }
-        if (state.nodes > 1) keep(image, length);
-        state.counts[image] = count;
-        state.known[image] = known + count;
-        shift(image, int(count));
+        if (state.is_staged) keep(image, length);
+        *of.counts = count;
+        *of.known = known + count;
+        shift(of, int(count));
     }
 
     // Copies keys and values of the first nodes from the stage to the slots of their codes.
@@ -138,7 +144,7 @@ struct Stepper {
             for (int head = 0; head < model.heads; head++) {
                 float *slots = pass.cache + (plane * model.heads + head) * pass.slots * head_dim;
                 for (int i = 0; i <= length; i++) {
-                    const int64_t where = state.known[image] - 1 + i;
+                    const int64_t where = *state.of[image].known - 1 + i;
                     if (where < state.codes)
                         std::memcpy(slots + (state.prefix + where) * head_dim, slots + pass.places[i] * head_dim,
                                     sizeof(float) * head_dim);
@@ -148,15 +154,13 @@ struct Stepper {
     }
 
     // Makes the next window: the last new code, the samples behind it, and initial codes at its end.
-    void shift(int image, int count) const {
-        const int64_t *sampled = state.sampled + image * state.nodes;
-        int64_t *window = state.window + image * state.nodes;
-        window[0] = sampled[count - 1];
+    void shift(const ImageArgs &of, int count) const {
+        of.window[0] = of.sampled[count - 1];
         for (int j = 0; j + 1 < state.nodes; j++) {
             const int from = count + j;
-            window[j + 1] = from < state.nodes ? sampled[from]
-                            : state.is_random  ? state.random[image * state.codes + place(image, j)]
-                                               : sampled[state.nodes - 1];
+            of.window[j + 1] = from < state.nodes ? of.sampled[from]
+                               : of.random        ? of.random[place(of, j)]
+                                                  : of.sampled[state.nodes - 1];
         }
     }
 
@@ -166,8 +170,12 @@ struct Stepper {
         run(model, pass);
         state.seconds += omp_get_wtime() - begun;
         sample_all();
-        for (int image = 0; image < state.images; image++) commit(image);
-        return *std::min_element(state.known, state.known + state.images);
+        int64_t least = state.codes;
+        for (int image = 0; image < state.images; image++) {
+            commit(image);
+            least = std::min(least, *state.of[image].known);
+        }
+        return least;
     }
 };
 

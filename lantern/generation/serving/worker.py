@@ -194,12 +194,13 @@ class Worker(threading.Thread):
         if not self._rows:
             return
         begun = time.perf_counter()
-        steps = self._joint.step([row.stepper for row in self._rows])
-        share = (time.perf_counter() - begun) / len(steps)
-        for row, step in zip(self._rows, steps, strict=True):
+        self._joint.step([row.stepper for row in self._rows])
+        share = (time.perf_counter() - begun) / len(self._rows)
+        for row in self._rows:
             row.seconds["decode"] += share
-            row.watch(step)
-        done = [row for row in self._rows if row.stepper.run.is_done()]
+            if row.job.partials:
+                row.watch(row.stepper.last())
+        done = [row for row in self._rows if row.stepper.is_done()]
         self._rows = [row for row in self._rows if row not in done]
         for row in done:
             row.send_picture(self.batch)
@@ -276,7 +277,7 @@ class Row:
 
     def send_picture(self, together: int) -> None:
         """Decode the codes to pixels and send the picture; `together` is the largest number decoded together."""
-        generation = self.stepper.run.generation([], {})
+        generation = self.stepper.generation([], {})
         how: dict[str, Any] = {"seconds": self.seconds, "with_pixels": True, "images": together}
         try:
             (picture,) = finish_batch(self.generator, [self.job.request], generation, **how)

@@ -1,0 +1,104 @@
+"""`python -m studies.serving_rate`: pictures per second of a server's model thread and of `lantern-generate`.
+
+Backs the table of rates in docs/serving.md. One process makes the same pictures in three ways, in turns: in batches as
+`lantern-generate` does, by the model thread of `lantern serve` with pictures that join those under way, and by it with
+waves. All pictures wait in the queue at the start. Files, HTTP and encoding are not included.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lantern.cli.command import DONE, Command, integer, run_command
+from lantern.core.io import write_json
+from lantern.eval.speed.surroundings import load_average, surroundings
+from lantern.generation.generator import generate
+from lantern.generation.requests import requests
+from lantern.generation.serving.worker import Job, Worker
+from lantern.models.folder import Model, load_model
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    return run_command(COMMAND, argv, prog="python -m studies.serving_rate")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("--model", default="lantern-emoji", help="name, folder or hub id")
+    parser.add_argument("--methods", nargs="+", default=["plain", "gumbel-jacobi", "eagle1"], help="methods")
+    parser.add_argument(
+        "--pictures", type=integer(1, 4096), default=16, metavar="N", help="pictures a run (default 16)"
+    )
+    parser.add_argument("--batch", type=integer(1, 4096), default=8, metavar="N", help="pictures at once (default 8)")
+    parser.add_argument("--runs", type=integer(1, 100), default=3, metavar="N", help="runs of each (default 3)")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="result file")
+
+
+def in_batches(model: Model, method: str, args: argparse.Namespace) -> None:
+    """Make the pictures as `lantern-generate` does."""
+    asked = requests(prompts=["a red apple"], seed=7, count=args.pictures)
+    assert len(list(generate(model, asked, method=method, batch=args.batch))) == args.pictures
+
+
+def served(model: Model, method: str, args: argparse.Namespace, *, waves: bool) -> None:
+    """Make the pictures by the model thread of a server."""
+    made = list[Any]()
+
+    def send(kind: str, value: Any, index: int | None) -> None:
+        if kind == "failed":
+            raise value
+        made.append(value)
+
+    worker = Worker(model, batch=args.batch, waiting=args.pictures, waves=waves)
+    asked = requests(prompts=["a red apple"], seed=7, count=args.pictures)
+    worker.submit([Job(one, method, model.sampling(), send) for one in asked])
+    while worker.queued or worker.running:
+        worker.step()
+    assert len(made) == args.pictures
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print and write the rates."""
+    before, model = load_average(), load_model(args.model)
+    ways: dict[str, Callable[[str], None]] = {
+        "lantern-generate": lambda method: in_batches(model, method, args),
+        "rows": lambda method: served(model, method, args, waves=False),
+        "waves": lambda method: served(model, method, args, waves=True),
+    }
+    rates: dict[str, dict[str, float]] = {}
+    for method in args.methods:
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in range(args.runs + 1):  # the first one warms up
+            for name, make in ways.items():
+                begun = time.perf_counter()
+                make(method)
+                if turn:
+                    seconds[name].append(time.perf_counter() - begun)
+        rates[method] = {name: args.pictures / statistics.median(times) for name, times in seconds.items()}
+        print(method, {name: f"{rate:.2f} pictures/s" for name, rate in rates[method].items()})
+    result = {
+        "what": "serving_rate",
+        "model": args.model,
+        "engine": model.engine.resolve(model.target).name,
+        "pictures": args.pictures,
+        "batch": args.batch,
+        "runs": args.runs,
+        "pictures_per_second": rates,
+        "surroundings": surroundings(torch.device("cpu")),
+        "load_average": {"before": before, "after": load_average()},
+    }
+    write_json(args.out, result)
+    return DONE
+
+
+COMMAND = Command("serving-rate", "Compare the picture rates of a server and of batches.", add_arguments, run)
+
+if __name__ == "__main__":
+    sys.exit(main())
