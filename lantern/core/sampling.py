@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
-from torch.nn.functional import threshold_
 
 MAX_GUIDANCE = 1000.0
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 100.0
@@ -148,7 +147,7 @@ def probabilities(log_p: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
 
     CPU libraries compute such exponentials, that of -inf among them, much slower.
     """
-    return threshold_(log_p.clamp(min=SMALLEST_LOG).exp_(), SMALLEST, 0.0)
+    return torch.threshold_(log_p.clamp(min=SMALLEST_LOG).exp_(), SMALLEST, 0.0)
 
 
 def pick(distribution: Float[Tensor, "*n v"], uniforms: Float64[Tensor, "*n"]) -> Int[Tensor, "*n"]:
