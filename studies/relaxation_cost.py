@@ -101,9 +101,10 @@ def emitted(rule: Acceptance, case: Case, drafts: int) -> Emitted:
         chance = (ruling.mass / trial.own_q.clamp(min=1e-300)).clamp(max=1.0)
         distribution.scatter_add_(0, code, weight * chance)
         accepted += float((weight * chance).sum())
-        reported += float((weight * cost_of(trial, ruling).total_variation).sum())
+        left = normalised(ruling.left, p)
+        reported += float((weight * cost_of(trial, ruling, left).total_variation).sum())
         weight = weight * (1.0 - chance)
-        p, q = normalised(ruling.left, p), normalised(q.scatter(1, code[:, None], 0.0), q)
+        p, q = left, normalised(q.scatter(1, code[:, None], 0.0), q)
     return Emitted(distribution + weight @ p, accepted, reported)
 
 

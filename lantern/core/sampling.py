@@ -4,12 +4,14 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 MAX_GUIDANCE = 1000.0
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-4, 100.0
+SMALLEST_LOG, SMALLEST = -87.0, 1.7e-38  # just above exp(-87)
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,7 @@ class Sampling:
         if self.temperature != 1:
             logits = logits / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
-            threshold = logits.topk(self.top_k, sorted=False).values.amin(-1, keepdim=True)
-            logits = logits.masked_fill(logits < threshold, -torch.inf)
+            logits = keep_largest(logits, self.top_k)
         if self.top_p < 1:
             logits = keep_nucleus(logits, self.top_p)
         return logits
@@ -108,6 +109,20 @@ def greedy_distribution(logits: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
     """Return log-probabilities of 0 for the arg-max, the lowest index among equals, and -inf for all other codes."""
     best = logits.argmax(-1, keepdim=True)
     return torch.full_like(logits, -torch.inf).scatter_(-1, best, 0.0)
+
+
+def keep_largest(logits: Float[Tensor, "*n v"], k: int) -> Float[Tensor, "*n v"]:
+    """Mask all codes below the k-th largest logit."""
+    if logits.device.type == "cpu" and not torch.compiler.is_compiling():
+        # The vectorised selection of NumPy takes a fifth of the time of `topk`.
+        values = logits.detach().numpy()
+        least = np.partition(values, -k, axis=-1)[..., -k, None]
+        if not logits.requires_grad:
+            return torch.from_numpy(np.where(values < least, np.float32(-np.inf), values))
+        threshold = torch.from_numpy(least)
+    else:
+        threshold = logits.topk(k, sorted=False).values.amin(-1, keepdim=True)
+    return logits.masked_fill(logits < threshold, -torch.inf)
 
 
 def keep_nucleus(logits: Float[Tensor, "*n v"], top_p: float) -> Float[Tensor, "*n v"]:
@@ -125,6 +140,14 @@ def logs(distribution: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
     No code of such a probability wins an arg-max of log p + g. CPU libraries compute the logarithm of 0 much slower.
     """
     return distribution.clamp(min=torch.finfo(distribution.dtype).tiny).log()
+
+
+def probabilities(log_p: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
+    """Return exp(log p), with 0 for what fp32 cannot hold as a normal number.
+
+    CPU libraries compute such exponentials, that of -inf among them, much slower.
+    """
+    return torch.threshold_(log_p.clamp(min=SMALLEST_LOG).exp_(), SMALLEST, 0.0)
 
 
 def pick(distribution: Float[Tensor, "*n v"], uniforms: Float64[Tensor, "*n"]) -> Int[Tensor, "*n"]:

@@ -49,14 +49,18 @@ class LazyRows(Rows):
 
     def at(self, nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b m v"]:
         """Return the log-probabilities of what follows these nodes of each image."""
-        return self.sampling.log_probs(logits_at(self.logits, nodes), self.places.gather(1, nodes))
+        return self.sampling.log_probs(self._logits_at(nodes), self.places.gather(1, nodes))
 
     def sample(self, verifier: Verifier, nodes: Int[Tensor, "b m"], noise: NoiseSource) -> Int[Tensor, "b m"]:
         """Return what a verifier's `draw` samples after these nodes, by the target's sampler if there is one."""
-        logits, places = logits_at(self.logits, nodes), self.places.gather(1, nodes)
+        logits, places = self._logits_at(nodes), self.places.gather(1, nodes)
         if self.sampler is not None:
             return self.sampler(logits, places)[..., 0]
         return verifier.draw(self.sampling.scores(logits, places), places, noise)
+
+    def _logits_at(self, nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b r m v"]:
+        """Return the logits of these nodes of each image, of a single one without a copy."""
+        return self.logits.narrow(2, int(nodes), 1) if nodes.numel() == 1 else logits_at(self.logits, nodes)
 
 
 def logits_at(logits: Float[Tensor, "b r n v"], nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b r m v"]:

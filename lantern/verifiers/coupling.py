@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lantern.core.sampling import pick
-from lantern.core.types import Acceptance, DraftTree, Leftovers, NoiseSource, Ruling, Trial, Verdict, VerifierDefaults
-from lantern.verifiers.rejection import cost_of, normalised
+from lantern.core.sampling import pick, probabilities
+from lantern.core.types import Acceptance, DraftTree, Leftovers, NoiseSource, Trial, Verdict, VerifierDefaults
+from lantern.verifiers.rejection import Cost, cost_of, normalised
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class CouplingVerifier(VerifierDefaults):
         self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
     ) -> Int[Tensor, "b n"]:
         """Sample with uniforms that belong to no step."""
-        return pick(log_p.exp(), noise.uniform(positions, 2)[..., 1])
+        return pick(probabilities(log_p), noise.uniform(positions, 2)[..., 1])
 
     def walk(
         self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
@@ -74,7 +74,7 @@ class CouplingVerifier(VerifierDefaults):
             raise ValueError("the window has no log q, which coupling reads: set keeps_distributions=True")
         # Every step decides at least one code, so the number of the first undecided code identifies the step.
         uniforms = noise.uniform(positions, 2, iterations=positions[:, 0])
-        p, q, codes = log_p.exp(), tree.log_q.exp(), tree.tokens[:, 1:]
+        p, q, codes = probabilities(log_p), probabilities(tree.log_q), tree.tokens[:, 1:]
         trial = Trial(p[:, :-1].flatten(0, 1), q[:, :-1].flatten(0, 1), codes.flatten(), is_point=False)
         threshold = uniforms[:, :-1, 0] * trial.own_q.view(codes.shape)
         ruling = self.relaxation.judge(trial) if self.relaxation is not None else None
@@ -86,8 +86,9 @@ class CouplingVerifier(VerifierDefaults):
         is_behind = steps > length[:, None]
         is_fresh = (steps == steps[-1]) | (is_behind & (self.redraw != "coupled"))
         above = (p - q).clamp_(min=0.0)
-        if ruling is not None:
-            above[:, :-1] = normalised(ruling.left, trial.p).view_as(above[:, :-1])
+        refused = None if ruling is None else normalised(ruling.left, trial.p)
+        if refused is not None:
+            above[:, :-1] = refused.view_as(above[:, :-1])
         sampled = pick(self.left(p, above, is_fresh), uniforms[..., 1])
         if self.redraw == "reuse":
             log_p = self.reused(p, q, log_p, is_behind & (steps < steps[-1]))
@@ -98,7 +99,9 @@ class CouplingVerifier(VerifierDefaults):
         path = torch.where(is_before, steps[1:], 0)
         next_token = sampled.gather(1, length[:, None])[:, 0]
         verdict = Verdict(path, length, next_token, leftovers=Leftovers(sampled, log_p))
-        return verdict if ruling is None else with_cost(verdict, trial, ruling, threshold)
+        if ruling is None or refused is None:
+            return verdict
+        return with_cost(verdict, trial, cost_of(trial, ruling, refused), threshold)
 
     def reused(
         self,
@@ -119,9 +122,9 @@ class CouplingVerifier(VerifierDefaults):
         return torch.where((is_fresh | ~(above.sum(-1) > 0))[..., None], p, above)
 
 
-def with_cost(verdict: Verdict, trial: Trial, ruling: Ruling, threshold: Float[Tensor, "b d"]) -> Verdict:
+def with_cost(verdict: Verdict, trial: Trial, cost: Cost, threshold: Float[Tensor, "b d"]) -> Verdict:
     """Return the verdict with what a relaxed test cost at each place, and where only relaxation accepted."""
-    cost, shape = cost_of(trial, ruling), threshold.shape
+    shape = threshold.shape
     distance = None if cost.latent_distance is None else pad(cost.latent_distance.view(shape), (0, 1))
     return replace(
         verdict,

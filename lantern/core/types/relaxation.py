@@ -1,6 +1,7 @@
 """Relaxations of the target's distribution, and relaxed acceptance rules for single codes."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
@@ -65,12 +66,12 @@ class Trial:
     is_point: bool
     spent: Float[Tensor, " b"] | None = None
 
-    @property
+    @cached_property
     def own_p(self) -> Float[Tensor, " b"]:
         """Return p of the codes."""
         return self.p.gather(1, self.codes[:, None])[:, 0]
 
-    @property
+    @cached_property
     def own_q(self) -> Float[Tensor, " b"]:
         """Return q of the codes."""
         return self.q.gather(1, self.codes[:, None])[:, 0]

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.sampling import logs
+from lantern.core.sampling import logs, probabilities
 from lantern.core.types import Relaxed
 from lantern.methods.spec import MethodSpec, Setting
 from lantern.verifiers.relaxations.neighbours import Neighbourhood
@@ -70,19 +70,22 @@ class Bounded(Neighbourhood):
         self, log_p: Float[Tensor, "n v"], log_q: Float[Tensor, "n v"], *, depths: Int[Tensor, " n"], levels: int
     ) -> Relaxed:
         """Return r, its total variation F, and the sum of flows times distances. Where nothing moves r is p."""
-        p = log_p.exp()
-        gap = log_q.exp() - p
-        surplus = (-gap).clamp(min=0.0)
-        deficit = torch.minimum(gap, (self.cap - 1) * p).clamp(min=0.0)
+        p, q = probabilities(log_p), probabilities(log_q)
+        gap = q.sub_(p)
+        deficit = torch.minimum(gap, (self.cap - 1) * p).clamp_(min=0.0)
         largest = deficit.topk(min(self.width, p.shape[-1]), sorted=False)
         requests = Requests(largest.indices, largest.values, self.neighbours(largest.indices).flatten(1))
+        surplus = gap.neg_().clamp_(min=0.0)
         flow = self._fill(surplus, requests)
         total = flow.inflow.sum(-1)
         scale = (self.delta / total.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1.0)
-        r = p - (surplus - flow.surplus) * scale[:, None]
-        r = r.scatter_add(1, requests.codes, flow.inflow * scale[:, None]).clamp(min=0.0)
-        # log(exp(x)) is not x to the last bit: codes that did not change keep log p.
-        log_r = torch.where(r == p, log_p, logs(r))
+        r = p - (surplus - flow.surplus).mul_(scale[:, None])
+        r.scatter_add_(1, requests.codes, flow.inflow * scale[:, None]).clamp_(min=0.0)
+        # log(exp(x)) is not x to the last bit: codes that did not change keep log p. Only neighbours and those that
+        # request can change.
+        codes = torch.cat([requests.near, requests.codes], 1)
+        own, before = r.gather(1, codes), log_p.gather(1, codes)
+        log_r = log_p.scatter(1, codes, torch.where(own == p.gather(1, codes), before, logs(own)))
         spent = (total * scale).clamp(max=self.delta)
         return Relaxed(log_r, spent, None if flow.travelled is None else flow.travelled * scale)
 
@@ -91,18 +94,20 @@ class Bounded(Neighbourhood):
         shape = (*requests.codes.shape, self.k)
         away = None if self.distances is None else self.distances[requests.codes, : self.k].to(surplus.dtype)
         lacks, travelled = requests.lacks, None if away is None else torch.zeros_like(surplus[:, 0])
+        left = surplus.gather(1, requests.near)  # that of neighbours: all other codes keep theirs
         for _ in range(self.rounds):
-            around = surplus.gather(1, requests.near).view(shape).sum(-1)
+            around = left.view(shape).sum(-1)
             # x requests the same share from each neighbour, so one number per x is enough.
-            share = (lacks / around.clamp(min=torch.finfo(surplus.dtype).tiny)).clamp(max=1.0)
+            share = (lacks / around.clamp(min=torch.finfo(surplus.dtype).tiny)).clamp_(max=1.0)
             spread = share[..., None].expand(shape).flatten(1)
-            demand = torch.zeros_like(surplus).scatter_add(1, requests.near, spread)
-            offers = (surplus / demand.clamp(min=1.0)).gather(1, requests.near).view(shape)
+            demand = torch.zeros_like(surplus).scatter_add_(1, requests.near, spread).gather(1, requests.near)
+            offers = (left / demand.clamp(min=1.0)).view(shape)
             granted = torch.minimum(offers.sum(-1) * share, lacks)
             if away is not None and travelled is not None:
                 travelled = travelled + ((offers * away).sum(-1) * share).sum(-1)
             lacks = lacks - granted
-            surplus = surplus * (1.0 - demand).clamp(min=0.0)
+            left = left * (1.0 - demand).clamp_(min=0.0)
+        surplus = surplus.scatter(1, requests.near, left)
         return Flow(requests.lacks - lacks, surplus, travelled)
 
 
