@@ -1,5 +1,7 @@
 """Trees of an `EagleDrafter` in a real generation, checked against passes without a cache."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -59,3 +61,33 @@ def ways(tree: DraftTree) -> list[list[int]]:
     """Return the nodes on the path to the root and to each inner node, without the root, in the order of log q."""
     inner = [0, *sorted(set(tree.shape.parents[1:].tolist()) - {0})]
     return [[i for i in range(1, node + 1) if tree.shape.ancestors[node, i]] for node in inner]
+
+
+def check_paths(
+    drafter: Watched,
+    codes: Tensor,
+    features: Tensor,
+    run: Callable[[Tensor, Tensor, int], Tensor],
+    logits: Callable[[Tensor], Tensor],
+) -> None:
+    """Check log q behind every drafted path of the first steps against passes without a cache.
+
+    `features` (b n c) are true up to what is committed. `run` takes features, codes and the number of drafts among
+    them, and its outputs follow as the features of drafts.
+    """
+    checked = 0
+    for known, tree, distributions in drafter.seen[:3]:
+        for image, length in enumerate(known.tolist()):
+            for row, way in enumerate(ways(tree)):
+                if length + len(way) > codes.shape[1]:
+                    continue
+                inputs, tokens = features[image : image + 1, :length], codes[image : image + 1, :length]
+                out = run(inputs, tokens, 0)
+                for step, node in enumerate(way, 1):
+                    inputs = torch.cat([inputs, out[:, -1:]], 1)
+                    tokens = torch.cat([tokens, tree.tokens[image, node].view(1, 1)], 1)
+                    out = run(inputs, tokens, step)
+                expected = drafter.sampling.filtered(logits(out[:, -1:]))
+                assert (expected.flatten() - distributions[image, row]).abs().max() < 1e-4
+                checked += 1
+    assert checked > 20

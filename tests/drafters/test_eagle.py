@@ -5,17 +5,14 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftTree
-from lantern.decoding import loop
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig, Unroll
 from lantern.drafters.trees.static import named
-from lantern.verifiers.gumbel import GumbelVerifier
+from tests.drafters.sampled_trees import Watched, sampled
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
 TARGET = tiny_target()
 CONDITION = tiny_condition((4, 2))
-KEYS = [(3, 0), (3, 1)]
 
 
 def true_features(codes: Tensor, sampling: Sampling) -> Tensor:
@@ -30,31 +27,12 @@ def true_features(codes: Tensor, sampling: Sampling) -> Tensor:
     return torch.stack(rows, 1)
 
 
-class Watched(EagleDrafter):
-    """Records log q of each draft."""
-
-    seen: list[tuple[Tensor, DraftTree, Tensor]]
-
-    def propose(self) -> DraftTree:
-        self.distributions: list[Tensor] = []
-        tree = super().propose()
-        self.seen.append((self.known.clone(), tree, torch.cat(self.distributions, 1)))
-        return tree
-
-    def _log_q(self, features: Tensor, depth: int) -> Tensor:
-        distribution = super()._log_q(features, depth)
-        self.distributions.append(distribution)
-        return distribution
-
-
 def watch(form: str, sampling: Sampling, tree: str) -> tuple[Watched, Tensor]:
     module = tiny_eagle(TARGET, form=form)
     if form == "guided":
         module.guidance.data.normal_(generator=torch.Generator().manual_seed(5))
-    drafter = Watched(module, TARGET, tree=named(tree), mode="gumbel", sampling=sampling)
-    drafter.seen = []
-    made = loop.generate(TARGET, CONDITION, sampling=sampling, keys=KEYS, drafter=drafter, verifier=GumbelVerifier())
-    return drafter, made.codes
+    drafter = Watched(module, TARGET, tree=tree, sampling=sampling)
+    return drafter, sampled(drafter, CONDITION, TARGET)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from lantern.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from lantern.drafters.examples import Examples, fused_layers
 from lantern.models.llamagen.transformer import Transformer
 from lantern.training.kinds import new_module
-from tests.drafters.sampled_trees import Watched, sampled, true_rows, ways
+from tests.drafters.sampled_trees import Watched, check_paths, sampled, true_rows
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_parts import tiny_part
 
@@ -69,23 +69,12 @@ def test_drafts_follow_passes_without_a_cache(layers: int) -> None:
     codes = sampled(drafter, CONDITION, TARGET)
     rows = true_rows(TARGET, CONDITION, codes, (1, 2, 4))
     entered = module.enter(SAMPLING.guide(rows, torch.arange(16).expand(2, -1)))
-    checked = 0
-    for known, tree, distributions in drafter.seen[:3]:
-        for image, length in enumerate(known.tolist()):
-            for row, way in enumerate(ways(tree)):
-                if length + len(way) > 16:
-                    continue
-                inputs, tokens = entered[image : image + 1, :length], codes[image : image + 1, :length]
-                for step in range(len(way) + 1):
-                    places = torch.arange(tokens.shape[1])[None]
-                    out = module(inputs, tokens, places, scales=SAMPLING.scales(places))
-                    if step < len(way):
-                        inputs = torch.cat([inputs, out[:, -1:]], 1)
-                        tokens = torch.cat([tokens, tree.tokens[image, way[step]].view(1, 1)], 1)
-                expected = SAMPLING.filtered(module.logits(out[:, -1:], TARGET))
-                assert (expected.flatten() - distributions[image, row]).abs().max() < 1e-4
-                checked += 1
-    assert checked > 20
+
+    def run(features: Tensor, tokens: Tensor, drafts: int) -> Tensor:
+        places = torch.arange(tokens.shape[1])[None]
+        return module(features, tokens, places, scales=SAMPLING.scales(places))
+
+    check_paths(drafter, codes, entered, run, lambda out: module.logits(out, TARGET))
 
 
 def test_a_fresh_drafter_says_what_the_target_says_of_the_last_tapped_layer() -> None:

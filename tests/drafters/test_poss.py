@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from lantern.drafters.eagle.poss import Poss, PossConfig
 from lantern.drafters.examples import Examples
 from lantern.training.drafter import DrafterConfig, DrafterTask
 from lantern.training.kinds import new_module
-from tests.drafters.sampled_trees import Watched, sampled, true_rows, ways
+from tests.drafters.sampled_trees import Watched, check_paths, sampled, true_rows
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_parts import tiny_part
 
@@ -45,22 +46,7 @@ def test_drafts_follow_specialists_without_a_cache(per_layer: int) -> None:
     drafter = Watched(module, TARGET, tree="mc_sim_7b_63", sampling=SAMPLING)
     codes = sampled(drafter, CONDITION, TARGET)
     true = SAMPLING.guide(true_rows(TARGET, CONDITION, codes), torch.arange(16).expand(2, -1))
-    checked = 0
-    for known, tree, distributions in drafter.seen[:3]:
-        for image, length in enumerate(known.tolist()):
-            for row, way in enumerate(ways(tree)):
-                if length + len(way) > 16:
-                    continue
-                features, tokens = true[image : image + 1, :length], codes[image : image + 1, :length]
-                for step in range(len(way) + 1):
-                    out = by_hand(module, features, tokens, step)
-                    if step < len(way):
-                        features = torch.cat([features, out[:, -1:]], 1)
-                        tokens = torch.cat([tokens, tree.tokens[image, way[step]].view(1, 1)], 1)
-                expected = SAMPLING.filtered(TARGET.head(out[:, -1:]))
-                assert (expected.flatten() - distributions[image, row]).abs().max() < 1e-4
-                checked += 1
-    assert checked > 20
+    check_paths(drafter, codes, true, partial(by_hand, module), TARGET.head)
 
 
 def examples() -> Examples:

@@ -1,6 +1,5 @@
 """Drafting with an EAGLE-1 module or one derived from it: static trees, and chains behind Jacobi windows."""
 
-import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -353,23 +352,17 @@ EAGLE1_SPEC = MethodSpec(
 )
 METHODS = (
     EAGLE1_SPEC,
-    dataclasses.replace(
-        EAGLE1_SPEC,
-        name="eagle1-rejection",
-        summary="EAGLE-1 drafts, sampled, verified by multi-round rejection: exact in distribution",
+    EAGLE1_SPEC.preset(
+        "eagle1-rejection",
+        "EAGLE-1 drafts, sampled, verified by multi-round rejection: exact in distribution",
         mode="sampled",
         verifier="rejection",
-        weavable=False,
-        page="eagle1",
     ),
-    dataclasses.replace(
-        EAGLE1_SPEC,
-        name="eagle1-paper",
-        summary="EAGLE-1 as published: the static tree of 25 nodes, multi-round rejection; exact in distribution",
+    EAGLE1_SPEC.preset(
+        "eagle1-paper",
+        "EAGLE-1 as published: the static tree of 25 nodes, multi-round rejection; exact in distribution",
         tree="mc_sim_7b_63",
         mode="sampled",
         verifier="rejection",
-        weavable=False,
-        page="eagle1",
     ),
 )

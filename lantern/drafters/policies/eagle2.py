@@ -61,48 +61,38 @@ class PredictableEagle2(Eagle2):
         return (first + (1 - sure) * state[0]).log(), state
 
 
-METHODS = (
-    MethodSpec(
-        "eagle2",
-        "EAGLE-2: the nodes likeliest to be the target's own samples, whatever their shape; exact by Gumbel match",
-        "eagle",
-        drafter="lantern.drafters.eagle.dynamic:build",
-        policy=Eagle2,
-        settings=(
-            *GROWTH,
-            Setting(
-                "value",
-                "match",
-                "what a node is ranked by: the chance to match, or the draft's probability",
-                choices=VALUES,
-            ),
+SPEC = MethodSpec(
+    "eagle2",
+    "EAGLE-2: the nodes likeliest to be the target's own samples, whatever their shape; exact by Gumbel match",
+    "eagle",
+    drafter="lantern.drafters.eagle.dynamic:build",
+    policy=Eagle2,
+    settings=(
+        *GROWTH,
+        Setting(
+            "value",
+            "match",
+            "what a node is ranked by: the chance to match, or the draft's probability",
+            choices=VALUES,
         ),
-        add_ons=("eagle1",),
-        paper="2406.16858",
     ),
-    MethodSpec(
+    add_ons=("eagle1",),
+    paper="2406.16858",
+)
+METHODS = (
+    SPEC,
+    SPEC.preset(
         "eagle2-rejection",
         "EAGLE-2 as rejection allows it: numbers of children are chosen before they are sampled; exact in distribution",
-        "eagle",
-        drafter="lantern.drafters.eagle.dynamic:build",
         policy=PredictableEagle2,
         settings=(*GROWTH[:2], dataclasses.replace(GROWTH[2], default=4)),
-        add_ons=("eagle1",),
-        paper="2406.16858",
         mode="sampled",
         verifier="rejection",
-        page="eagle2",
     ),
-    MethodSpec(
+    SPEC.preset(
         "eagle2-paper",
         "EAGLE-2 as published: the 59 nodes of highest confidence, tested by rejection; exact in distribution",
-        "eagle",
-        drafter="lantern.drafters.eagle.dynamic:build",
-        policy=Eagle2,
         settings=published(nodes=59, width=10, depth=6)[:3],
-        add_ons=("eagle1",),
-        paper="2406.16858",
-        page="eagle2",
         **PUBLISHED,
     ),
 )
