@@ -60,7 +60,7 @@ class HeldOutDrafts:
         return {name: float(torch.cat(parts).mean()) for name, parts in sums.items()}
 
     @torch.no_grad()
-    def maps(self) -> UInt8[Tensor, "d 3 h w"]:
+    def maps(self, columns: int) -> UInt8[Tensor, "d 3 h w"]:
         """Return acceptance over the grid, one picture per depth: white is 1, codes without a draft are black."""
         grids: dict[int, list[Tensor]] = {}
         for draft, _, examples in self._drafts():
@@ -68,8 +68,7 @@ class HeldOutDrafts:
             grid[:, draft.places] = acceptance(draft.p, draft.log_q)
             grids.setdefault(draft.depth, []).append(grid)
         means = torch.stack([torch.cat(parts).mean(0) for _, parts in sorted(grids.items())])
-        side = round(means.shape[1] ** 0.5)
-        wide = means.view(-1, 1, side, side).repeat_interleave(PIXELS, 2).repeat_interleave(PIXELS, 3)
+        wide = means.view(len(means), 1, -1, columns).repeat_interleave(PIXELS, 2).repeat_interleave(PIXELS, 3)
         return (wide * 255).round().clamp(0, 255).to(torch.uint8).expand(-1, 3, -1, -1).contiguous().cpu()
 
     @torch.no_grad()

@@ -217,7 +217,7 @@ class DrafterTask(Task):
     def sample(self, path: Path) -> None:
         """Write a map of acceptance per depth, or, with a VQ tokenizer, pictures made of first drafts."""
         if len(self.frozen) == 1:
-            maps = self.held.maps()
+            maps = self.held.maps(self.target.config.raster.columns)
             save_sheet(maps, path, columns=len(maps))
         else:
             pictures = self.held.pictures(cast(VQVAE, self.frozen[1]))

@@ -251,7 +251,7 @@ def test_a_config_names_its_unknown_fields(tmp_path: Path) -> None:
 def test_a_sample_is_a_map_of_acceptance_for_each_depth(tmp_path: Path) -> None:
     target = tiny_target()
     task = DrafterTask(CONFIG, target, Kept(tiny_teacher(target), 8))
-    maps = task.held.maps()
+    maps = task.held.maps(task.target.config.raster.columns)
     assert maps.shape == (3, 3, 32, 32) and maps[0, 0, 0, 0] == 0 and maps[0, 0, 0, 8] > 0 and maps[2, 0, 0, 16] == 0
     task.sample(tmp_path / "sample.png")
     assert (tmp_path / "sample.png").stat().st_size > 100

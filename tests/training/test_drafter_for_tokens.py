@@ -21,6 +21,7 @@ from lantern.generation.generator import generate
 from lantern.methods.registry import build_decoder
 from lantern.models.folder import load_model
 from lantern.training.config import with_overrides
+from lantern.training.draft_metrics import PIXELS
 from lantern.training.drafter import DrafterConfig, DrafterTask, for_tokens, train
 from lantern.training.kinds import find_kind, new_module
 from lantern.training.loop import LoopConfig
@@ -124,6 +125,18 @@ def test_new_drafters_give_the_codes_of_plain_decoding(name: str, kind: str) -> 
         decoders = [build_decoder(name, parts.target, sampling=sampling, **given) for name in ("plain", kind)]
         codes = [decoder.generate(condition, keys=keys).codes for decoder in decoders]
         assert torch.equal(*codes)
+
+
+def test_heads_are_trained_for_grids_that_are_not_square(tmp_path: Path) -> None:
+    parts = tiny.assemble("emu3", tiny.tiny_emu3(), tiny.emu3_processor(), (24, 32))
+    assert parts.text is not None
+    config = DrafterConfig(loop=LOOP, kind="medusa", batch=2, pictures=8, held_out=2, guidance=4.0, unroll=2)
+    teacher = TokenTeacher(parts.target, parts.text, PROMPTS, sampling=Sampling(guidance=4.0), seed=0)
+    task = DrafterTask(for_tokens(config, parts.target), parts.target, teacher)
+    task(*task.batch(0, 0, torch.device("cpu")))["loss"].backward()
+    assert all(weight.grad is not None for weight in task.drafter.parameters())
+    task.sample(tmp_path / "maps.png")
+    assert (tmp_path / "maps.png").is_file() and task.held.maps(4).shape == (2, 3, 3 * PIXELS, 4 * PIXELS)
 
 
 def test_drafters_that_read_what_the_target_lacks_are_refused() -> None:
