@@ -58,7 +58,7 @@ def _usage() -> str:
         [
             "usage: lantern COMMAND [OPTIONS]",
             "",
-            "Generate images with visual autoregressive models by speculative decoding, train such models, measure them.",
+            "Generate images with visual autoregressive models by speculative decoding; train and measure such models.",
             "",
             *lines,
             "",
