@@ -73,8 +73,8 @@ def open_folder(path: Path, header: Mapping[str, Any]) -> SweepFolder:
         differing = [name for name in {**known, **header} if known.get(name) != header.get(name)]
         if differing:
             raise ValueError(
-                f"{path} is the folder of a sweep with other {', '.join(differing)}: "
-                "give another --run folder or delete this one"
+                f"{path} holds a sweep that was begun with other settings ({', '.join(differing)}): "
+                "give another folder with --run, or delete this one"
             )
         return SweepFolder(path)
     if path.exists() and (not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())):

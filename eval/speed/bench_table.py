@@ -35,7 +35,8 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
 def _heading(figures: Mapping[str, Any]) -> Iterator[str]:
     where, load = figures["surroundings"], figures["load_average"]
     what = f"model {figures['model']}" if figures["what"] == "model" else f"LlamaGen-{figures['shape']}, random weights"
-    yield f"{what}; lantern {where['lantern']}, commit {where['commit'][:12]}"
+    commit = "" if where["commit"] == where["lantern"] else f", commit {where['commit'][:12]}"  # none in a wheel
+    yield f"{what}; lantern {where['lantern']}{commit}"
     yield f"torch {where['torch']}, torchao {where['torchao'] or 'none'}, python {where['python']}"
     yield f"{where['gpu'] or where['cpu']}, {where['threads']} threads of {where['cores']} cores"
     begin, end = (_load(load[when]) for when in ("begin", "end"))

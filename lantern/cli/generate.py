@@ -281,7 +281,9 @@ def run(args: argparse.Namespace) -> int:
     sampling = model.sampling(**given)
     batch = 1 if args.compare else min(args.batch, args.num_images * max(len(prompts), len(args.class_label)))
     notes: list[str] = []  # printed when nothing can be refused any more
-    usual = choose_method(model, args.method, sampling=sampling, batch=batch, report=notes.append)
+    # --window replaces the window that would be reported
+    report = (lambda note: None) if "window" in texts and args.method != "auto" else notes.append
+    usual = choose_method(model, args.method, sampling=sampling, batch=batch, report=report)
     settings = usual.parsed(texts)
     method = usual.with_options(**settings)
     settings = method.changed() | settings

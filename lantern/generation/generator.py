@@ -212,7 +212,7 @@ def choose_method(
     elif not isinstance(name, Method) and "window" not in (settings or {}):
         own, method = method, suited(method, model.engine, model.target, model.codes_per_pass)
         if method != own:
-            (report or LOG.info)(f"window {method.settings['window']}, by the times of passes on this machine")
+            (report or LOG.info)(f"window {method.settings['window']}, chosen by the times of passes on this machine")
     return method.with_options(**settings or {})
 
 

@@ -270,6 +270,15 @@ class LanternPipeline(DiffusionPipeline):
         components = {name: [LIBRARY, CLASSES[name]] for name in CLASSES if is_there(folder / name)}
         return {"_class_name": cls.__name__, "generation": read, **components}
 
+    @classmethod
+    def from_pipe(cls, pipeline: DiffusionPipeline, **options: Any) -> "LanternPipeline":
+        """Return a pipeline with the components of another, and with its add-ons, method and engine."""
+        pipe: Any = super().from_pipe(pipeline, **options)
+        if isinstance(pipeline, LanternPipeline):
+            pipe._loaded, pipe._whole, pipe._method = pipeline._loaded, pipeline._whole, pipeline._method
+            pipe.engine = pipeline.engine
+        return pipe
+
     def save_pretrained(self, save_directory: str | Path, *others: Any, **options: Any) -> None:
         """Write all components and add-ons, the index with the chosen method, checksums, `pipeline.py` for diffusers.
 

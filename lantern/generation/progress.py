@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -166,7 +167,10 @@ class Watcher:
 def make_watched(
     generator: Generator, requested: Sequence[Request], watcher: Watcher, *, with_pixels: bool
 ) -> list[Picture]:
-    """Make all pictures; after an interruption those of the last batch have code 0 in place of missing codes."""
+    """Make all pictures; after an interruption those of the last batch have code 0 in place of missing codes.
+
+    The warning in their statistics gives the number of codes that were decoded.
+    """
     pictures: list[Picture] = []
     try:
         for made in make_batches(generator, requested, with_pixels=with_pixels, callback=watcher):
@@ -176,7 +180,10 @@ def make_watched(
                 break
     except Interrupted:
         grids = watcher.canvas.generation()
-        started = requested[len(pictures) : len(pictures) + len(grids.codes)]
+        cut = requested[len(pictures) : len(pictures) + len(grids.codes)]
+        counts, total = watcher.canvas.known.tolist(), generator.model.target.config.block_size
+        warnings = [f"interrupted: {count} of {total} codes were decoded, the others are 0" for count in counts]
+        started = [replace(one, warning=text) for one, text in zip(cut, warnings, strict=True)]
         pictures += finish_batch(generator, started, grids, seconds={}, with_pixels=with_pixels)
     except NotFiniteError as error:
         error.sound = pictures + error.sound

@@ -214,6 +214,7 @@ def test_an_interrupted_call_returns_partial_pictures(pipe: LanternPipeline) -> 
     part = call(pipe, method="plain", callback_on_step_end=stop)
     assert torch.equal(part.tokens.flatten()[:4], whole[:4]) and not part.tokens.flatten()[4:].any()
     assert part.stats[0]["passes"] == 4
+    assert part.stats[0]["warning"] == "interrupted: 4 of 16 codes were decoded, the others are 0"
     assert torch.equal(call(pipe, method="plain").tokens.flatten(), whole)
 
 

@@ -216,6 +216,14 @@ def test_arguments_of_another_type_are_refused_before_a_pass(
         codes(pipe, **options)
 
 
+def test_a_pipeline_of_another_has_its_add_ons_method_and_engine(pipe: LanternPipeline) -> None:
+    pipe.method = "eagle1"
+    other = LanternPipeline.from_pipe(pipe)
+    other.set_progress_bar_config(disable=True)
+    assert (other.method, other.engine) == ("eagle1", "eager") and set(other.model.add_ons) == set(pipe.model.add_ons)
+    assert torch.equal(codes(other, method="sam"), codes(pipe, method="sam"))
+
+
 def test_a_prompt_to_encode_is_a_text(pipe: LanternPipeline) -> None:
     with pytest.raises(TypeError, match="prompt is int '3', wanted a text or a list of texts"):
         pipe.encode_prompt(3)  # type: ignore[arg-type]

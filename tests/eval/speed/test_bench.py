@@ -154,6 +154,8 @@ def test_tables_fit_120_columns(figures: dict[str, Any]) -> None:
     assert "no code differs from plain decoding in 2 images" in text
     assert "roofline" in text and "the fastest of the 2 variants of plain decoding above" in text
     assert "baseline: plain as eager" in text
+    installed = render(figures | {"surroundings": figures["surroundings"] | {"lantern": "1.0.0", "commit": "1.0.0"}})
+    assert "; lantern 1.0.0" in installed.splitlines()[0] and ", commit" not in installed.splitlines()[0]
 
 
 def test_plain_decoding_runs_in_more_variants_than_methods() -> None:
@@ -202,7 +204,13 @@ def test_the_two_fastest_variants_are_always_measured(model: Model, monkeypatch:
     plain = line_up(Stable(model), [], EAGER, model.sampling()).contenders[0]
     lineup = Lineup([dataclasses.replace(plain, variant=Variant(kind, "bf16")) for kind in milliseconds])
     monkeypatch.setattr(race, "pass_seconds", lambda one, job, device: milliseconds[one.variant.kind] / 1e3)
-    race.leave_out_slow(lineup, speed.jobs_of(model, BenchOptions(images=1), 1)[0], (), device=CPU)
+    lines: list[str] = []
+    race.leave_out_slow(lineup, speed.jobs_of(model, BenchOptions(images=1), 1)[0], (), device=CPU, report=lines.append)
+    assert lines == [
+        "  plain decoding, eager bf16",
+        "  plain decoding, compile bf16: compiles, which may take minutes",
+        "  plain decoding, cpu bf16",
+    ]
     assert [one.variant.kind for one in lineup.contenders] == ["eager", "cpu"]
     assert lineup.slow == [{"variant": "compile bf16", "pass_ms": 99.0}]
 
