@@ -47,9 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     limits = parser.add_argument_group("limits")
     limits.add_argument("--batch", type=integer(1, 4096), default=4, metavar="N", help="pictures at once (default 4)")
-    limits.add_argument(
-        "--waves", action="store_true", help="decode a batch to its end before others start: faster with small models"
-    )
+    limits.add_argument("--waves", action="store_true", help="decode a batch to its end before others start")
     limits.add_argument(
         "--queue", type=integer(1, 10**6), default=64, metavar="N", help="pictures that wait (default 64)"
     )

@@ -1,6 +1,8 @@
 """Joined decoding: a generation has the codes that it has alone, whenever it begins and whatever shares its passes."""
 
+import gc
 import shutil
+import weakref
 from collections.abc import Mapping
 
 import pytest
@@ -78,6 +80,23 @@ def test_codes_are_those_of_the_generation_alone(name: str, kind: str) -> None:
         assert torch.equal(codes, alone(one, i))
         whole = one.generate(select(CONDITION, [i % 3]), keys=[KEYS[i]])
         assert torch.equal(codes, whole.codes[0])
+
+
+@pytest.mark.parametrize("kind", ["eager", CPU])
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_is_freed_without_the_garbage_collector(name: str, kind: str) -> None:
+    one, joint = decoder(name, kind=kind), Joint()
+    running = [begun(one, 0), begun(decoder(name, kind=kind), 1)]
+    left = [weakref.ref(stepper) for stepper in running]
+    gc.disable()
+    try:
+        joint.step(running)
+        joint.step(running)
+        caches = [weakref.ref(known.cache) for _, known in joint._groups.values()]
+        del running, joint
+        assert [one() for one in (*left, *caches)] == [None] * (len(left) + len(caches))
+    finally:
+        gc.enable()
 
 
 def test_methods_and_samplings_share_passes(monkeypatch: pytest.MonkeyPatch) -> None:

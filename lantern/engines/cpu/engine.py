@@ -222,13 +222,16 @@ def generate(
     stepper = FusedStepper(target, prompt, sampling, drafter)
     report(stepper.first, callback, kept)
     watch.lap("prefill")
-    is_watched, is_done = callback is not None or keep_steps, target.config.block_size == 1
-    while not is_done:
+    alone, is_watched = FusedPass([stepper]), callback is not None or keep_steps
+    while not stepper.is_done():
         # 2) steps, one per call if they are reported
-        is_done = stepper.advance(0.0 if is_watched else PATIENCE)
+        alone.advance(0.0 if is_watched else PATIENCE)
         if is_watched:
             report(stepper.last(), callback, kept)
     watch.lap("walk")
+    if is_timed:
+        watch.seconds["score"] = alone.seconds
+        watch.seconds["walk"] -= alone.seconds
     return stepper.generation(steps, watch.seconds)
 
 
@@ -273,8 +276,7 @@ class FusedStepper:
         self._shape = None if drafter is None else chain_shape(drafter.depth, torch.device("cpu"))
         self.first = self._sample_first(sampling)
         self.images = [self._image(i, sampling) for i in range(images)]
-        self._pass: FusedPass | None = None
-        self._lines = slice(0, len(self.images) * prompt.cache.rows)
+        self._results: tuple[Tensor, Tensor] | None = None
 
     def _sample_first(self, sampling: Sampling) -> Step:
         """Sample code 0 from the logits of the prompt, and fill the window behind it."""
@@ -308,16 +310,9 @@ class FusedStepper:
         """Return what takes the steps of generations of one group; `earlier` is for `StaticCache.joined`."""
         return FusedPass(steppers, earlier)
 
-    def join(self, shared: "FusedPass", lines: slice) -> None:
-        """Take part in a pass, whose results are at `lines`."""
-        self._pass, self._lines = shared, lines
-
-    def advance(self, patience: float) -> bool:
-        """Take steps alone for `patience` seconds, at least one; return whether all codes are known."""
-        if self._pass is None:
-            FusedPass([self])
-        assert self._pass is not None
-        return self._pass.advance(patience) >= self.count
+    def join(self, logits: Float[Tensor, "rows n v"], features: Float[Tensor, "rows n c"]) -> None:
+        """Take part in a pass that writes its results there."""
+        self._results = logits, features  # not the pass, since a cycle of references would delay freeing the cache
 
     def before(self, is_one: bool) -> None:
         """Prepare for steps; with `is_one`, a single one, `last` can return it."""
@@ -330,8 +325,8 @@ class FusedStepper:
 
     def last(self) -> Step:
         """Return the last step; its scores are overwritten by the next."""
-        assert self._pass is not None
-        logits, features = self._pass.logits[self._lines], self._pass.features[self._lines]
+        assert self._results is not None
+        logits, features = self._results
         scores = Scores(logits, features.to(self.target.tok_embeddings.weight.dtype))
         codes = self.sampled.clone()
         arguments = (self._index, self.start.clone(), self.counts.clone(), codes, scores)
@@ -346,9 +341,6 @@ class FusedStepper:
     def generation(self, steps: list[Step], seconds: dict[str, float]) -> Generation:
         """Return the finished grids."""
         zeros = torch.zeros(3, len(self.known))
-        if seconds and self._pass is not None:
-            seconds["score"] = self._pass.seconds
-            seconds["walk"] -= self._pass.seconds
         return Generation(
             codes=self.grid,
             passes=self.passes,
@@ -370,7 +362,7 @@ class FusedPass:
     """
 
     def __init__(self, steppers: Sequence[FusedStepper], earlier: StaticCache | None = None) -> None:
-        self._steppers, one = steppers, steppers[0]
+        self.steppers, one = steppers, steppers[0]
         caches = [stepper.prompt.cache for stepper in steppers]
         is_whole = len(caches) == 1 and caches[0].buffer.is_contiguous()
         self.cache = cache = caches[0] if is_whole else StaticCache.joined(caches, earlier)
@@ -385,7 +377,7 @@ class FusedPass:
             prefix = stepper.prompt.prefix.repeat_interleave(cache.rows, 0)[:, None]
             lines = slice(at, at := at + len(prefix))
             self._mask[lines, :, : cache.prefix] = prefix
-            stepper.join(self, lines)
+            stepper.join(self.logits[lines], self.features[lines])
         if cache.stage:
             self._mask[..., first:] = torch.full((nodes, nodes), -torch.inf).triu(1)
         taken = (self.inputs, self._positions, self._places, self._mask)
@@ -416,7 +408,7 @@ class FusedPass:
 
     def advance(self, patience: float) -> int:
         """Take steps for `patience` seconds, at least one; return the number of known codes of the slowest image."""
-        for stepper in self._steppers:
+        for stepper in self.steppers:
             stepper.before(not patience)
         arguments = (self._program.model, self._args, self._steps)
         return build.library().lantern_steps(*map(ctypes.byref, arguments), ctypes.c_double(patience))

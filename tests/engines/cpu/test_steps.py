@@ -10,7 +10,7 @@ import torch
 from lantern.core.noise import Purpose, random_uniforms
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation, Step
-from lantern.engines.cpu.engine import CpuEngine, FusedStepper
+from lantern.engines.cpu.engine import CpuEngine, FusedPass
 from lantern.engines.cpu.kernels import uniforms
 from lantern.methods.registry import METHODS, Decoder, build_decoder
 from lantern.models.llamagen.transformer import Transformer
@@ -95,13 +95,14 @@ def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, mon
 def test_wrong_drafts_change_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = parts_of(tiny_target(**SHAPE), DISTRIBUTIONS[0], {"window": 5})
     expected = by_the_loop(parts, monkeypatch)
-    inner = FusedStepper.advance
+    inner = FusedPass.advance
 
-    def wrong(self: FusedStepper, patience: float) -> bool:
-        self.window[:, 1:] = 0  # drafts that no earlier step sampled
+    def wrong(self: FusedPass, patience: float) -> int:
+        for stepper in self.steppers:
+            stepper.window[:, 1:] = 0  # drafts that no earlier step sampled
         return inner(self, 0.0)
 
-    monkeypatch.setattr(FusedStepper, "advance", wrong)
+    monkeypatch.setattr(FusedPass, "advance", wrong)
     found = parts.generate(CONDITION, keys=KEYS)
     assert torch.equal(found.codes, expected.codes) and not torch.equal(found.passes, expected.passes)
 
