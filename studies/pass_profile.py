@@ -14,17 +14,21 @@ from typing import Any
 
 import torch
 
+from lantern.cli.bench import SHAPES
 from lantern.cli.command import DONE, Command, integer, one_of, run_command
 from lantern.core.io import write_json
 from lantern.decoding.cache import StaticCache
+from lantern.engines.cpu import compiler
 from lantern.engines.cpu.engine import CpuTarget
 from lantern.engines.cpu.kernels import PARTS
 from lantern.eval.speed.race import interleave
-from lantern.eval.speed.surroundings import about, load_average
-from lantern.models.folder import load_model
+from lantern.eval.speed.shapes import ShapeOptions, random_model
+from lantern.eval.speed.surroundings import about, load_average, surroundings
+from lantern.models.folder import DTYPES, load_model
 
 RESULTS = Path(__file__).resolve().parents[1] / "eval" / "results" / "pass_profile.json"
 PASSES = 10  # per round
+KINDS = {kind.name: kind for kind in compiler.X86_64}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,11 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--model", default="lantern-emoji", help="name, folder or hub id of the model")
+    parser.add_argument("--shape", type=one_of(SHAPES), help="size of LlamaGen with random weights, instead of a model")
     parser.add_argument("--dtype", type=one_of(("bf16", "fp32")), default="bf16", help="bf16 (default) or fp32")
     parser.add_argument("--int8", action="store_true", help="8-bit weights")
     parser.add_argument("--nodes", type=integer(1, 128), nargs="+", default=[1, 2, 4, 8, 16], help="codes of a pass")
     parser.add_argument("--rounds", type=integer(1, 10**4), default=50, help=f"of {PASSES} passes each (default 50)")
     parser.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
+    parser.add_argument("--library", choices=tuple(KINDS), help="library of an older kind of processor")
     parser.add_argument("--out", type=Path, default=RESULTS, help="file of the results")
 
 
@@ -48,7 +54,13 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     before = load_average()
-    model = load_model(args.model, device="cpu", dtype=args.dtype, parts=(), engine="eager")
+    if args.library is not None:
+        compiler.features = lambda: KINDS[args.library].features
+    if args.shape is None:
+        model = load_model(args.model, device="cpu", dtype=args.dtype, parts=(), engine="eager")
+    else:
+        config = ShapeOptions(shape=args.shape).config
+        model = random_model(config, "eagle1", torch.device("cpu"), DTYPES[args.dtype])
     target: Any = model.target
     if args.int8:
         from lantern.engines.prepared import quantized
@@ -59,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
     print(" ".join(f"{name:>9}" for name in ("nodes", "pass", *PARTS, "rest")))
     for row in rows:
         print(" ".join(f"{value:9.0f}" for value in (row["nodes"], row["us"], *row["parts"].values())))
-    found = about(model) | {"dtype": args.dtype, "int8": args.int8}
+    options = {name: getattr(args, name) for name in ("dtype", "int8", "library")}
+    shape = {"model": args.shape, "surroundings": surroundings(model.device)}
+    found = (about(model) if args.shape is None else shape) | options
     write_json(args.out, found | {"load_average": {"begin": before, "end": load_average()}, "rows": rows})
     return DONE
 

@@ -49,14 +49,14 @@ class LazyRows(Rows):
 
     def at(self, nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b m v"]:
         """Return the log-probabilities of what follows these nodes of each image."""
-        return self.sampling.log_probs(self._logits_at(nodes), self.places.gather(1, nodes))
+        return self.sampling.log_probs(self._logits_at(nodes), self.places.gather(1, nodes), may_look=True)
 
     def sample(self, verifier: Verifier, nodes: Int[Tensor, "b m"], noise: NoiseSource) -> Int[Tensor, "b m"]:
         """Return what a verifier's `draw` samples after these nodes, by the target's sampler if there is one."""
         logits, places = self._logits_at(nodes), self.places.gather(1, nodes)
         if self.sampler is not None:
             return self.sampler(logits, places)[..., 0]
-        return verifier.draw(self.sampling.scores(logits, places), places, noise)
+        return verifier.draw(self.sampling.scores(logits, places, may_look=True), places, noise)
 
     def _logits_at(self, nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b r m v"]:
         """Return the logits of these nodes of each image, of a single one without a copy."""

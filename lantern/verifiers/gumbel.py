@@ -30,6 +30,8 @@ def parent_values(values: Int[Tensor, "b n"], shape: TreeShape) -> Int[Tensor, "
 
 def rows_of_parents(tree: DraftTree, nodes: Int[Tensor, "b m"]) -> tuple[Bool[Tensor, "b n"], Int[Tensor, "b n"]]:
     """Return for each node of a tree whether its parent is among some `nodes`, and its index there (else 0)."""
+    if nodes.shape[1] == 1:
+        return tree.shape.parents.expand(tree.tokens.shape) == nodes, torch.zeros_like(tree.tokens)
     places = torch.arange(nodes.shape[1], device=nodes.device).expand(nodes.shape)
     row = parent_values(torch.full_like(tree.tokens, -1).scatter(1, nodes, places), tree.shape)
     return row >= 0, row.clamp(min=0)

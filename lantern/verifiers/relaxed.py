@@ -157,15 +157,19 @@ class RelaxedRows(Rows):
     def at(self, nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b m v"]:
         """Return log r after these nodes of each image."""
         tree, log_p = self._tree, self._rows.at(nodes)
-        images, shape = torch.arange(len(nodes), device=nodes.device)[:, None], tree.shape
+        shape = tree.shape
         has_children = shape.has_children.expand(tree.tokens.shape).gather(1, nodes)
+        if not bool(has_children.any()):
+            return log_p
         found = self._relaxation.relax(
             log_p.flatten(0, 1),
-            self._log_q[images, nodes].flatten(0, 1),
+            rows_at(self._log_q, nodes).flatten(0, 1),
             depths=shape.depths.expand(tree.tokens.shape).gather(1, nodes).flatten(),
             levels=shape.depth,
         )
-        log_r = torch.where(has_children[..., None], found.log_r.view(log_p.shape), log_p)
+        log_r = found.log_r.view(log_p.shape)
+        if not bool(has_children.all()):
+            log_r = torch.where(has_children[..., None], log_r, log_p)
         spent = found.total_variation.view(nodes.shape)
         self.total_variation.scatter_(1, nodes, torch.where(has_children, spent, 0.0))
         if found.latent_distance is not None:
@@ -181,6 +185,13 @@ class RelaxedRows(Rows):
     def sample(self, verifier: Verifier, nodes: Int[Tensor, "b m"], noise: NoiseSource) -> Int[Tensor, "b m"]:
         """Return what a verifier's `draw` samples after these nodes."""
         return verifier.draw(self.at(nodes), self._positions.gather(1, nodes), noise)
+
+
+def rows_at(values: Float[Tensor, "b n v"], nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b m v"]:
+    """Return the rows of these nodes of each image, that of a single one without a copy."""
+    if nodes.numel() == 1:
+        return values.narrow(1, int(nodes), 1)
+    return values[torch.arange(len(nodes), device=nodes.device)[:, None], nodes]
 
 
 def log_q_of(tree: DraftTree, relaxation: Relaxation) -> Float[Tensor, "b n v"]:

@@ -46,6 +46,17 @@ def test_three_sizes_are_measured_whatever_they_take(monkeypatch: pytest.MonkeyP
     assert slow.passes == [1, 1, 2, 4]
 
 
+def test_slower_first_passes_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow: Any = Slow(monkeypatch)
+    slow.warm_passes = 2
+    assert list(measure(slow, budget=0.0)) == [1, 2, 4]
+    assert slow.passes == [1, 1, 1, 2, 2, 4, 4, 1, 2, 4]
+    monkeypatch.setattr(timing, "WARM_BUDGET", 0.0)
+    slow.passes.clear()
+    measure(slow, budget=0.0)
+    assert slow.passes == [1, 1, 2, 4]
+
+
 def test_real_passes_are_timed() -> None:
     found = measure(tiny_target(), budget=0.01)  # 16 codes
     assert {1, 2, 4} <= set(found) <= set(NODES) and min(found.values()) > 0

@@ -140,6 +140,7 @@ class TargetDefaults:
     """Defaults of the optional attributes of `Target`: no faster way of anything."""
 
     is_batch_invariant: bool = False
+    warm_passes: int = 0
     prompt_rows: int = 0
     make_uniforms: Callable[..., Tensor] | None = None
     is_llamagen: bool = True
@@ -201,6 +202,11 @@ class Target(Protocol):
     @property
     def is_batch_invariant(self) -> bool:
         """Whether the bits of a row's logits do not depend on the other rows and nodes of the pass. Optional."""
+        ...
+
+    @property
+    def warm_passes(self) -> int:
+        """Passes over each number of codes that are not as fast as later ones. Optional."""
         ...
 
     @property

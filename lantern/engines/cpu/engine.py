@@ -123,6 +123,7 @@ class CpuTarget(PreparedTarget):
     """A target that scores inputs in C++ if its cache is in fp32, and otherwise by torch, which also reads prompts."""
 
     is_batch_invariant = True
+    warm_passes = 3  # they use one thread (`ThreadPolicy`)
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)

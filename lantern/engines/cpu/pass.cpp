@@ -355,8 +355,6 @@ struct Byte {
     typedef Tiles Units;
     typedef Digits Inputs;
     static constexpr int TILE = 6, HEAD = 8 * PANEL; // HEAD: bytes of scales and sums
-    // Tiles of FEW rows or more compute while memory delivers the next panel, of which each tile prefetches its share.
-    static constexpr int FEW = 3;
     static void narrow(Number *at, Lanes x) { store(at, x); }
     static size_t panel(int inputs) { return HEAD + size_t(PANEL) * Digits::padded(inputs); }
 
@@ -420,16 +418,15 @@ struct Byte {
     }
 #else
     template <int ROWS, class Finish> static void tile(const Digits &a, int first, const int8_t *panel, Finish finish) {
-        const int tiles = (a.rows + TILE - 1) / TILE, step = 4 * PANEL / tiles; // bytes of the next panel an iteration
+        // Memory delivers the next panel while this one is multiplied: each tile prefetches its share of it.
+        const int tiles = (a.rows + TILE - 1) / TILE, step = 4 * PANEL / tiles; // bytes an iteration
         const char *next = (const char *)panel + Byte::panel(a.inputs) + size_t(first) / ROWS * (a.inputs / 4) * step;
         Whole sums[ROWS][4] = {}; // left and right of high digits, left and right of low digits
         const int8_t *weights = panel + HEAD;
         for (int k = 0; k < a.inputs; k += 4, weights += 4 * PANEL) {
-            if (ROWS >= FEW) {
-                __builtin_prefetch(next, 0, 2);
-                __builtin_prefetch(next + step / 2, 0, 2);
-                next += step;
-            }
+            __builtin_prefetch(next, 0, 2);
+            __builtin_prefetch(next + step / 2, 0, 2);
+            next += step;
             Whole left, right;
             std::memcpy(&left, weights, sizeof(left));
             std::memcpy(&right, weights + sizeof(left), sizeof(right));

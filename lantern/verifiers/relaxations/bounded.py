@@ -24,10 +24,10 @@ class Requests:
 
 @dataclass(frozen=True)
 class Flow:
-    """Mass that the requesting codes received, mass that every code has left to give, and moved mass times distance."""
+    """Mass that the requesting codes received, mass that their neighbours gave, and moved mass times distance."""
 
     inflow: Float[Tensor, "n w"]
-    surplus: Float[Tensor, "n v"]
+    outflow: Float[Tensor, "n wk"]
     travelled: Float[Tensor, " n"] | None
 
 
@@ -79,12 +79,12 @@ class Bounded(Neighbourhood):
         flow = self._fill(surplus, requests)
         total = flow.inflow.sum(-1)
         scale = (self.delta / total.clamp(min=torch.finfo(p.dtype).tiny)).clamp(max=1.0)
-        r = p - (surplus - flow.surplus).mul_(scale[:, None])
-        r.scatter_add_(1, requests.codes, flow.inflow * scale[:, None]).clamp_(min=0.0)
+        kept = p.gather(1, requests.near) - flow.outflow * scale[:, None]
+        r = p.scatter(1, requests.near, kept).scatter_add_(1, requests.codes, flow.inflow * scale[:, None])
         # log(exp(x)) is not x to the last bit: codes that did not change keep log p. Only neighbours and those that
         # request can change.
         codes = torch.cat([requests.near, requests.codes], 1)
-        own, before = r.gather(1, codes), log_p.gather(1, codes)
+        own, before = r.gather(1, codes).clamp_(min=0.0), log_p.gather(1, codes)
         log_r = log_p.scatter(1, codes, torch.where(own == p.gather(1, codes), before, logs(own)))
         spent = (total * scale).clamp(max=self.delta)
         return Relaxed(log_r, spent, None if flow.travelled is None else flow.travelled * scale)
@@ -94,7 +94,7 @@ class Bounded(Neighbourhood):
         shape = (*requests.codes.shape, self.k)
         away = None if self.distances is None else self.distances[requests.codes, : self.k].to(surplus.dtype)
         lacks, travelled = requests.lacks, None if away is None else torch.zeros_like(surplus[:, 0])
-        left = surplus.gather(1, requests.near)  # that of neighbours: all other codes keep theirs
+        own = left = surplus.gather(1, requests.near)
         for _ in range(self.rounds):
             around = left.view(shape).sum(-1)
             # x requests the same share from each neighbour, so one number per x is enough.
@@ -107,8 +107,7 @@ class Bounded(Neighbourhood):
                 travelled = travelled + ((offers * away).sum(-1) * share).sum(-1)
             lacks = lacks - granted
             left = left * (1.0 - demand).clamp_(min=0.0)
-        surplus = surplus.scatter(1, requests.near, left)
-        return Flow(requests.lacks - lacks, surplus, travelled)
+        return Flow(requests.lacks - lacks, own - left, travelled)
 
 
 SETTINGS = (

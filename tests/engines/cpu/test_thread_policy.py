@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lantern.engines.cpu import build as building
+from lantern.engines.cpu.engine import CpuTarget
 from lantern.engines.cpu.kernels import LinearArgs
 from lantern.generation.generator import is_out_of_memory
 
@@ -26,7 +27,7 @@ extern "C" void play(int calls, const double *alone, const double *together, int
     }
 }
 """
-TRIED = 3  # calls with one thread at the beginning
+TRIED = CpuTarget.warm_passes  # calls with one thread at the beginning
 
 
 @pytest.fixture(scope="module")
