@@ -73,7 +73,7 @@ def open_folder(path: Path, header: Mapping[str, Any]) -> SweepFolder:
         differing = [name for name in {**known, **header} if known.get(name) != header.get(name)]
         if differing:
             raise ValueError(
-                f"{path} holds a sweep that was begun with other settings ({', '.join(differing)}): "
+                f"{path} holds a sweep that was begun with other {', '.join(differing)}: "
                 "give another folder with --run, or delete this one"
             )
         return SweepFolder(path)
