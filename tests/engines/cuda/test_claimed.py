@@ -41,7 +41,7 @@ def decoder_of(name: str, *, is_claimed: bool) -> Decoder:
 
 
 def codes_of(decoder: Decoder, seed: int, programs: Programs | None = None) -> Tensor:
-    return decoder.generate(CONDITION, keys=[(seed, 0), (seed, 7)], programs=programs).codes
+    return decoder.generate(CONDITION, keys=[(seed, 0), (seed, 7)], programs=programs or Programs()).codes
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.slow]) for n in METHODS])

@@ -199,7 +199,7 @@ def test_committed_commands_are_accepted_by_their_programs() -> None:
             command.add_arguments(parser)
             parser.parse_args(words)
             parsed += 1
-    assert parsed >= 30
+    assert parsed >= 25
 
 
 def test_a_wheel_lists_the_results_of_the_clone_in_which_it_is_called(tmp_path: Path, toy: Path) -> None:
