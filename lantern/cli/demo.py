@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 
 from lantern.cli.command import DONE, Command, add_engine, dtype_of, dtype_of_names, engine_of, integer
+from lantern.core.config import install_hint
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load the model and show the page until SIGINT or SIGTERM."""
     if importlib.util.find_spec("gradio") is None:
-        raise ValueError("lantern demo needs gradio, which is not installed: pip install 'lantern[demo]'")
+        raise ValueError(f"lantern demo needs gradio, which is not installed: {install_hint('demo')}")
     from lantern.generation.demo import SideBySide, build_page, launch_options
     from lantern.models.folder import load_model
 

@@ -34,7 +34,7 @@ def replicas() -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'lantern[ray]'")
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install '.[ray]'")
 def test_pictures_are_the_same_from_every_replica_and_after_one_is_killed(tmp_path: Path) -> None:
     import openai
 
@@ -83,7 +83,7 @@ def test_pictures_are_the_same_from_every_replica_and_after_one_is_killed(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'lantern[ray]'")
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install '.[ray]'")
 def test_a_model_that_does_not_load_is_refused_with_the_reason(tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path / "toy")
     weights = folder / "transformer" / "model.safetensors"

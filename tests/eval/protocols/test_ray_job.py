@@ -24,7 +24,7 @@ from tests.tiny_folder import save_tiny_model
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None,
-    reason="Ray is not installed: pip install 'lantern[ray]'",
+    reason="Ray is not installed: pip install '.[ray]'",
 )
 PICTURES = 40
 
