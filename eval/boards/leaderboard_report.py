@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 MARK = re.compile(r"^<!-- row: ([\w+.-]+) -->$")
 DEPTHS = 5  # shown depths of acceptance
-# promises and figures under their names in older files
-OLD_PROMISES = {"law": DISTRIBUTION, "price": RELAXED}
-OLD_FIGURES = {"law_ms": "head_ms"}
 COLUMNS = (
     "step compression",
     "acceptance by depth",
@@ -124,12 +121,12 @@ def shown_tree(tree: str) -> str:
 
 def promise(row: Mapping[str, Any]) -> str:
     """Return the promise of a method; older files have other names."""
-    return str(OLD_PROMISES.get(row["promise"], row["promise"]))
+    return str(row["promise"])
 
 
 def label_of(name: str) -> str:
     """Return the label of a figure; older files have other names."""
-    return FIGURES[OLD_FIGURES.get(name, name)]
+    return FIGURES[name]
 
 
 def facts(row: Mapping[str, Any]) -> tuple[str, str, str]:
