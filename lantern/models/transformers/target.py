@@ -6,6 +6,7 @@
 A node that ends a row is passed with the newline behind it. What follows the code is what follows the newline.
 """
 
+import inspect
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -143,6 +144,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
     ) -> None:
         super().__init__()
         self.body, self.words, self.tok_embeddings, self.output = body, words, embedding, head
+        self.cache_name = cache_name(body)
         self.cls_embedding = None
         sizes = body.config
         heads = sizes.num_attention_heads
@@ -287,11 +289,16 @@ class TransformersTarget(nn.Module, TargetDefaults):
             inputs_embeds=inputs,
             position_ids=positions,
             attention_mask=mask[:, None],
-            past_key_values=cache,
             use_cache=True,
+            **{self.cache_name: cache},
             **reported,
         )
         return found.last_hidden_state, [found.hidden_states[layer] for layer in taps]
+
+
+def cache_name(body: nn.Module) -> str:
+    """Return the name of the decoder's argument for its cache: `cache` since transformers 5.24."""
+    return "cache" if "cache" in inspect.signature(body.forward).parameters else "past_key_values"
 
 
 def joined(features: Tensor, entered: list[Tensor]) -> tuple[Tensor, Tensor | None]:
