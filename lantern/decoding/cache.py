@@ -481,8 +481,10 @@ def read_prompts(
 ) -> PromptState:
     """Read both guidance rows of each prompt, which share its mask.
 
-    Padding that all prompts share is cut off unless a drafter reads it or the target has `prompt_rows`. The rotary rows
-    of the prompt are zero, so cutting changes nothing. A negative caption has its own mask, under which its row is
+    Padding that all prompts share is cut off unless the target has `prompt_rows`. The rotary rows of the prompt are
+    zero, so cutting changes nothing but the order of sums. This order must not depend on the drafter, or codes would
+    differ from plain decoding's where two are nearly equal: what a drafter reads of padding comes from a pass of its
+    own, and only from there. A negative caption has its own mask, under which its row is
     read; codes attend to its mean value with the weight of the prompt's n words, as they do to the unconditional
     caption of n slots. ValueError for padding behind words, for more slots than the model has, and for a negative
     caption with a drafter that reads slots.
@@ -498,30 +500,42 @@ def read_prompts(
     negative = condition.negative if rows == 2 else None
     if negative is not None and needs_whole_prefix:
         raise ValueError("this drafter reads the slots of the prompt, and takes no negative prompt: use another method")
-    is_padded = needs_whole_prefix or negative is not None or target.prompt_rows > 0
+    is_padded = negative is not None or target.prompt_rows > 0
+    given = condition
     condition = pad_prefix(condition, slots) if is_padded else cut_common_padding(condition)
     mask = prefix_mask(condition)
     if mask.shape[1] > slots:
         raise ValueError(f"the condition has {mask.shape[1]} slots, the model takes at most {slots}")
-    inputs = embed_condition(target, condition, rows)
+    counts, inputs = mask.sum(1), embed_condition(target, condition, rows)
     seen = mask[:, None].expand(-1, rows, -1)
     if negative is not None:
         unconditional = embed_condition(target, pad_prefix(negative, slots), 1)
         inputs = torch.cat([inputs[:, :1], unconditional], 1)
         seen = torch.stack([mask, prefix_mask(pad_prefix(negative, slots))], 1)
+    features, means, fused = _read_slots(target, inputs, seen, taps)
+    if needs_whole_prefix:
+        whole = pad_prefix(given, slots)
+        mask, missing = prefix_mask(whole), prefix_mask(whole).shape[1] - mask.shape[1]
+        if missing:
+            inputs = embed_condition(target, whole, rows)
+            padded, _, entered = _read_slots(target, inputs, mask[:, None].expand(-1, rows, -1), taps)
+            features = torch.cat([padded[:, :, :missing], features], 2)
+            fused = None if fused is None or entered is None else torch.cat([entered[:, :, :missing], fused], 2)
+    else:
+        features, fused, mask = features[:, :, -1:], None if fused is None else fused[:, :, -1:], mask[:, -1:]
+    return PromptState(means, features, mask, counts, fused)
+
+
+def _read_slots(
+    target: Target, inputs: Float[Tensor, "b r t c"], seen: Bool[Tensor, "b r t"], taps: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return features `(b r t c)`, mean values `(b l r h d)`, and the inputs of tapped layers side by side."""
     entered: dict[int, Tensor] = dict.fromkeys(taps, inputs)
     reported = {"entered": entered} if taps else {}
     features, means = target.read_prompt(inputs.flatten(0, 1), seen.flatten(0, 1), **reported)
-    features = features.unflatten(0, inputs.shape[:2])
-    fused = torch.cat([entered[layer] for layer in taps], -1).unflatten(0, inputs.shape[:2]) if taps else None
-    kept = slice(None) if needs_whole_prefix else slice(-1, None)
-    return PromptState(
-        means.unflatten(1, inputs.shape[:2]).transpose(0, 1),
-        features[:, :, kept],
-        mask[:, kept],
-        mask.sum(1),
-        None if fused is None else fused[:, :, kept],
-    )
+    shape = inputs.shape[:2]
+    fused = torch.cat([entered[layer] for layer in taps], -1).unflatten(0, shape) if taps else None
+    return features.unflatten(0, shape), means.unflatten(1, shape).transpose(0, 1), fused
 
 
 def _read_tokens(target: Target, condition: Condition, rows: int, taps: tuple[int, ...]) -> PromptState:

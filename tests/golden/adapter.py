@@ -77,12 +77,13 @@ def _record(codes: torch.Tensor, stats: dict[str, Any]) -> dict[str, Any]:
 @cache
 def _pipeline(model: str) -> LanternPipeline:
     """Loads a model; once, since all cases of a process share it."""
-    pipe = LanternPipeline.from_pretrained(EMBEDDED if model == EMBEDDED else _toy_folder())
+    pipe = LanternPipeline.from_pretrained(EMBEDDED if model == EMBEDDED else toy_folder())
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
-def _toy_folder() -> Path:
+@cache
+def toy_folder() -> Path:
     """Writes the toy model to a folder that lasts until the process ends, since parts are read at their first use."""
     holder = tempfile.TemporaryDirectory(prefix="lantern-golden-")
     atexit.register(holder.cleanup)
