@@ -100,7 +100,7 @@ STAGES = {
         "TargetConfig",
         summary="train a target: captions or classes to codes",
         required=("data", "vq"),
-        optional=("text_encoder", "tokenizer", "init", "steps", "decay", "minutes"),
+        optional=("text_encoder", "tokenizer", "init", "init_vq", "steps", "decay", "minutes"),
     ),
     "drafter": Stage(
         "lantern.training.drafter",
@@ -128,6 +128,7 @@ OPTIONS = {
     "data": Option("folder written by `lantern train data`"),
     "decay": Option("steps of the final decay of the learning rate", "count"),
     "init": Option("a trained component to start from"),
+    "init_vq": Option("folder of the VQ tokenizer of --init, if it is another than --vq"),
     "keep": Option("keep checkpoints and caches of finished steps", "flag"),
     "kind": Option("kind of drafter or policy; without --config, that of drafter-KIND or policy-KIND", "text"),
     "minutes": Option("time to fill with steps after the inputs are prepared, instead of --steps", "number"),

@@ -124,6 +124,28 @@ def grow(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
     return grown
 
 
+def translate(
+    state: dict[str, Tensor], before: Int[Tensor, "n codes"], after: Int[Tensor, "n codes"], vocab_size: int
+) -> dict[str, Tensor]:
+    """Return weights of a target of one VQ tokenizer for another one's codes.
+
+    `before` and `after` are codes of the same pictures by both. A code's rows of embedding and head are the mean of
+    the rows of the codes that stand at the same places; those of a code that never occurs, the mean of all.
+    ValueError for grids of other sizes.
+    """
+    if before.shape != after.shape:
+        raise ValueError(
+            f"the VQ tokenizers give {before.shape[1]} and {after.shape[1]} codes a picture, wanted equally many"
+        )
+    old = len(state["output.weight"])
+    pairs = after.flatten().long() * old + before.flatten().long()
+    counts = torch.bincount(pairs, minlength=vocab_size * old).view(vocab_size, old).float()
+    counts[counts.sum(1) == 0] = 1.0
+    shares = counts / counts.sum(1, keepdim=True)
+    rows = ("tok_embeddings.weight", "output.weight")
+    return state | {name: (shares @ state[name].float()).to(state[name].dtype) for name in rows}
+
+
 class TargetTask(Task):
     """Next-code cross-entropy; `class_dropout_prob` of the conditions are replaced by the unconditional one."""
 
@@ -290,6 +312,7 @@ def train(
     text_encoder: Path | None = None,
     tokenizer: Path | None = None,
     init: Path | None = None,
+    init_vq: Path | None = None,
     steps: int | None = None,
     decay: int | None = None,
     minutes: float | None = None,
@@ -297,8 +320,10 @@ def train(
     """Train a target on prepared pictures and write `out/transformer`; resume what `out` holds.
 
     A target of type t2i needs a text encoder; ValueError without one. `init` is a trained target to start from, of the
-    same width and the same or a smaller depth.
+    same width and the same or a smaller depth; `init_vq` is its VQ tokenizer, if that is not `vq` (`translate`).
     """
+    if init_vq is not None and init is None:
+        raise ValueError("got the VQ tokenizer of an init without one: give --init, or leave --init-vq out")
     config = with_overrides(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
     prepared = Prepared.open(data)
     pictures = load_component(VQVAE, VQConfig, vq)
@@ -308,5 +333,10 @@ def train(
     codes = picture_codes(pictures, prepared, vq_folder=vq, cache=out, unify=config.unify_background)
     task = TargetTask(config, prepared, codes, captions, pictures)
     if init is not None and not (out / "checkpoint.pt").exists():
-        task.target.load_state_dict(grow(load_state(init), config.model.n_layer))
+        state = load_state(init)
+        if init_vq is not None:
+            other = load_component(VQVAE, VQConfig, init_vq)
+            before = picture_codes(other, prepared, vq_folder=init_vq, cache=out, unify=config.unify_background)
+            state = translate(state, before, codes, config.model.vocab_size)
+        task.target.load_state_dict(grow(state, config.model.n_layer))
     run_loop(task, config.loop, out=out)

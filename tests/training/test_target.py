@@ -16,7 +16,7 @@ from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.training.data import Prepared, Record
 from lantern.training.features import Captions, Classes, background_patches, unify_background
 from lantern.training.loop import LoopConfig, train
-from lantern.training.target import CLASSES_NAME, TargetConfig, TargetTask, conditions_of, grow, prefix_mask
+from lantern.training.target import CLASSES_NAME, TargetConfig, TargetTask, conditions_of, grow, prefix_mask, translate
 from tests.tiny import tiny_config, tiny_target
 
 SLOTS = 4
@@ -156,6 +156,27 @@ def test_grown_model_has_the_output_of_the_shallow_one() -> None:
     torch.testing.assert_close(deep(inputs, positions).logits, shallow(inputs, positions).logits)
     with pytest.raises(ValueError, match="has 5 layers, wanted at most 2"):
         grow(deep.state_dict(), 2)
+
+
+@torch.no_grad()
+def test_a_target_is_translated_to_another_numbering_of_its_codes() -> None:
+    target, other = tiny_target(), tiny_target(seed=9)
+    generator = torch.Generator().manual_seed(0)
+    codes, number = torch.randint(0, 24, (40, 16), generator=generator), torch.randperm(24, generator=generator)
+    other.load_state_dict(translate(target.state_dict(), codes, number[codes], 24))
+    given, positions = codes[:2, :7], torch.arange(7)[None].expand(2, -1)
+    expected = target(target.tok_embeddings(given), positions).logits
+    found = other(other.tok_embeddings(number[given]), positions).logits
+    torch.testing.assert_close(found[..., number], expected)
+
+
+def test_translated_rows_are_means_by_how_often_codes_share_a_place() -> None:
+    rows = torch.tensor([[0.0], [3.0], [9.0]])
+    state = {"tok_embeddings.weight": rows, "output.weight": rows, "norm.weight": torch.ones(1)}
+    found = translate(state, torch.tensor([[0, 1, 1, 2]]), torch.tensor([[0, 0, 0, 1]]), 3)
+    assert found["output.weight"].tolist() == found["tok_embeddings.weight"].tolist() == [[2.0], [9.0], [4.0]]
+    with pytest.raises(ValueError, match="4 and 9 codes"):
+        translate(state, torch.zeros(1, 4).long(), torch.zeros(1, 9).long(), 3)
 
 
 def test_a_class_conditional_target_generates_the_pictures_of_its_classes(tmp_path: Path) -> None:
