@@ -4,7 +4,9 @@ For each model, or size of LlamaGen (random weights), and engine, prints what "a
 over plain decoding of the same engine at given codes per step. The seconds of a step with a window do not depend on how
 many of its codes are accepted, so a step is timed once, and the speedup at tau codes per step is
 
-    tau, but at most the window,  x  seconds of a plain step / seconds of a step with the window.
+    tau, but at most the window,  x  seconds of a plain step / seconds of a step with the window,
+
+except where the method gives the window up after its first steps (`least`) and decodes the rest plainly.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from lantern.cli.command import DONE, FAILED, Command, integer, one_of, real, ru
 from lantern.core.io import write_json
 from lantern.core.types import Condition, Step
 from lantern.decoding.loop import now
+from lantern.drafters.windows.jacobi import TRIAL
 from lantern.engines.engine import engine
 from lantern.eval.speed.contenders import DoneError, Job
 from lantern.eval.speed.race import Spread, interleave
@@ -33,7 +36,10 @@ from lantern.models.folder import DTYPES, Model, load_model, pick_device
 
 @dataclass(frozen=True)
 class Row:
-    """A choice with the milliseconds of a step, plain and chosen, and the spread (p90 / p10) of the wider one."""
+    """A choice with the milliseconds of a step, plain and chosen, and the spread (p90 / p10) of the wider one.
+
+    `codes` is the number of codes of a picture.
+    """
 
     shape: str
     engine: str
@@ -41,12 +47,18 @@ class Row:
     plain_ms: float
     chosen_ms: float
     spread: float
+    codes: int
 
     def speedup(self, tau: float) -> float:
         """Return the speedup over plain decoding at `tau` codes per step; 1 if plain decoding was chosen."""
         if self.method.is_plain:
             return 1.0
-        return min(tau, self.method.settings["window"]) * self.plain_ms / self.chosen_ms
+        settings = self.method.settings
+        done, cost = min(tau, settings["window"]), self.chosen_ms / self.plain_ms
+        if done >= settings["least"]:
+            return done / cost
+        trial = TRIAL * done
+        return self.codes / (TRIAL * cost + self.codes - trial)
 
     def holds(self, tau: float) -> bool:
         """Return whether the choice is not slower than plain decoding by more than the spread."""
@@ -79,7 +91,7 @@ def measure(model: Model, shape: str, *, steps: int, rounds: int) -> Row:
     _, found = interleave(runs, rounds, device=model.device)
     plain, chosen = found[0], found[-1]
     width = max(Spread.of(seconds).width for seconds in found)
-    return Row(shape, model.engine.name, method, 1e3 * min(plain), 1e3 * min(chosen), width)
+    return Row(shape, model.engine.name, method, 1e3 * min(plain), 1e3 * min(chosen), width, model.target.config.block_size)
 
 
 def step_seconds(decoder: Decoder, job: Job, steps: int) -> float:

@@ -11,12 +11,18 @@ from studies.auto_choice import Row, measure, table
 from tests.tiny import tiny_target
 
 WINDOW = METHODS["gumbel-jacobi"].with_options(window=4)
-ROW = Row("B", "cpu", WINDOW, plain_ms=10.0, chosen_ms=12.0, spread=1.1)
+ROW = Row("B", "cpu", WINDOW, plain_ms=10.0, chosen_ms=12.0, spread=1.1, codes=256)
 
 
 def test_a_window_commits_at_most_its_length() -> None:
     assert ROW.speedup(2.4) == pytest.approx(2.0) and ROW.speedup(9.0) == pytest.approx(4 * 10 / 12)
     assert dataclasses.replace(ROW, method=METHODS["plain"]).speedup(3.0) == 1.0
+
+
+def test_a_window_that_is_given_up_costs_its_trial_only() -> None:
+    row = dataclasses.replace(ROW, method=WINDOW.with_options(least=1.2))
+    assert row.speedup(1.2) == pytest.approx(1.0) and row.speedup(2.0) == ROW.speedup(2.0)
+    assert row.speedup(1.0) == pytest.approx(256 / (16 * 1.2 + 240))
 
 
 def test_a_choice_that_is_slower_by_more_than_the_spread_is_marked() -> None:

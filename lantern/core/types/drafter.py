@@ -41,6 +41,7 @@ class DrafterDefaults:
     records_log_q: bool = True
     reads_leftovers: bool = False
     sample_window: WindowFill | None = None
+    least_codes: float = 0.0
     module: Any = None
     policy: Any = None
     kv_length: int | None = None
@@ -104,8 +105,13 @@ class Drafter(Protocol):
     def sample_window(self) -> WindowFill | None:
         """How new places are filled if each tree is a chain of the target's own previous samples, else None. Optional.
 
-        Such a drafter has no further state: an engine may run its steps without calling it.
+        Such a drafter has no further state but `least_codes`: an engine may run its steps without calling it.
         """
+        ...
+
+    @property
+    def least_codes(self) -> float:
+        """Codes a step below which it stops drafting after its first steps; 0 for never. Optional."""
         ...
 
     @property

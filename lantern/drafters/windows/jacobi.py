@@ -25,8 +25,16 @@ from lantern.verifiers.relaxations.bounded import SETTINGS as BOUNDED
 from lantern.verifiers.relaxations.bounded import Bounded
 
 CONTINUED = 3  # codes that a drafter guesses behind a window; a step rarely frees more places
+TRIAL = 16  # steps after which a window that commits fewer than `least` codes a step is given up
 INITS = ("random", "repeat-left", "drafter")
 WINDOW = Setting("window", 16, "codes scored in one pass; longer windows are cut to the picture", low=2, high=10**6)
+LEAST = Setting(
+    "least",
+    0.0,
+    f"codes a step, on average over the first {TRIAL} steps, below which the rest of the picture is decoded plainly",
+    low=0,
+    high=10**6,
+)
 INIT = Setting("init", "repeat-left", "first codes of the window's new places", choices=INITS)
 
 
@@ -63,6 +71,9 @@ class JacobiDrafter(DrafterDefaults):
     from which each code was sampled, which coupling needs; without it the drafts are for Gumbel match only. A window is
     at most as long as the picture; nodes past the picture's end have no effect. ValueError for less than two nodes and
     for an unknown init.
+
+    If the first TRIAL steps commit fewer than `least` codes each, on average over the images, later trees have no
+    drafts, as in plain decoding: such steps are faster than those of a window that is seldom right.
     """
 
     reads_leftovers = True
@@ -75,6 +86,7 @@ class JacobiDrafter(DrafterDefaults):
         init: str = "random",
         keeps_distributions: bool = True,
         continuation: Continuation | None = None,
+        least: float = 0.0,
     ) -> None:
         if window < 2:
             raise ValueError(f"the window is {window}, wanted at least 2: the last code and one draft")
@@ -83,6 +95,7 @@ class JacobiDrafter(DrafterDefaults):
         if (init == "drafter") != (continuation is not None):
             raise ValueError(f'init is "{init}": "drafter" needs a continuation, others take none')
         self.init, self.keeps_distributions, self.continuation = init, keeps_distributions, continuation
+        self.least_codes = least
         self.count, self.vocab_size = target.config.block_size, target.config.vocab_size
         self.max_nodes = max(min(window, self.count), 2)
         self.mode: DraftMode = "jacobi" if keeps_distributions else "gumbel"
@@ -93,6 +106,11 @@ class JacobiDrafter(DrafterDefaults):
         if self.keeps_distributions or self.continuation is not None:
             return None
         return "random" if self.init == "random" else "repeat-left"
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host decides after the trial if windows go on."""
+        return self.least_codes > 0
 
     @property
     def depth(self) -> int:
@@ -112,6 +130,7 @@ class JacobiDrafter(DrafterDefaults):
         self._images = torch.arange(images, device=device)[:, None]
         self._steps = torch.arange(self.max_nodes, device=device)
         self._known = torch.ones(images, dtype=torch.long, device=device)
+        self._taken = 0
         where = torch.arange(self.count, device=device).expand(images, -1)
         self._random = random_codes(noise, where, self.vocab_size)
         log_q = torch.zeros(images, 1, self.vocab_size, device=device) if self.keeps_distributions else None
@@ -131,7 +150,9 @@ class JacobiDrafter(DrafterDefaults):
             assert step.scores is not None
             features = step.scores.features.unflatten(0, (len(step.counts), -1))
             ahead = self.continuation.extend(features, left.tokens, step.counts)
-        self._known = self._known + step.counts
+        self._known, self._taken = self._known + step.counts, self._taken + 1
+        if self._taken == TRIAL and is_slow(self._known, self.least_codes):
+            self._shape, self._steps = chain_shape(0, self._known.device), self._steps[:1]
         self._shift(left, step.counts, ahead)
 
     def _shift(self, left: Leftovers, counts: Int[Tensor, " b"], ahead: Leftovers | None) -> None:
@@ -170,6 +191,11 @@ class JacobiDrafter(DrafterDefaults):
         return log_q.scatter_(-1, codes[..., None], own.masked_fill(is_new[..., None], 0.0))
 
 
+def is_slow(known: Int[Tensor, " b"], least: float) -> bool:
+    """Return whether the first TRIAL steps, after which these codes are known, committed fewer than `least` each."""
+    return least > 0 and float((known - 1).double().mean()) < least * TRIAL
+
+
 def chain_shape(depth: int, device: torch.device) -> TreeShape:
     """Return the shape of a tree without branches."""
     nodes = torch.arange(depth + 1, device=device)
@@ -201,7 +227,12 @@ def build(method: Method, context: DrafterContext) -> JacobiDrafter:
             sampling=context.sampling,
         )
     return JacobiDrafter(
-        context.target, window=window, init=init, keeps_distributions=keeps_distributions, continuation=continuation
+        context.target,
+        window=window,
+        init=init,
+        keeps_distributions=keeps_distributions,
+        continuation=continuation,
+        least=method.settings.get("least", 0.0),
     )
 
 
@@ -260,7 +291,7 @@ METHODS = (
         "no drafter: a window iterates under fixed noise to the picture of plain decoding, code for code",
         "windows",
         drafter=build,
-        settings=(WINDOW, INIT),
+        settings=(WINDOW, INIT, LEAST),
         fits_engine=True,
         paper="2002.03629",
     ),

@@ -31,7 +31,7 @@ from lantern.core.types import Scores as ScoresLike
 from lantern.decoding.cache import Start, StaticCache, start
 from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import Stopwatch, report
-from lantern.drafters.windows.jacobi import chain_shape, random_codes
+from lantern.drafters.windows.jacobi import TRIAL, chain_shape, is_slow, random_codes
 from lantern.engines.cpu import build
 from lantern.engines.cpu.kernels import (
     LANES,
@@ -223,16 +223,22 @@ def generate(
     stepper = FusedStepper(target, prompt, sampling, drafter)
     report(stepper.first, callback, kept)
     watch.lap("prefill")
-    alone, is_watched = FusedPass([stepper]), callback is not None or keep_steps
+    alone, is_watched, seconds = FusedPass([stepper]), callback is not None or keep_steps, 0.0
+    trial = TRIAL if drafter is not None and drafter.least_codes else -1
     while not stepper.is_done():
-        # 2) steps, one per call if they are reported
-        alone.advance(0.0 if is_watched else PATIENCE)
+        # 2) steps, one per call if they are reported or on trial
+        alone.advance(0.0 if is_watched or trial > 0 else PATIENCE)
         if is_watched:
             report(stepper.last(), callback, kept)
+        trial -= trial >= 0
+        if trial == 0 and drafter is not None and is_slow(stepper.known, drafter.least_codes):
+            seconds += alone.seconds
+            stepper.stop_drafting()
+            alone = FusedPass([stepper])
     watch.lap("walk")
     if is_timed:
-        watch.seconds["score"] = alone.seconds
-        watch.seconds["walk"] -= alone.seconds
+        watch.seconds["score"] = seconds + alone.seconds
+        watch.seconds["walk"] -= watch.seconds["score"]
     return stepper.generation(steps, watch.seconds)
 
 
@@ -315,6 +321,10 @@ class FusedStepper:
         """Take part in a pass that writes its results there."""
         self._results = logits, features  # not the pass, since a cycle of references would delay freeing the cache
 
+    def stop_drafting(self) -> None:
+        """Let later passes score the last code alone, as plain decoding does."""
+        self.nodes, self._shape = 1, None
+
     def before(self, is_one: bool) -> None:
         """Prepare for steps; with `is_one`, a single one, `last` can return it."""
         self._index += 1
@@ -329,7 +339,7 @@ class FusedStepper:
         assert self._results is not None
         logits, features = self._results
         scores = Scores(logits, features.to(self.target.tok_embeddings.weight.dtype))
-        codes = self.sampled.clone()
+        codes = self.sampled[:, : self.nodes].clone()
         arguments = (self._index, self.start.clone(), self.counts.clone(), codes, scores)
         if self._shape is None:
             return Step(*arguments)
@@ -380,7 +390,7 @@ class FusedPass:
             self._mask[lines, :, : cache.prefix] = prefix
             stepper.join(self.logits[lines], self.features[lines])
         if cache.stage:
-            self._mask[..., first:] = torch.full((nodes, nodes), -torch.inf).triu(1)
+            self._mask[..., first : first + nodes] = torch.full((nodes, nodes), -torch.inf).triu(1)
         taken = (self.inputs, self._positions, self._places, self._mask)
         self._args = PassArgs(
             *(rows, nodes, cache.slots, torch.get_num_threads(), 0),

@@ -62,5 +62,9 @@ def _fastest(times: Mapping[int, float], codes: Mapping[int, float]) -> Method:
         f"a pass over {best} codes takes {times[best] / times[1]:.2f} times a pass over one ({1e3 * times[1]:.1f} ms) "
         f"and commits {codes[best]:.2f} codes"
     )
-    method = METHODS["gumbel-jacobi"].with_options(window=best) if gain >= GAIN else METHODS["plain"]
-    return dataclasses.replace(method, reason=reason)
+    if gain < GAIN:
+        return dataclasses.replace(METHODS["plain"], reason=reason)
+    # The picture at hand may commit fewer codes than those that were recorded.
+    least = times[best] / times[1]
+    options = {"window": best} | ({"least": round(least, 2)} if least > FLAT else {})
+    return dataclasses.replace(METHODS["gumbel-jacobi"].with_options(**options), reason=reason)

@@ -10,6 +10,7 @@ import torch
 from lantern.core.noise import Purpose, random_uniforms
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation, Step
+from lantern.drafters.windows.jacobi import TRIAL
 from lantern.engines.cpu.engine import CpuEngine, FusedPass
 from lantern.engines.cpu.kernels import uniforms
 from lantern.methods.registry import METHODS, Decoder, build_decoder
@@ -33,6 +34,7 @@ WINDOWS: list[dict[str, Any]] = [
     {"window": 5, "init": "random"},
     {"window": 16},
     {"window": 80, "init": "random"},  # wider than the picture
+    {"window": 4, "least": 3.9},  # given up after the first steps
 ]
 
 
@@ -90,6 +92,17 @@ def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, mon
                 assert torch.equal(a.verdict.path[image], b.verdict.path[image])
                 assert torch.equal(a.verdict.next_token[image], b.verdict.next_token[image])
         assert (a.verdict is None) == (b.verdict is None)
+
+
+@pytest.mark.parametrize("watching", [{}, {"keep_steps": True}], ids=str)
+def test_a_window_that_commits_too_few_codes_is_given_up(watching: dict[str, Any]) -> None:
+    sampling, target = Sampling(guidance=1.0), tiny_target(**SHAPE)  # random weights: drafts are seldom right
+    kept, given_up = (parts_of(target, sampling, {"window": 4, "least": least}) for least in (1.0, 3.0))
+    mine, its = (parts.generate(CONDITION, keys=KEYS, **watching) for parts in (given_up, kept))
+    assert torch.equal(mine.codes, its.codes)
+    assert (mine.passes >= its.passes).all() and (mine.passes > its.passes).any()
+    tested = mine.reached[:, 0]
+    assert int(tested.max()) == TRIAL < int(its.reached[:, 0].min())
 
 
 def test_wrong_drafts_change_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
