@@ -91,7 +91,8 @@ def measure(model: Model, shape: str, *, steps: int, rounds: int) -> Row:
     _, found = interleave(runs, rounds, device=model.device)
     plain, chosen = found[0], found[-1]
     width = max(Spread.of(seconds).width for seconds in found)
-    return Row(shape, model.engine.name, method, 1e3 * min(plain), 1e3 * min(chosen), width, model.target.config.block_size)
+    codes = model.target.config.block_size
+    return Row(shape, model.engine.name, method, 1e3 * min(plain), 1e3 * min(chosen), width, codes)
 
 
 def step_seconds(decoder: Decoder, job: Job, steps: int) -> float:
