@@ -27,23 +27,24 @@ def quick_choice(model: Model, sampling: Sampling, *, batch: int = 1) -> Method:
     lines = sampling.rows * batch
     times, most = pass_times(model.engine, model.target, rows=lines), model.engine.most_nodes(lines)
     allowed = {n: seconds for n, seconds in times.items() if most is None or n <= max(most, 2)}
-    return choose(allowed, model.codes_per_pass)
+    return choose(allowed, model.codes_per_pass, can_shrink=model.engine.has_free_rows)
 
 
-def choose(times: Mapping[int, float], codes: Mapping[int, float] | None = None) -> Method:
+def choose(times: Mapping[int, float], codes: Mapping[int, float] | None = None, *, can_shrink: bool = True) -> Method:
     """Return the method for T(n) by number of codes n, with its reason; plain decoding if the times are not steady.
 
     `codes` are the codes per pass that windows of n codes commit. The window with the most codes per second is chosen
     if it is GAIN times as fast as plain decoding. Without `codes`, a window of n codes commits at least one code per
     pass, so it is at most T(n) / T(1) times as slow as plain decoding, whatever the model: the longest window whose
-    factor is at most FLAT is chosen.
+    factor is at most FLAT is chosen. A window by `codes` that is not as good as free gets the setting `least`, if the
+    engine's passes can shrink.
     """
     if not is_steady(times):
         reason = "other programs took part of the time in which passes were measured"
         return dataclasses.replace(METHODS["plain"], reason=reason)
     windows = [n for n in times if n > 1]
     if known := [n for n in windows if n in (codes or {})]:
-        return _fastest(times, {n: codes[n] for n in known if codes})
+        return _fastest(times, {n: codes[n] for n in known if codes}, can_shrink)
     flat = [n for n in windows if times[n] <= FLAT * times[1]]
     shown = max(flat, default=min(windows, default=1))
     reason = (
@@ -54,7 +55,7 @@ def choose(times: Mapping[int, float], codes: Mapping[int, float] | None = None)
     return dataclasses.replace(method, reason=reason)
 
 
-def _fastest(times: Mapping[int, float], codes: Mapping[int, float]) -> Method:
+def _fastest(times: Mapping[int, float], codes: Mapping[int, float], can_shrink: bool) -> Method:
     """Return the window with the most codes per second, or plain decoding where it is faster or nearly as fast."""
     best = max(codes, key=lambda n: codes[n] / times[n])
     gain = codes[best] * times[1] / times[best]
@@ -66,5 +67,5 @@ def _fastest(times: Mapping[int, float], codes: Mapping[int, float]) -> Method:
         return dataclasses.replace(METHODS["plain"], reason=reason)
     # The picture at hand may commit fewer codes than those that were recorded.
     least = times[best] / times[1]
-    options = {"window": best} | ({"least": round(least, 2)} if least > FLAT else {})
+    options = {"window": best} | ({"least": round(least, 2)} if can_shrink and least > FLAT else {})
     return dataclasses.replace(METHODS["gumbel-jacobi"].with_options(**options), reason=reason)
