@@ -447,19 +447,21 @@ def start(
 
 
 @torch.no_grad()
-def read_codes(target: Target, begun: Start, codes: Int[Tensor, "b m"], *, taps: tuple[int, ...] = ()) -> CodesRead:
+def read_codes(
+    target: Target, cache: StaticCache, prefix: Tensor, codes: Int[Tensor, "b m"], *, taps: tuple[int, ...] = ()
+) -> CodesRead:
     """Write keys and values of the first m codes to the cache, READ_CODES in a pass; return their features.
 
+    `prefix` is added to the attention scores of the prompt's slots (`Start`).
     An engine runs these passes only if its bits do not depend on the size of a pass: others would compile this size.
     """
-    cache, count = begun.cache, codes.shape[1]
-    images, rows = len(codes), cache.rows
+    images, rows, count = len(codes), cache.rows, codes.shape[1]
     is_whole = bool(taps) or target.is_batch_invariant
     numbers = torch.arange(count, device=codes.device)
     found, entered = list[Tensor](), list[Tensor]()
     for block in numbers.split(READ_CODES):
         mask = cache.buffer.new_full((images, rows, len(block), cache.slots), -torch.inf)
-        mask[..., : cache.prefix] = by_row(begun.prefix)
+        mask[..., : cache.prefix] = by_row(prefix)
         mask[..., cache.prefix : cache.prefix + count].masked_fill_(numbers <= block[:, None], 0.0)
         places = block.expand(images * rows, -1)
         inputs = target.tok_embeddings(codes[:, block]).repeat_interleave(rows, 0)

@@ -26,6 +26,7 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
 
     mode: DraftMode = "gumbel"
     needs_whole_prefix = False
+    reads_kept = True
 
     def __init__(
         self, model: Transformer, target: Target, *, tree: StaticTree, sampling: Sampling, records_log_q: bool = False

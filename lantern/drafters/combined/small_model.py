@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import NoiseSource, Prefill, Target
-from lantern.decoding.cache import PromptCache, TreeMask, make_cache, prefix_scores
+from lantern.core.types import Kept, NoiseSource, Prefill, Target
+from lantern.decoding.cache import PromptCache, TreeMask, make_cache, read_codes
 from lantern.methods.spec import AddOn
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
@@ -44,9 +44,8 @@ class SmallModel:
         state = self._prompts.read(self.model, prefill.condition, rows=rows, needs_whole_prefix=False)
         self.noise, self.count, self.rows = noise, self.model.config.block_size, rows
         self.cache = make_cache(self.model, state, self.stage)
-        assert state.means is not None
-        self.cache.write_prefix(state.means)
-        self._mask = TreeMask(self.cache, prefix_scores(state.counts, self.cache), self.stage)
+        self._prefix = state.fill(self.cache)
+        self._mask = TreeMask(self.cache, self._prefix, self.stage)
         self._slots = torch.arange(self.stage, device=prefill.first.device) + self.cache.first_stage_slot
         self.known = torch.zeros_like(prefill.first)
         self.take(prefill.first[:, None], torch.ones_like(self.known))
@@ -54,6 +53,13 @@ class SmallModel:
     def take(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
         """Keep committed codes, of which the first `counts` are valid, for the next pass."""
         self._waiting, self._counts = codes, counts
+
+    def read_kept(self, kept: Kept) -> None:
+        """Read code 0 and these codes, given right after `begin`, but the last, which waits."""
+        codes = torch.cat([self._waiting, kept.codes], 1)
+        read_codes(self.model, self.cache, self._prefix, codes[:, :-1])
+        self.known = self.known + kept.codes.shape[1]
+        self.take(codes[:, -1:], torch.ones_like(self.known))
 
     @property
     def last(self) -> Int[Tensor, "b 1"]:

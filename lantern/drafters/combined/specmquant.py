@@ -7,7 +7,7 @@ the small model's own samples. The target verifies the chain, with the next best
 
 import torch
 
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step
+from lantern.core.types import DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step
 from lantern.drafters.combined.small_model import SMALL, SmallModel
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.policies.policy import WITHOUT_GRAPHS
@@ -30,6 +30,7 @@ class CascadeDrafter(TreeDrafter):
     """
 
     mode: DraftMode = "gumbel"
+    reads_kept = True
 
     def __init__(self, inner: EagleDrafter, small: SmallModel, *, length: int, width: int, rounds: int) -> None:
         if rounds < 0 or length < 2 or width < 1:
@@ -77,6 +78,11 @@ class CascadeDrafter(TreeDrafter):
         """Pass the step to the inner drafter and the committed codes to the small model."""
         self.inner.observe(step)
         self.small.take(step.codes, step.counts)
+
+    def read_kept(self, kept: Kept) -> None:
+        """Pass kept codes to the inner drafter and the small model."""
+        self.inner.read_kept(kept)
+        self.small.read_kept(kept)
 
 
 def build(method: Method, context: DrafterContext) -> CascadeDrafter:
