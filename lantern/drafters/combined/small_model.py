@@ -1,6 +1,7 @@
 """A smaller model of the same codes that drafts for the target.
 
 It uses the target's noise: where both distributions have the same arg-max of log p + g, both sample the same code.
+Beside a LlamaGen target it is a LlamaGen transformer, beside a target of transformers one of the same family.
 """
 
 import torch
@@ -14,7 +15,8 @@ from lantern.decoding.cache import PromptCache, TreeMask, make_cache, read_codes
 from lantern.methods.spec import AddOn
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
-SIZES = ("vocab_size", "block_size", "cls_token_num", "model_type")
+SIZES = ("vocab_size", "block_size", "cls_token_num", "model_type", "raster")
+TOKEN_SIZES = ("family", "words")  # of targets with token prompts
 
 
 class SmallModel:
@@ -24,9 +26,9 @@ class SmallModel:
     codes, grids or prompts.
     """
 
-    def __init__(self, model: Transformer, target: Target, *, sampling: Sampling, stage: int) -> None:
-        for name in SIZES:
-            got, expected = getattr(model.config, name), getattr(target.config, name)
+    def __init__(self, model: Target, target: Target, *, sampling: Sampling, stage: int) -> None:
+        for name in (*SIZES, *(TOKEN_SIZES if target.has_token_prompts else ())):
+            got, expected = getattr(model.config, name, None), getattr(target.config, name)
             if got != expected:
                 raise ValueError(
                     f"the small model has {name} {got}, its target {expected}: use one with the target's sizes"
@@ -119,6 +121,7 @@ SMALL = AddOn(
     Transformer,
     TransformerConfig,
     names_target=False,
+    is_target=True,
     training="lantern train target --config target-emoji-small --data DATA --vq MODEL/vqvae "
     "--text-encoder MODEL/text_encoder --tokenizer MODEL/tokenizer --out OUT",
 )
