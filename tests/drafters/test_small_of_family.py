@@ -58,8 +58,8 @@ def condition(name: str) -> Condition:
 
 
 def built(name: str, method: str, sampling: Sampling, **more: Any) -> Any:
-    add_ons = {"small": parts(name, True).target}
-    return build_decoder(METHODS[method], parts(name).target, sampling=sampling, **({"add_ons": add_ons} | more))
+    given: dict[str, Any] = {"add_ons": {"small": parts(name, True).target}} | more
+    return build_decoder(METHODS[method], parts(name).target, sampling=sampling, **given)
 
 
 @pytest.mark.parametrize("name", CASES)
