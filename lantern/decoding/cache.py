@@ -72,6 +72,9 @@ class StaticCache:
 
     def _hold(self, buffer: Float[Tensor, "2l rows h s d"], first: Int[Tensor, "rows 1"]) -> None:
         self.buffer, self.first = buffer, first
+        # which slots are seen with a newline behind them: of codes those that end a row, of nodes those last staged
+        self._ends = torch.zeros(len(first), self._slots, dtype=torch.bool, device=first.device)
+        self._ends[:, : self.first_stage_slot] = True
         self._layers = [buffer[layer : layer + 2] for layer in range(0, len(buffer), 2)]
         self._rows = torch.arange(len(first), device=first.device)[:, None]
 
@@ -157,11 +160,12 @@ class StaticCache:
     ) -> Float[Tensor, "rows n m"]:
         """Return the mask of newlines: seen with the code that they follow, if it ends a row (`is_end` if staged).
 
+        Nodes that were staged by earlier passes keep their newlines.
+
         A node that ends a row sees its own newline too, as the newline itself does; nodes must not.
         """
-        ends = torch.zeros(mask.shape[0], self._slots, dtype=torch.bool, device=mask.device).scatter_(1, slots, is_end)
-        ends[:, : self.first_stage_slot] = True
-        return mask[..., self._ahead].masked_fill(~ends[:, None, self._ahead], -torch.inf)
+        self._ends.scatter_(1, slots, is_end | (slots < self.first_stage_slot))
+        return mask[..., self._ahead].masked_fill(~self._ends[:, None, self._ahead], -torch.inf)
 
     def is_own_newline(self, slots: Int[Tensor, "rows n"]) -> Bool[Tensor, "rows n m"]:
         """Return which newline follows each of these slots."""
@@ -447,19 +451,21 @@ def start(
 
 
 @torch.no_grad()
-def read_codes(target: Target, begun: Start, codes: Int[Tensor, "b m"], *, taps: tuple[int, ...] = ()) -> CodesRead:
+def read_codes(
+    target: Target, cache: StaticCache, prefix: Tensor, codes: Int[Tensor, "b m"], *, taps: tuple[int, ...] = ()
+) -> CodesRead:
     """Write keys and values of the first m codes to the cache, READ_CODES in a pass; return their features.
 
+    `prefix` is added to the attention scores of the prompt's slots (`Start`).
     An engine runs these passes only if its bits do not depend on the size of a pass: others would compile this size.
     """
-    cache, count = begun.cache, codes.shape[1]
-    images, rows = len(codes), cache.rows
+    images, rows, count = len(codes), cache.rows, codes.shape[1]
     is_whole = bool(taps) or target.is_batch_invariant
     numbers = torch.arange(count, device=codes.device)
     found, entered = list[Tensor](), list[Tensor]()
     for block in numbers.split(READ_CODES):
         mask = cache.buffer.new_full((images, rows, len(block), cache.slots), -torch.inf)
-        mask[..., : cache.prefix] = by_row(begun.prefix)
+        mask[..., : cache.prefix] = by_row(prefix)
         mask[..., cache.prefix : cache.prefix + count].masked_fill_(numbers <= block[:, None], 0.0)
         places = block.expand(images * rows, -1)
         inputs = target.tok_embeddings(codes[:, block]).repeat_interleave(rows, 0)

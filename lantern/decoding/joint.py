@@ -16,6 +16,7 @@ from lantern.core.types import (
     DraftMode,
     DraftTree,
     Generation,
+    Kept,
     NoiseSource,
     Prefill,
     Scores,
@@ -191,13 +192,17 @@ class NoDrafts(DrafterDefaults):
     """
 
     mode: DraftMode = "point"
-    needs_whole_prefix, max_nodes, depth = False, 1, 0
+    needs_whole_prefix, max_nodes, depth, reads_kept = False, 1, 0, True
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Read the first code."""
         self._last = prefill.first[:, None]
         root = torch.zeros_like(prefill.first[:1])
         self._shape = TreeShape(root, root, root, torch.ones_like(root, dtype=torch.bool)[None], ())
+
+    def read_kept(self, kept: Kept) -> None:
+        """Read the last of these codes."""
+        self._last = kept.codes[:, -1:]
 
     def propose(self) -> DraftTree:
         """Return the last code."""

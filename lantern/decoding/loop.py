@@ -22,6 +22,7 @@ from lantern.core.types import (
     Drafter,
     DraftTree,
     Generation,
+    Kept,
     NoiseSource,
     Prefill,
     Rows,
@@ -33,7 +34,7 @@ from lantern.core.types import (
     Verdict,
     Verifier,
 )
-from lantern.decoding.cache import PromptCache, Start, StaticCache, TreeMask, start
+from lantern.decoding.cache import PromptCache, Start, StaticCache, TreeMask, read_codes, start
 from lantern.decoding.forced import PassScores
 
 
@@ -87,11 +88,11 @@ class Totals:
 class Counters:
     """Keeps the verdicts of all steps, a few numbers each. Statistics are computed once, at the end.
 
-    Codes past the end of the picture are not counted. `bound` is the verifier's.
+    Codes past the end of the picture are not counted. `bound` is the verifier's, `passes` those before the first step.
     """
 
     def __init__(self, codes: int) -> None:
-        self._codes = codes
+        self._codes, self.passes = codes, 1
         self.bound: float | None = None
         self._entries: list[tuple[TreeShape, Verdict, Tensor]] = []
 
@@ -100,13 +101,15 @@ class Counters:
         self._entries.append((shape, verdict, start))
 
     def totals(self, images: int, depth: int, device: torch.device) -> Totals:
-        """Return the sums over all steps. The pass over the prompt is counted too."""
+        """Return the sums over all steps. The passes over the prompt and over kept codes are counted too."""
         zeros = torch.zeros(images, depth, dtype=torch.long, device=device)
         sums = torch.zeros(5, images, device=device)
         is_measured = all(verdict.latent_distance is not None for _, verdict, _ in self._entries)
         distance = sums[3] if is_measured else None
         excess = None if self.bound is None else sums[4]
-        totals = Totals(zeros.new_ones(images), zeros, zeros.clone(), sums[0], sums[1], sums[2], distance, excess)
+        totals = Totals(
+            zeros.new_full((images,), self.passes), zeros, zeros.clone(), sums[0], sums[1], sums[2], distance, excess
+        )
         shapes = {id(shape): shape for shape, _, _ in self._entries}
         for name, shape in shapes.items():
             self._add(totals, shape, [entry[1:] for entry in self._entries if id(entry[0]) == name])
@@ -336,7 +339,8 @@ class Decoding:
     the result holds all steps; with `is_timed` it holds the seconds of each phase. `cache` is reused if it fits, and
     `prompts` keeps the state of prompts; `reproducible` is as for `cache.start`. `programs` are how an engine runs the
     parts of a step (`Engine.programs`). `forced` are codes that are given, -1 where a code is sampled: no method
-    changes them, and they count as drafted codes that were accepted.
+    changes them. Those that all images keep from the start are read in few passes and reported with code 0, unless
+    the drafter cannot (`Drafter.reads_kept`); the others count as drafted codes that were accepted.
     """
 
     sampling: Sampling
@@ -450,6 +454,17 @@ class Run:
         """Return the results of the pass over the prompt, for a drafter."""
         begun = self.begun
         return Prefill(begun.features, begun.mask, self.codes[:, 0], begun.fused, condition)
+
+    def read_kept(self) -> Kept | None:
+        """Fill the cache with the codes that all images keep from the start but the last; None if there is but one."""
+        if self.begun.forced is None or (kept := self.begun.forced.kept) == 1:
+            return None
+        codes = self.begun.forced.codes[:, :kept]
+        read = read_codes(self.target, self.cache, self.begun.prefix, codes[:, :-1], taps=self.taps)
+        self.codes[:, :kept] = codes
+        self.known, self._left = self.known + (kept - 1), self.count - kept
+        self.counters.passes += read.passes
+        return Kept(codes[:, 1:], read.features, read.fused)
 
     def score(self, tree: DraftTree) -> Scores:
         """Run the target over the tree."""
@@ -608,7 +623,7 @@ def generate(
 def begin(
     target: Target, condition: Condition, *, drafter: Drafter, verifier: Verifier, how: Decoding
 ) -> tuple[DraftedStepper, Step]:
-    """Begin a generation: return its stepper and the step that gives code 0."""
+    """Begin a generation: return its stepper, and the step that gives code 0 and the kept codes behind it."""
     check_modes(drafter, verifier)
     watch, programs = how.stopwatch(target), how.programs
     condition = condition.to(target.tok_embeddings.weight.device)
@@ -621,6 +636,10 @@ def begin(
     run.counters.bound = verifier.bound
     first = run.sample_first(verifier)
     drafter.begin(run.prefill(condition), begun.noise)
+    if drafter.reads_kept and (kept := run.read_kept()) is not None:
+        drafter.read_kept(kept)
+        codes = torch.cat([first.codes, kept.codes], 1)
+        first = replace(first, counts=first.counts * codes.shape[1], codes=codes)
     return DraftedStepper(run, drafter, verifier, programs, watch), first
 
 

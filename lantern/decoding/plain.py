@@ -74,7 +74,7 @@ class PlainStepper(Stepper):
         if self.begun.forced is None or (kept := self.begun.forced.kept) == 1:
             return
         cache, codes = self.begun.cache, self.begun.forced.codes[:, :kept]
-        passes = read_codes(self.target, self.begun, codes[:, :-1]).passes
+        passes = read_codes(self.target, cache, self.begun.prefix, codes[:, :-1]).passes
         self.mask[..., cache.prefix : cache.prefix + kept - 1] = 0.0
         self.codes[:, :kept] = codes
         self.kept, self._passes = kept, self.codes.shape[1] - kept + 1 + passes

@@ -117,7 +117,8 @@ class AddOn:
     `lantern train`, anything else is a command line. `training_config` is the configuration that they take by default.
     `task` is the "module:class" of a policy's training task.
     `toy` are fields of the config at the size of tests. `limits_depth` means that it drafts at most `config.depths`
-    codes ahead, `names_target` that `config.target` is the digest of the target it was trained for.
+    codes ahead, `names_target` that `config.target` is the digest of the target it was trained for. With `is_target` it
+    is a target itself: beside a model of transformers, the folder holds one of the same family.
     """
 
     name: str
@@ -129,6 +130,7 @@ class AddOn:
     toy: Mapping[str, Any] = field(default_factory=dict)
     limits_depth: bool = False
     names_target: bool = True
+    is_target: bool = False
 
     @property
     def folder(self) -> str:

@@ -234,7 +234,7 @@ def load_model(
         drafter = load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in read else None
         shown = shown_name(name, folder)
         own: dict[str, Any] = {"name": shown, "folder": folder, "drafter": drafter}
-        own["add_ons"] = AddOns(folder, found.target, model_name=shown, verify=verify)
+        own["add_ons"] = AddOns(folder, found.target, model_name=shown, verify=verify, size=size)
         return model_of(found, engine=make_engine(engine), **own)
     if size is not None:
         raise ValueError(f"model {shown_name(name, folder)} makes pictures of one size: omit the size")
@@ -444,13 +444,20 @@ class AddOns(Mapping[str, nn.Module]):
     """The add-ons of a model's folder, on the device of its target; none if there is no folder.
 
     An add-on with a buffer `rope` keeps it in fp32, as targets and drafters do. ValueError at the first use of one
-    whose config names another target.
+    whose config names another target. One that is itself a model of transformers makes pictures of the same `size`.
     """
 
     def __init__(
-        self, folder: Path | None, target: Transformer | TransformersTarget, *, model_name: str, verify: bool = True
+        self,
+        folder: Path | None,
+        target: Transformer | TransformersTarget,
+        *,
+        model_name: str,
+        verify: bool = True,
+        size: tuple[int, int] | None = None,
     ) -> None:
         self.folder, self.target, self.model_name, self.verify = folder, target, model_name, verify
+        self._size = size
         self._loaded: dict[str, nn.Module] = {}
 
     def __iter__(self) -> Iterator[str]:
@@ -477,15 +484,26 @@ class AddOns(Mapping[str, nn.Module]):
         if kind is None or self.folder is None:
             raise KeyError(name)
         folder = self.folder / FOLDER / name
+        if kind.is_target and self.target.has_token_prompts:
+            return self._load_target(folder)
         module = load_component(kind.module, kind.config, folder, verify=self.verify)
         if kind.names_target:
             names = {"drafter_name": f"add-on {folder}", "model_name": self.model_name}
             check_weights(module.config.target, self.target, **names)
         return module.requires_grad_(False)
 
-    def _placed(self, module: nn.Module) -> nn.Module:
-        """Return the add-on on the device and in the dtype that its target has now."""
+    def _load_target(self, folder: Path) -> TransformersTarget:
+        """Load the target of a folder of transformers."""
+        from lantern.models.transformers.loading import load
+
         weight = self.target.tok_embeddings.weight
+        return load(folder, weight.device, weight.dtype, parts=(), size=self._size, verify=self.verify).target
+
+    def _placed(self, module: nn.Module) -> nn.Module:
+        """Return the add-on on the device and in the dtype that its target has now, rotary factors excepted."""
+        weight = self.target.tok_embeddings.weight
+        if isinstance(module, TransformersTarget):
+            return module.to(weight.device)
         return module.to(device=weight.device, dtype=weight.dtype)
 
 

@@ -117,7 +117,7 @@ class TokenTeacher:
         codes = generate(self.target, condition, sampling=self.sampling, keys=keys).codes
         how: dict[str, Any] = {"sampling": self.sampling, "keys": keys, "stage": 0, "taps": self._layers}
         begun = start(self.target, condition.to(codes.device), **how)
-        read = read_codes(self.target, begun, codes[:, :-1], taps=self._layers)
+        read = read_codes(self.target, begun.cache, begun.prefix, codes[:, :-1], taps=self._layers)
         found = {"codes": codes.int(), "rows": torch.cat([begun.features[:, :, -1:], read.features], 2).bfloat16()}
         if read.fused is not None and begun.fused is not None:
             fused = torch.cat([begun.fused[:, :, -1:], read.fused], 2)

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from lantern.core.sampling import Sampling
+from lantern.core.types import Step
 from lantern.decoding.forced import ForcedCodes
 from lantern.engines.engine import engine
 from lantern.methods.registry import build_decoder
-from tests.methods.test_contracts import CONDITION, KEYS, SAMPLINGS, SPECS, parts
+from lantern.verifiers.relaxations.neighbours import proximity_table
+from tests.methods.test_contracts import CONDITION, KEYS, SAMPLINGS, SPECS, parts, toy_sized
 from tests.proof.pictures import DISTRIBUTION, SMALL, p_value
 from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_parts
@@ -21,6 +23,9 @@ FORCED[0, :8] = torch.arange(8)
 FORCED[1] = torch.tensor([5, 6, 7, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, 14, 15, 16])
 FORCED[2, ::3] = 23
 IS_FORCED = FORCED >= 0
+# all codes but the first: nothing is kept from the start, so that all of them are drafts
+GIVEN = torch.arange(48).view(3, 16) % 24
+GIVEN[:, 0] = -1
 
 
 def forced_by(name: str, sampling: Sampling) -> torch.Tensor:
@@ -39,16 +44,16 @@ def test_every_method_keeps_forced_codes(name: str, sampling: Sampling) -> None:
 
 @pytest.mark.parametrize("name", [name for name, method in SPECS.items() if not method.exact])
 def test_nothing_is_relaxed_at_forced_codes(name: str) -> None:
-    whole = torch.arange(48).view(3, 16) % 24
-    made = parts(name, SAMPLINGS[0]).generate(CONDITION, keys=KEYS, forced=whole)
-    assert torch.equal(made.codes, whole)
+    made = parts(name, SAMPLINGS[0]).generate(CONDITION, keys=KEYS, forced=GIVEN)
+    assert torch.equal(made.codes[:, 1:], GIVEN[:, 1:])
     assert made.total_variation.abs().max() < 1e-6 and made.relaxed.abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("forced", [(-1, -1, 3, -1), (3, 1, -1, -1)], ids=["inner", "kept"])
 @pytest.mark.parametrize("name", ["sjd", "scd", "eagle2-rejection"])
-def test_codes_between_forced_ones_have_the_distribution_of_the_target(name: str) -> None:
-    """Pictures of 4 codes out of 5, of which the third is given: the first two do not depend on it, the last does."""
-    forced, images, method = (-1, -1, 3, -1), 5000, SPECS[name]
+def test_codes_beside_forced_ones_have_the_distribution_of_the_target(name: str, forced: tuple[int, ...]) -> None:
+    """Pictures of 4 codes out of 5. A given third code has no effect on the first two; kept ones are read at once."""
+    images, method = 5000, SPECS[name]
     method = method.with_options(tree="chain_2") if method.tree else method
     built = build_decoder(
         method, SMALL, sampling=DISTRIBUTION, drafter_module=tiny_eagle(SMALL), add_ons=tiny_parts(SMALL)
@@ -78,17 +83,76 @@ def test_the_cpu_engine_forces_codes_in_its_passes(name: str) -> None:
 
 
 def test_an_exact_method_takes_forced_codes_for_nothing() -> None:
-    whole = torch.arange(48).view(3, 16) % 24
-    made = parts("gumbel-jacobi", SAMPLINGS[0]).generate(CONDITION, keys=KEYS, forced=whole)
+    made = parts("gumbel-jacobi", SAMPLINGS[0]).generate(CONDITION, keys=KEYS, forced=GIVEN)
     assert (made.passes < 8).all()
+
+
+@pytest.mark.parametrize("name", [name for name, method in SPECS.items() if method.spec.loop is None])
+def test_kept_codes_are_read_in_few_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 150 kept codes 149 are read in three passes; the others are those of the slow way, in which all are drafts."""
+    target = tiny_target(block_size=169)
+    forced = torch.full((2, 169), -1)
+    forced[:, :150] = torch.arange(300).view(2, 150) % 24
+    forced[1, 150:155] = 3
+    sampling, method = SAMPLINGS[0], toy_sized(SPECS[name])
+    codebook = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
+    how: dict[str, Any] = {"neighbours": proximity_table(codebook, 23), "codebook": codebook}
+    how |= {"drafter_module": tiny_eagle(target), "add_ons": tiny_parts(target)}
+    built = build_decoder(method, target, sampling=sampling, **how)
+    assert built.drafter is None or built.drafter.reads_kept
+    condition, steps = tiny_condition((4, 1)), list[Step]()
+    made = built.generate(condition, keys=KEYS[:2], forced=forced, callback=steps.append)
+    assert torch.equal(made.codes[forced >= 0], forced[forced >= 0])
+    # the prompt, three passes, and at most one for each of the other codes
+    assert (made.passes <= 1 + 3 + 19).all()
+    assert steps[0].counts.tolist() == [150, 150] and torch.equal(steps[0].codes, forced[:, :150])
+    assert all((step.start >= 150).all() for step in steps[1:])
+    with monkeypatch.context() as patch:
+        patch.setattr(ForcedCodes, "kept", 1)
+        slow = built.generate(condition, keys=KEYS[:2], forced=forced)
+    assert (slow.passes > made.passes).all()
+    if method.spec.promise == "codes":
+        assert torch.equal(made.codes, slow.codes)
+
+
+READERS = (
+    "eagle1",
+    "eagle2",
+    "eagle3",
+    "fr-spec",
+    "medusa",
+    "parallelspec",
+    "poss",
+    "sam",
+    "self-cascade",
+    "sam-eagle1",
+)
+
+
+@pytest.mark.parametrize("name", [*READERS, "specmquant", "vertical", "vispec"])
+@pytest.mark.parametrize("form", ["guided", "rows"])
+def test_a_drafter_reads_kept_codes_as_it_reads_committed_ones(name: str, form: str) -> None:
+    """The tree below kept codes is the one of a generation in which these codes were sampled."""
+    steps, built = list[Step](), parts(name, SAMPLINGS[0], form)
+    how: dict[str, Any] = {"keys": KEYS[:1], "callback": steps.append}
+    condition = select(CONDITION, [0])
+    codes = built.generate(condition, **how).codes
+    trees = {int(step.start): step.tree for step in steps[1:] if 2 <= step.start < 15}
+    assert len(trees) > 2
+    for known, tree in trees.items():
+        steps.clear()
+        forced = torch.where(torch.arange(16) < known, codes, -1)
+        assert torch.equal(built.generate(condition, forced=forced, **how).codes, codes)
+        found = steps[1].tree
+        assert int(steps[1].start) == known and tree is not None and found is not None
+        assert torch.equal(found.tokens, tree.tokens)
 
 
 def test_drafts_that_are_not_replaced_would_be_relaxed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutant: with the drafter's own drafts a relaxed method accepts neighbours of forced codes."""
-    whole = torch.arange(48).view(3, 16) % 24
     monkeypatch.setattr(ForcedCodes, "tree", lambda self, tree, known: tree)
-    found = parts("lantern-paper", SAMPLINGS[0]).generate(CONDITION, keys=KEYS, forced=whole).codes
-    assert not torch.equal(found, whole)
+    found = parts("lantern-paper", SAMPLINGS[0]).generate(CONDITION, keys=KEYS, forced=GIVEN).codes
+    assert not torch.equal(found[:, 1:], GIVEN[:, 1:])
 
 
 def test_forced_codes_are_checked() -> None:

@@ -163,3 +163,24 @@ def test_a_mutant_that_mixes_up_the_parts_is_found(monkeypatch: pytest.MonkeyPat
     made = staggered({i: decoder("plain") for i in range(2)}, every=1)
     monkeypatch.undo()
     assert any(not torch.equal(made[i], alone(decoder("plain"), i)) for i in made)
+
+
+@pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1"])
+def test_a_generation_that_keeps_codes_joins_one_without(name: str) -> None:
+    joint, built, forced = Joint(), decoder(name), torch.full((1, 36), -1)
+    forced[:, :31] = torch.arange(31)
+    condition = select(CONDITION, [1])
+    free = begun(built, 0)
+    joint.step([free])
+    again = decoder(name)
+    kept, first = again.begin(condition, keys=KEYS[1:2], forced=forced)
+    assert first.counts.tolist() == [31] and torch.equal(first.codes, forced[:, :31])
+    running = [free, kept]
+    while running:
+        joint.step(running)
+        running = [one for one in running if not one.is_done()]
+    made = kept.generation([], {})
+    expected = decoder("plain").generate(condition, keys=KEYS[1:2], forced=forced).codes
+    # the prompt, the first 30 codes, and at most one for each of the last five
+    assert torch.equal(made.codes, expected) and int(made.passes) <= 7
+    assert torch.equal(free.generation([], {}).codes[0], alone(decoder(name), 0))

@@ -427,12 +427,13 @@ def test_pictures_are_continued_from_their_first_rows(name: str, monkeypatch: py
     assert found[0].statistics.forced == raster.columns
     # read in one pass, the newline of an inner row included, and step by step
     how["keep_rows"] = kept = min(2, raster.rows - 1)
-    (read,) = generate(made, PROMPTS[:1], method="plain", **how)
+    read = [next(generate(made, PROMPTS[:1], method=method, **how)) for method in ("plain", "gumbel-jacobi")]
     with monkeypatch.context() as patch:
         patch.setattr(ForcedCodes, "kept", 1)
         (stepped,) = generate(made, PROMPTS[:1], method="plain", **how)
-    assert torch.equal(read.codes, stepped.codes)
-    assert stepped.statistics.passes - read.statistics.passes == kept * raster.columns - 2
+    assert all(torch.equal(one.codes, stepped.codes) for one in read)
+    passes = [stepped.statistics.passes - one.statistics.passes for one in read]
+    assert passes[0] == kept * raster.columns - 2 and passes[1] >= passes[0]
 
 
 def test_codes_of_a_model_without_pixels_are_written(

@@ -165,7 +165,7 @@ def test_tapped_layers_are_those_of_sequential_passes() -> None:
     codes = torch.randint(24, (2, 8), generator=torch.Generator().manual_seed(0))
     sampling, keys = Sampling(guidance=4.0), [(0, 0), (0, 1)]
     begun = start(target, condition, sampling=sampling, keys=keys, stage=0, taps=taps)
-    read = read_codes(target, begun, codes, taps=taps)
+    read = read_codes(target, begun.cache, begun.prefix, codes, taps=taps)
     assert read.fused is not None and begun.fused is not None
     for image in range(2):
         for row in range(2):

@@ -8,7 +8,7 @@ a row. A class `XDefaults` holds the defaults of the optional attributes of prot
 Imported by all of `lantern`. Imports nothing else of it.
 """
 
-from lantern.core.types.drafter import Drafter, DrafterDefaults, Prefill, WindowFill
+from lantern.core.types.drafter import Drafter, DrafterDefaults, Kept, Prefill, WindowFill
 from lantern.core.types.relaxation import (
     Acceptance,
     Claim,
@@ -36,6 +36,7 @@ __all__ = [
     "DrafterDefaults",
     "Generation",
     "GivenRows",
+    "Kept",
     "Leftovers",
     "NoiseSource",
     "Prefill",

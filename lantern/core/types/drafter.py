@@ -1,5 +1,6 @@
 """The drafter, and the prompt that it starts from."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -29,6 +30,23 @@ class Prefill:
     condition: Condition | None = None
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Codes 1 to m of each image, which are given, with the features that predict them; `fused` is as in `Prefill`."""
+
+    codes: Int[Tensor, "b m"]
+    features: Float[Tensor, "b r m c"]
+    fused: Float[Tensor, "b r m k"] | None = None
+
+    def blocks(self, size: int) -> "Iterator[Kept]":
+        """Return consecutive parts of at most `size` codes, the last of them a single code."""
+        count = self.codes.shape[1]
+        ends = [*range(size, count - 1, size), *([count - 1] if count > 1 else []), count]
+        for first, end in zip([0, *ends[:-1]], ends, strict=True):
+            fused = None if self.fused is None else self.fused[:, :, first:end]
+            yield Kept(self.codes[:, first:end], self.features[:, :, first:end], fused)
+
+
 class DrafterDefaults:
     """Defaults of the optional attributes of `Drafter`, and of one that a recorder sets.
 
@@ -47,6 +65,11 @@ class DrafterDefaults:
     kv_length: int | None = None
     draft_passes: int | None = None
     records_traits: bool = False
+    reads_kept: bool = False
+
+    def read_kept(self, kept: Kept) -> None:
+        """Raise NotImplementedError."""
+        raise NotImplementedError(f"{type(self).__name__} reads kept codes as drafts only")
 
 
 @runtime_checkable
@@ -134,8 +157,17 @@ class Drafter(Protocol):
         """Passes of its network in a step, None for one per level of its tree. For measurements; optional."""
         ...
 
+    @property
+    def reads_kept(self) -> bool:
+        """Whether `read_kept` reads given codes at once; otherwise each is a draft that is accepted. Optional."""
+        ...
+
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Drop the state of the last generation and read the prompt of the next."""
+        ...
+
+    def read_kept(self, kept: Kept) -> None:
+        """Read codes that are given from code 1 on, right after `begin`; the next tree is below the last of them."""
         ...
 
     def propose(self) -> DraftTree:

@@ -7,7 +7,7 @@ path is taken. Nodes that both propose are scored twice; the result is the same.
 
 import torch
 
-from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, TreeShape
+from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, TreeShape
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.lookup.sam import SAM, SETTINGS, SamDrafter, drafter_of
 from lantern.drafters.trees.static import named
@@ -38,6 +38,7 @@ class RouterDrafter(DrafterDefaults):
     """Two drafters whose trees are joined at the root; both observe every step."""
 
     mode: DraftMode = "gumbel"
+    reads_kept = True
 
     def __init__(self, eagle: EagleDrafter, sam: SamDrafter) -> None:
         self.eagle, self.sam, self.members = eagle, sam, (eagle, sam, *sam.members)
@@ -50,6 +51,11 @@ class RouterDrafter(DrafterDefaults):
         self.eagle.begin(prefill, noise)
         self.sam.begin(prefill, noise)
         self._shape = joined(self.eagle.shape, self.sam.shape)
+
+    def read_kept(self, kept: Kept) -> None:
+        """Pass kept codes to both drafters."""
+        self.eagle.read_kept(kept)
+        self.sam.read_kept(kept)
 
     def propose(self) -> DraftTree:
         """Return both trees below the last committed code."""

@@ -1,8 +1,10 @@
-"""Self-cascade: a smaller LlamaGen drafts with the target's noise.
+"""Self-cascade: a smaller model of the same codes drafts with the target's noise.
 
 Both models sample argmax(log p + g) with the same g, so a draft is right wherever both distributions have the same
 arg-max. The acceptance is the Gumbel coupling of the two models (arXiv:2408.07978). Only the small model is trained.
 """
+
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +16,6 @@ from lantern.drafters.base import Chooser
 from lantern.drafters.combined.small_model import SMALL, SmallModel
 from lantern.drafters.trees.static import StaticTree, TreeDrafter, named
 from lantern.methods.spec import DrafterContext, Method, MethodSpec
-from lantern.models.llamagen.transformer import Transformer
 
 
 class SelfCascadeDrafter(SmallModel, TreeDrafter):
@@ -26,9 +27,10 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
 
     mode: DraftMode = "gumbel"
     needs_whole_prefix = False
+    reads_kept = True
 
     def __init__(
-        self, model: Transformer, target: Target, *, tree: StaticTree, sampling: Sampling, records_log_q: bool = False
+        self, model: Target, target: Target, *, tree: StaticTree, sampling: Sampling, records_log_q: bool = False
     ) -> None:
         super().__init__(model, target, sampling=sampling, stage=max(tree.depth + 1, tree.num_inner, 1))
         self.tree, self.records_log_q = tree, records_log_q
@@ -71,8 +73,8 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
 
 def build(method: Method, context: DrafterContext) -> SelfCascadeDrafter:
     """Build static trees drafted by the model's small model."""
-    model = context.add_on(method)
-    assert method.tree is not None and isinstance(model, Transformer)
+    model: Any = context.add_on(method)
+    assert method.tree is not None
     return SelfCascadeDrafter(model, context.target, tree=named(method.tree), sampling=context.sampling)
 
 

@@ -1,6 +1,7 @@
 """A smaller model of the same codes that drafts for the target.
 
 It uses the target's noise: where both distributions have the same arg-max of log p + g, both sample the same code.
+Beside a LlamaGen target it is a LlamaGen transformer, beside a target of transformers one of the same family.
 """
 
 import torch
@@ -9,12 +10,13 @@ from torch import Tensor
 
 from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import NoiseSource, Prefill, Target
-from lantern.decoding.cache import PromptCache, TreeMask, make_cache, prefix_scores
+from lantern.core.types import Kept, NoiseSource, Prefill, Target
+from lantern.decoding.cache import PromptCache, TreeMask, make_cache, read_codes
 from lantern.methods.spec import AddOn
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
-SIZES = ("vocab_size", "block_size", "cls_token_num", "model_type")
+SIZES = ("vocab_size", "block_size", "cls_token_num", "model_type", "raster")
+TOKEN_SIZES = ("family", "words")  # of targets with token prompts
 
 
 class SmallModel:
@@ -24,9 +26,9 @@ class SmallModel:
     codes, grids or prompts.
     """
 
-    def __init__(self, model: Transformer, target: Target, *, sampling: Sampling, stage: int) -> None:
-        for name in SIZES:
-            got, expected = getattr(model.config, name), getattr(target.config, name)
+    def __init__(self, model: Target, target: Target, *, sampling: Sampling, stage: int) -> None:
+        for name in (*SIZES, *(TOKEN_SIZES if target.has_token_prompts else ())):
+            got, expected = getattr(model.config, name, None), getattr(target.config, name)
             if got != expected:
                 raise ValueError(
                     f"the small model has {name} {got}, its target {expected}: use one with the target's sizes"
@@ -44,9 +46,8 @@ class SmallModel:
         state = self._prompts.read(self.model, prefill.condition, rows=rows, needs_whole_prefix=False)
         self.noise, self.count, self.rows = noise, self.model.config.block_size, rows
         self.cache = make_cache(self.model, state, self.stage)
-        assert state.means is not None
-        self.cache.write_prefix(state.means)
-        self._mask = TreeMask(self.cache, prefix_scores(state.counts, self.cache), self.stage)
+        self._prefix = state.fill(self.cache)
+        self._mask = TreeMask(self.cache, self._prefix, self.stage)
         self._slots = torch.arange(self.stage, device=prefill.first.device) + self.cache.first_stage_slot
         self.known = torch.zeros_like(prefill.first)
         self.take(prefill.first[:, None], torch.ones_like(self.known))
@@ -54,6 +55,13 @@ class SmallModel:
     def take(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
         """Keep committed codes, of which the first `counts` are valid, for the next pass."""
         self._waiting, self._counts = codes, counts
+
+    def read_kept(self, kept: Kept) -> None:
+        """Read code 0 and these codes, given right after `begin`, but the last, which waits."""
+        codes = torch.cat([self._waiting, kept.codes], 1)
+        read_codes(self.model, self.cache, self._prefix, codes[:, :-1])
+        self.known = self.known + kept.codes.shape[1]
+        self.take(codes[:, -1:], torch.ones_like(self.known))
 
     @property
     def last(self) -> Int[Tensor, "b 1"]:
@@ -113,6 +121,7 @@ SMALL = AddOn(
     Transformer,
     TransformerConfig,
     names_target=False,
+    is_target=True,
     training="lantern train target --config target-emoji-small --data DATA --vq MODEL/vqvae "
     "--text-encoder MODEL/text_encoder --tokenizer MODEL/tokenizer --out OUT",
 )

@@ -1,19 +1,20 @@
 """A cascade: a drafter guesses for a small model, and that one for the target (SpecMQuant, arXiv:2505.22179).
 
-EAGLE-1 drafts a chain. The small LlamaGen scores it in one pass and resamples every code of it with the target's
+EAGLE-1 drafts a chain. The small model scores it in one pass and resamples every code of it with the target's
 noise. After t such rounds at least the first t codes, and all codes before the first that the last round changed, equal
 the small model's own samples. The target verifies the chain, with the next best codes as siblings at each place.
 """
 
+from typing import Any
+
 import torch
 
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step
+from lantern.core.types import DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step
 from lantern.drafters.combined.small_model import SMALL, SmallModel
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.policies.policy import WITHOUT_GRAPHS
 from lantern.drafters.trees.static import StaticTree, TreeDrafter, chain
 from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
-from lantern.models.llamagen.transformer import Transformer
 
 
 def brush(length: int, width: int) -> StaticTree:
@@ -30,6 +31,7 @@ class CascadeDrafter(TreeDrafter):
     """
 
     mode: DraftMode = "gumbel"
+    reads_kept = True
 
     def __init__(self, inner: EagleDrafter, small: SmallModel, *, length: int, width: int, rounds: int) -> None:
         if rounds < 0 or length < 2 or width < 1:
@@ -78,17 +80,24 @@ class CascadeDrafter(TreeDrafter):
         self.inner.observe(step)
         self.small.take(step.codes, step.counts)
 
+    def read_kept(self, kept: Kept) -> None:
+        """Pass kept codes to the inner drafter and the small model."""
+        self.inner.read_kept(kept)
+        self.small.read_kept(kept)
+
 
 def build(method: Method, context: DrafterContext) -> CascadeDrafter:
     """Build a cascade: the model's own drafter, its small model, with 4-bit layers on request, and the target."""
-    settings, model = method.settings, context.add_on(method)
-    assert isinstance(model, Transformer)
-    length = settings["length"]
+    settings, length = method.settings, method.settings["length"]
+    model: Any = context.add_on(method)
     if settings["small_bits"] == 4:
+        if not model.is_llamagen:
+            raise ValueError(
+                f'method "{method.name}": small_bits=4 quantizes LlamaGen\'s layers only: leave it at 0 for this model'
+            )
         from lantern.engines.prepared import quantized
 
         model = quantized(model)
-        assert isinstance(model, Transformer)
     eagle, tree = context.eagle(method), chain(length - 1)
     inner = EagleDrafter(eagle, context.target, tree=tree, mode="gumbel", sampling=context.sampling)
     small = SmallModel(model, context.target, sampling=context.sampling, stage=length + 1)

@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Drafter, DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.core.types import Drafter, DrafterDefaults, DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, Target
 from lantern.drafters.base import Chooser
 from lantern.drafters.trees.static import Choice, StaticTree, named
 from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
@@ -111,7 +111,7 @@ class WovenDrafter(DrafterDefaults):
         self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
         self.count = target.config.block_size
         self.inner, self.members = inner, (inner, *inner.members)
-        self.needs_whole_prefix, self.taps = inner.needs_whole_prefix, inner.taps
+        self.needs_whole_prefix, self.taps, self.reads_kept = inner.needs_whole_prefix, inner.taps, inner.reads_kept
         self._mixtures: list[Tensor] = []  # of each depth, while a tree is grown
         inner.weave(self, self.window + 1)
 
@@ -150,6 +150,12 @@ class WovenDrafter(DrafterDefaults):
         depths = self.window if self.records_log_q else self.tree.depth
         size = (images, depths, self.target.config.vocab_size)
         self._last_log_p = torch.full(size, -torch.inf, device=device)
+
+    def read_kept(self, kept: Kept) -> None:
+        """Pass kept codes to the drafter: the window repeats the last of them."""
+        self.inner.read_kept(kept)
+        self._known = self._known + kept.codes.shape[1]
+        self._samples = kept.codes[:, -1:].expand(-1, self.window).contiguous()
 
     def observe(self, step: Step) -> None:
         """Pass the step to the drafter, and read the samples and distributions of the places behind it."""

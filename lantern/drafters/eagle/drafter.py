@@ -11,6 +11,7 @@ from lantern.core.sampling import Sampling, pick
 from lantern.core.types import (
     DraftMode,
     DraftTree,
+    Kept,
     Leftovers,
     NoiseSource,
     Prefill,
@@ -35,6 +36,8 @@ class EagleDrafter(TreeDrafter):
     target's p; at temperature 0 codes are ranked by their logits. Trees carry log q in mode "sampled", whose verifiers
     read it, and with `records_log_q`, for relaxations that read it.
     """
+
+    reads_kept = True
 
     def __init__(
         self,
@@ -85,6 +88,13 @@ class EagleDrafter(TreeDrafter):
         self._log_q_rows = self.tree.log_q_rows(device)
         self._inner = self.tree.inner(device)
         self._take(self._read_features(prefill)[:, :, -1:], prefill.first[:, None], torch.ones_like(self.known))
+
+    def read_kept(self, kept: Kept) -> None:
+        """Run the pairs of these codes; the last waits for the next proposal."""
+        for block in kept.blocks(self.stage):
+            self._read_pending()
+            counts = torch.full_like(self.known, block.codes.shape[1])
+            self._take(self._read_features(block), block.codes, counts)
 
     @property
     def stage(self) -> int:
@@ -164,7 +174,7 @@ class EagleDrafter(TreeDrafter):
         """Return the number of the code that follows nodes of a depth."""
         return (self.known[:, None] + depth).clamp(max=self.count - 1)
 
-    def _read_features(self, predicted: Prefill | Scores) -> Float[Tensor, "*rows n k"]:
+    def _read_features(self, predicted: Prefill | Scores | Kept) -> Float[Tensor, "*rows n k"]:
         """Return what the module reads of a pass of the target."""
         features = predicted.fused if self.taps else predicted.features
         assert features is not None, "the pass did not record the inputs of the tapped layers"

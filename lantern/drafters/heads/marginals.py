@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, Target
+from lantern.decoding.cache import READ_CODES
 from lantern.drafters.base import Chooser, target_logits
 from lantern.drafters.heads.pairs import Pairs
 from lantern.drafters.trees.static import StaticTree, named
@@ -130,10 +131,12 @@ def check_fit(config: HeadsConfig, target: Target, tree: StaticTree) -> None:
 class MarginalDrafter(DrafterDefaults):
     """Drafts trees from independent guesses for the codes ahead, with one pass for all depths.
 
-    `module` has a HeadsConfig. Subclasses define `propose`, and `begin` and `observe` if they keep more than the pairs.
+    `module` has a HeadsConfig. Subclasses define `propose`, and `begin`, `observe` and `_read_block` if they keep more
+    than the last pairs.
     """
 
     needs_whole_prefix = False
+    reads_kept = True
     draft_passes = 1  # one pass covers all depths
 
     def __init__(
@@ -161,6 +164,22 @@ class MarginalDrafter(DrafterDefaults):
         """Start from the prompt's last feature and code 0."""
         self.marginals.begin(noise, prefill.first.device)
         self._pairs = Pairs.of_prompt(prefill, self.sampling)
+
+    def read_kept(self, kept: Kept) -> None:
+        """Read these codes in blocks; the last is the pair that the next proposal starts from."""
+        known = 1
+        for block in kept.blocks(self.block):
+            self._read_block(Pairs.of_kept(block, self.sampling, known))
+            known += block.codes.shape[1]
+
+    @property
+    def block(self) -> int:
+        """Largest number of kept codes that it reads at once."""
+        return READ_CODES
+
+    def _read_block(self, pairs: Pairs) -> None:
+        """Read the next kept codes."""
+        self._pairs = pairs
 
     def observe(self, step: Step) -> None:
         """Keep the committed codes with their features."""

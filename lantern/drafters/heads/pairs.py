@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Prefill, Step
+from lantern.core.types import Kept, Prefill, Step
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,14 @@ class Pairs:
         ahead = torch.arange(visited.shape[1], device=visited.device)
         places = (step.start[:, None] + ahead).clamp(max=count - 1)
         return cls(sampling.guide(rows.gather(2, index), places), step.codes, places, step.start, step.counts)
+
+    @classmethod
+    def of_kept(cls, kept: Kept, sampling: Sampling, start: int) -> "Pairs":
+        """Return given codes, of which the first is number `start`."""
+        images, count = kept.codes.shape
+        places = torch.arange(start, start + count, device=kept.codes.device).expand(images, -1)
+        counts = torch.full_like(places[:, 0], count)
+        return cls(sampling.guide(kept.features, places), kept.codes, places, places[:, 0], counts)
 
     @property
     def known(self) -> Int[Tensor, " b"]:

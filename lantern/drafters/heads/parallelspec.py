@@ -168,7 +168,7 @@ class ParallelContext:
     """
 
     def __init__(self, module: ParallelSpec, sampling: Sampling, *, pairs: int, depths: int) -> None:
-        self.module, self.sampling, self.depths = module, sampling, depths
+        self.module, self.sampling, self.pairs, self.depths = module, sampling, pairs, depths
         self.stage = pairs + depths - 1
 
     def begin(self, prefill: Prefill) -> None:
@@ -235,6 +235,16 @@ class ParallelDrafter(MarginalDrafter):
         """Start from the prompt's last feature and code 0."""
         super().begin(prefill, noise)
         self.context.begin(prefill)
+
+    @property
+    def block(self) -> int:
+        """Pairs of a pass."""
+        return self.context.pairs
+
+    def _read_block(self, pairs: Pairs) -> None:
+        """Run the pairs that wait, and keep the next ones."""
+        self.context.guess(self._pairs, self._pairs.last)
+        self._pairs = pairs
 
     def propose(self) -> DraftTree:
         """Run one pass and the target's head over `depth` features, and return the tree."""

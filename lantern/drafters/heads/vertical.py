@@ -91,6 +91,10 @@ class VerticalDrafter(MarginalDrafter):
         log_q = torch.logaddexp(horizontal + torch.log1p(-share), vertical + share.log())
         return self.marginals.grow(self._pairs.root, log_q, self._pairs.known)
 
+    def _read_block(self, pairs: Pairs) -> None:
+        """Run the heads on the next kept codes."""
+        self._take(pairs)
+
     def _take(self, pairs: Pairs) -> None:
         """Run all heads on the committed codes and put the vertical guesses into the pool."""
         predicted = self.module(pairs.features, pairs.codes, self.sampling.scales(pairs.places))

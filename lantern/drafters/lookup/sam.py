@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.noise import Purpose
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.core.types import DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, Target
 from lantern.drafters.base import Chooser
 from lantern.drafters.lookup.matchers import Evidence, GridMatcher, Past, SuffixMatcher
 from lantern.drafters.lookup.tables import SamConfig, SamTables
@@ -36,6 +36,7 @@ class SamDrafter(TreeDrafter):
 
     mode: DraftMode = "gumbel"
     needs_whole_prefix = False
+    reads_kept = True
 
     def __init__(
         self,
@@ -79,6 +80,10 @@ class SamDrafter(TreeDrafter):
         self._known = torch.zeros(images, dtype=torch.long, device=device)
         self.matcher.begin(images, device)
         self._take(prefill.first[:, None], torch.ones_like(self._known))
+
+    def read_kept(self, kept: Kept) -> None:
+        """Append these codes to the past."""
+        self._take(kept.codes, torch.full_like(self._known, kept.codes.shape[1]))
 
     def observe(self, step: Step) -> None:
         """Append the committed codes to the past."""

@@ -12,6 +12,7 @@ from lantern.core.types import (
     DrafterDefaults,
     DraftMode,
     DraftTree,
+    Kept,
     Leftovers,
     NoiseSource,
     Prefill,
@@ -77,6 +78,7 @@ class JacobiDrafter(DrafterDefaults):
     """
 
     reads_leftovers = True
+    reads_kept = True
 
     def __init__(
         self,
@@ -133,9 +135,17 @@ class JacobiDrafter(DrafterDefaults):
         self._taken = 0
         where = torch.arange(self.count, device=device).expand(images, -1)
         self._random = random_codes(noise, where, self.vocab_size)
-        log_q = torch.zeros(images, 1, self.vocab_size, device=device) if self.keeps_distributions else None
-        ahead = None if self.continuation is None else self.continuation.begin(prefill, noise)
-        self._shift(Leftovers(first, log_q), torch.ones_like(self._known), ahead)
+        self._fill(first, None if self.continuation is None else self.continuation.begin(prefill, noise))
+
+    def read_kept(self, kept: Kept) -> None:
+        """Fill the window behind these codes."""
+        ahead = None
+        if self.continuation is not None:
+            for block in kept.blocks(self.max_nodes):
+                counts = torch.full_like(self._known, block.codes.shape[1])
+                ahead = self.continuation.extend(block.features, block.codes, counts)
+        self._known = self._known + kept.codes.shape[1]
+        self._fill(kept.codes[:, -1:], ahead)
 
     def propose(self) -> DraftTree:
         """Return the current window."""
@@ -154,6 +164,12 @@ class JacobiDrafter(DrafterDefaults):
         if self._taken == TRIAL and is_slow(self._known, self.least_codes):
             self._shape, self._steps = chain_shape(0, self._known.device), self._steps[:1]
         self._shift(left, step.counts, ahead)
+
+    def _fill(self, last: Int[Tensor, "b 1"], ahead: Leftovers | None) -> None:
+        """Fill the whole window with initial codes behind the last known code."""
+        has_log_q = self.keeps_distributions
+        log_q = torch.zeros(len(last), 1, self.vocab_size, device=last.device) if has_log_q else None
+        self._shift(Leftovers(last, log_q), torch.ones_like(self._known), ahead)
 
     def _shift(self, left: Leftovers, counts: Int[Tensor, " b"], ahead: Leftovers | None) -> None:
         """Move what is left to the front; row i of log q is for code i of the window, the last row for none."""

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target, TreeShape
+from lantern.core.types import DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, Target, TreeShape
 from lantern.drafters.trees.static import StaticTree, TreeDrafter
 from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 
@@ -47,6 +47,7 @@ class RowPoolDrafter(TreeDrafter):
 
     mode: DraftMode = "gumbel"
     reads_leftovers = True
+    reads_kept = True
     needs_whole_prefix = False
 
     def __init__(
@@ -85,6 +86,13 @@ class RowPoolDrafter(TreeDrafter):
         self._pool = first.repeat(1, self.count + 1)
         self._is_sampled = torch.zeros_like(self._pool, dtype=torch.bool)
         self._build(first, first.expand(-1, self.depth))
+
+    def read_kept(self, kept: Kept) -> None:
+        """Put these codes into the pool and fill the window with the last of them."""
+        count, last = kept.codes.shape[1], kept.codes[:, -1:]
+        start, self._known = self._known, self._known + count
+        self._keep(kept.codes, start, torch.full_like(start, count))
+        self._build(last, last.expand(-1, self.depth))
 
     def propose(self) -> DraftTree:
         """Return the current window with its scouts."""

@@ -17,7 +17,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.core.types import DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, Target
 from lantern.drafters.trees.static import Choice, StaticTree, TreeDrafter
 from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 
@@ -41,6 +41,7 @@ class SjdPacDrafter(TreeDrafter):
 
     mode: DraftMode = "gumbel"
     reads_leftovers = True
+    reads_kept = True
     needs_whole_prefix = False
 
     def __init__(
@@ -68,8 +69,12 @@ class SjdPacDrafter(TreeDrafter):
         self._sources = torch.tensor([self._source(choice) for choice in choices], device=device)
         self._known = torch.ones_like(prefill.first)
         self._steps = torch.arange(self.depth, device=device)
-        window = first.expand(-1, self.depth)
-        self._build(first, window, first[..., None].expand(-1, self.levels, self.width))
+        self._fill(first)
+
+    def read_kept(self, kept: Kept) -> None:
+        """Fill the whole window with the last of these codes."""
+        self._known = self._known + kept.codes.shape[1]
+        self._fill(kept.codes[:, -1:])
 
     def propose(self) -> DraftTree:
         """Return the current window."""
@@ -100,6 +105,10 @@ class SjdPacDrafter(TreeDrafter):
         return (
             (self.draft_sampling.log_probs(logits, places) + self.noise.gumbel(places)).topk(self.width, dim=-1).indices
         )
+
+    def _fill(self, last: Int[Tensor, "b 1"]) -> None:
+        window = last.expand(-1, self.depth)
+        self._build(last, window, last[..., None].expand(-1, self.levels, self.width))
 
     def _build(self, root: Int[Tensor, "b 1"], window: Int[Tensor, "b d"], front: Int[Tensor, "b l k"]) -> None:
         """Arrange codes as a tree; a code that the window already holds is replaced by the next best."""

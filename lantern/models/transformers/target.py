@@ -24,7 +24,7 @@ class TargetConfig:
     """Sizes of a target, under the names that decoding reads.
 
     `n_head` counts heads of keys and values, `query_heads` those of queries. `vocab_size` is the number of codes, not
-    of the decoder's tokens.
+    of the decoder's tokens, which are `words`.
     """
 
     family: str
@@ -42,6 +42,7 @@ class TargetConfig:
     ffn_dim: int = 0
     norm_eps: float = 1e-5
     rope_base: float = 10_000.0  # of drafters, in two dimensions
+    words: int = 0
 
     @property
     def block_size(self) -> int:
@@ -165,6 +166,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
             raster=raster,
             query_heads=heads,
             ffn_dim=sizes.intermediate_size,
+            words=words.num_embeddings,
         )
         self.eval()
 

@@ -1,0 +1,169 @@
+"""A smaller model of the same family drafts for a model of transformers, at toy size and with random weights."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition
+from lantern.decoding import cache as decoding_cache
+from lantern.decoding.forced import ForcedCodes
+from lantern.drafters.combined.small_model import SmallModel
+from lantern.generation.generator import generate
+from lantern.methods.registry import METHODS, build_decoder
+from lantern.models.folder import load_model
+from lantern.models.transformers.components import Components
+from lantern.training.kinds import new_module
+from tests import tiny_transformers as tiny
+
+# Emu3 has newlines; the third grid has rows shorter than a chain
+CASES: dict[str, tuple[Callable[[int], Any], Callable[[], Any], tuple[int, int] | None]] = {
+    "janus": (tiny.tiny_janus, tiny.janus_processor, None),
+    "emu3": (tiny.tiny_emu3, tiny.emu3_processor, (24, 24)),
+    "emu3-narrow": (tiny.tiny_emu3, tiny.emu3_processor, (64, 16)),
+}
+SAMPLINGS = [Sampling(guidance=4.0), Sampling(guidance=4.0, temperature=0.0), Sampling(guidance=1.0, top_k=6)]
+PROMPTS, KEYS = ["a red apple", "the sky"], [(3, 0), (3, 1)]
+
+
+def family(name: str) -> str:
+    return name.partition("-")[0]
+
+
+def smaller(name: str) -> Any:
+    """A model of other weights and one layer."""
+    made = CASES[name][0](1)
+    body = made.model.language_model if family(name) == "janus" else made.model.text_model
+    body.layers, body.config.num_hidden_layers = body.layers[:1], 1
+    return made
+
+
+@cache
+def parts(name: str, is_small: bool = False) -> Components:
+    make, processor, size = CASES[name]
+    return tiny.assemble(family(name), smaller(name) if is_small else make(0), processor(), size)
+
+
+@cache
+def condition(name: str) -> Condition:
+    text = parts(name).text
+    assert text is not None
+    return text.condition(PROMPTS)
+
+
+def built(name: str, method: str, sampling: Sampling, **more: Any) -> Any:
+    given: dict[str, Any] = {"add_ons": {"small": parts(name, True).target}} | more
+    return build_decoder(METHODS[method], parts(name).target, sampling=sampling, **given)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["sampled", "greedy", "filtered"])
+def test_codes_are_those_of_plain_decoding(name: str, sampling: Sampling) -> None:
+    plain = built(name, "plain", sampling).generate(condition(name), keys=KEYS)
+    found = built(name, "self-cascade", sampling).generate(condition(name), keys=KEYS)
+    assert torch.equal(found.codes, plain.codes)
+    woven = METHODS["woven"].with_options(drafter="self-cascade", tree="grown_8_2")
+    decoder = build_decoder(woven, parts(name).target, sampling=sampling, add_ons={"small": parts(name, True).target})
+    assert torch.equal(decoder.generate(condition(name), keys=KEYS).codes, plain.codes)
+
+
+@pytest.mark.parametrize("name", ["janus", "emu3"])
+def test_a_cascade_of_three_models_gives_the_codes_of_plain_decoding(name: str) -> None:
+    target, sampling = parts(name).target, SAMPLINGS[0]
+    eagle: Any = new_module("eagle1", target, {"form": "rows"}, seed=0).eval()
+    plain = built(name, "plain", sampling).generate(condition(name), keys=KEYS).codes
+    for method in ("specmquant", "specmquant-paper"):
+        found = built(name, method, sampling, drafter_module=eagle).generate(condition(name), keys=KEYS)
+        assert torch.equal(found.codes, plain)
+    with pytest.raises(ValueError, match="small_bits=4 quantizes LlamaGen's layers only"):
+        build_decoder(
+            METHODS["specmquant"].with_options(small_bits=4),
+            target,
+            sampling=sampling,
+            drafter_module=eagle,
+            add_ons={"small": parts(name, True).target},
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["sampled", "greedy"])
+def test_drafts_of_the_target_itself_are_all_accepted(name: str, sampling: Sampling) -> None:
+    """Its prompts, positions and newlines are those of the target: a pass gives a chain of four and the code behind."""
+    codes = parts(name).target.config.block_size
+    made = built(name, "self-cascade", sampling, add_ons={"small": parts(name).target})
+    assert made.generate(condition(name), keys=KEYS).passes.tolist() == [1 + -(-(codes - 1) // 5)] * 2
+
+
+def test_newlines_of_earlier_staged_nodes_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant: without newlines behind nodes of earlier passes, some drafts of the target itself are wrong."""
+    real = decoding_cache.StaticCache.newline_mask
+
+    def forgetful(self: Any, mask: Any, slots: Any, is_end: Any) -> Any:
+        self._ends[:, self.first_stage_slot :] = False
+        return real(self, mask, slots, is_end)
+
+    monkeypatch.setattr(decoding_cache.StaticCache, "newline_mask", forgetful)
+    name = "emu3-narrow"
+    made = built(name, "self-cascade", SAMPLINGS[0], add_ons={"small": parts(name).target})
+    keys = [(3, i) for i in range(16)]
+    text = parts(name).text
+    assert text is not None
+    passes = made.generate(text.condition(PROMPTS * 8), keys=keys).passes
+    codes = parts(name).target.config.block_size
+    assert (passes > 1 + -(-(codes - 1) // 5)).any()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kept_codes_are_read_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = parts(name).target
+    codes, columns = target.config.block_size, target.config.raster.columns
+    kept = codes - columns
+    forced = torch.where(torch.arange(codes) < kept, torch.arange(2 * codes).view(2, -1) % 24, -1)
+    found = {}
+    for method in ("plain", "self-cascade", "gumbel-jacobi"):
+        found[method] = built(name, method, SAMPLINGS[0]).generate(condition(name), keys=KEYS, forced=forced)
+        assert (found[method].passes <= 2 + columns).all()
+    same = built(name, "self-cascade", SAMPLINGS[0], add_ons={"small": target})
+    itself = same.generate(condition(name), keys=KEYS, forced=forced)
+    assert itself.passes.tolist() == [2 + -(-columns // 5)] * 2
+    monkeypatch.setattr(ForcedCodes, "kept", 1)
+    slow = built(name, "plain", SAMPLINGS[0]).generate(condition(name), keys=KEYS, forced=forced)
+    assert all(torch.equal(one.codes, slow.codes) for one in (*found.values(), itself))
+
+
+def test_a_model_of_another_family_or_vocabulary_is_refused() -> None:
+    target, small, other = parts("emu3").target, parts("emu3", True).target, parts("janus", True).target
+    with pytest.raises(ValueError, match="the small model has vocab_size 40, its target 24"):
+        SmallModel(other, target, sampling=Sampling(), stage=2)
+    for name, value, expected in (("family", "lumina", "emu3"), ("words", 65, 64)):
+        changed = tiny.assemble("emu3", smaller("emu3"), tiny.emu3_processor(), (24, 24)).target
+        changed.config = replace(small.config, **{name: value})
+        with pytest.raises(ValueError, match=f"the small model has {name} {value}, its target {expected}"):
+            SmallModel(changed, target, sampling=Sampling(), stage=2)
+    wide = parts("emu3-narrow", True).target
+    with pytest.raises(ValueError, match="the small model has block_size 16, its target 9"):
+        SmallModel(wide, target, sampling=Sampling(), stage=2)
+
+
+@pytest.mark.parametrize("name", ["janus", "emu3"])
+def test_the_add_on_is_a_folder_of_transformers(name: str, tmp_path: Path) -> None:
+    make, processor, size = CASES[name]
+    folder = tiny.save(name, make(0), processor(), tmp_path / "large")
+    tiny.save(name, smaller(name), processor(), folder / "parts" / "small")
+    model = load_model(folder, engine="eager", size=size)
+    how: dict[str, Any] = {"with_pixels": False, "batch": 2}
+    plain = list(generate(model, PROMPTS, method="plain", **how))
+    found = list(generate(model, PROMPTS, method="self-cascade", **how))
+    assert [one.codes.tolist() for one in found] == [one.codes.tolist() for one in plain]
+    small: Any = model.add_ons["small"]
+    assert small.config.n_layer == 1 and small.config.raster == model.target.config.raster
+    assert model.add_ons["small"] is small
+    shutil.rmtree(folder / "parts" / "small")
+    with pytest.raises(ValueError, match='needs the trained part "small", which this model lacks'):
+        next(generate(load_model(folder, engine="eager", size=size), PROMPTS, method="self-cascade", **how))
