@@ -12,6 +12,7 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 import httpx
 import numpy as np
 import openai
+import torch
 from PIL import Image
 
 from lantern.core.sampling import Sampling
@@ -21,6 +22,7 @@ from lantern.generation.requests import Request
 from lantern.generation.serving.app import Limits
 from lantern.generation.serving.worker import Job, QueueFullError, Worker
 from lantern.models.folder import Model, load_model
+from lantern.models.llamagen.text import TextEncoder
 from tests.generation.served import KEY, Served
 from tests.tiny_folder import save_tiny_model
 
@@ -211,6 +213,37 @@ def test_a_picture_that_joins_others_is_the_picture_alone(model: Model, method: 
             alone.step()
         assert np.array_equal(found[i].codes, expected[i].codes)
         assert np.array_equal(found[i].pixels, expected[i].pixels)
+
+
+def test_a_prompt_is_embedded_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(model.text, TextEncoder)
+    encoded = list[str]()
+    encode = model.text.encode
+    monkeypatch.setattr(model.text, "encode", lambda prompts, **how: encoded.extend(prompts) or encode(prompts, **how))
+    made = dict[tuple[str, int], np.ndarray]()
+
+    def send(prompt: str, seed: int) -> Any:
+        return lambda kind, value, index: made.update({(prompt, seed): value.pixels.numpy()})
+
+    worker, prompts = Worker(model, batch=2), (PROMPT, "a blue cat")
+    for seed in range(2):
+        jobs = [
+            Job(Request(prompt=prompt, seed=seed), "plain", model.sampling(), send(prompt, seed)) for prompt in prompts
+        ]
+        worker.submit(jobs)
+        while worker.queued or worker.running:
+            worker.step()
+    assert encoded == list(prompts)
+    with torch.no_grad():
+        next(model.text.model.parameters()).mul_(1.0)  # a new version of the weights
+    worker.submit([Job(Request(prompt=PROMPT), "plain", model.sampling(), send(PROMPT, 0))])
+    while worker.queued or worker.running:
+        worker.step()
+    assert encoded == [*prompts, PROMPT]
+    monkeypatch.undo()
+    for (prompt, seed), pixels in made.items():
+        (picture,) = generate(model, [Request(prompt=prompt, seed=seed)], method="plain")
+        assert picture.pixels is not None and np.array_equal(pixels, picture.pixels.numpy())
 
 
 def test_rows_of_cancelled_and_expired_pictures_are_free_at_once(model: Model) -> None:
