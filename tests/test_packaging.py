@@ -24,6 +24,11 @@ LEFT_OUT = {"profile.json", "results", "__pycache__"}  # measurements of the mac
 COMMANDS = ("lantern", "lantern-generate")
 LIBRARIES = "lantern/engines/cpu/lib"
 HAS_COMPILER = sys.platform == "linux" and shutil.which("g++") is not None
+MOST_TRACKED = 48 << 20  # bytes of a checkout
+MOST_OF_A_FILE = 1 << 20  # of each file but these
+LARGE = {
+    f"assets/lantern-emoji/{part}/model.safetensors" for part in ("transformer", "text_encoder", "drafter", "vqvae")
+}
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="needs Linux and g++")
 
 
@@ -263,3 +268,13 @@ def test_readme_has_both_commands() -> None:
     assert picture.startswith("python3 -m venv .venv && ") and picture.endswith('--prompt "a red apple"')
     assert tests.endswith("python -m pytest -q -n 2 --dist worksteal")
     assert "\n" not in picture and "\n" not in tests
+
+
+def test_the_checkout_stays_small() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone")
+    names = _run("git", "ls-files", "-z", cwd=ROOT).split("\0")
+    sizes = {name: (ROOT / name).lstat().st_size for name in names if name and os.path.lexists(ROOT / name)}
+    assert len(sizes) > 500
+    assert {name for name, size in sizes.items() if size > MOST_OF_A_FILE} <= LARGE
+    assert sum(sizes.values()) <= MOST_TRACKED

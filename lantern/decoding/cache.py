@@ -16,6 +16,7 @@ from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Target
 from lantern.decoding.forced import ForcedCodes
+from lantern.engines.prepared import original, weights_of
 
 READ_CODES = 64  # known codes of a pass
 FP32_ROWS = 16  # measured: fp32 products of this many rows or more round in the same way
@@ -365,7 +366,7 @@ class PromptCache:
         With `alone` the bits of a state do not depend on the other prompts. Nor do they if the target has
         `prompt_rows`: passes then have the same size, whatever the prompts.
         """
-        weights = tuple((parameter.data_ptr(), parameter._version) for parameter in target.parameters())
+        weights = weights_of(original(target))
         if weights != self._weights:
             self._weights, self._states = weights, OrderedDict()
         kind = f"{rows} {needs_whole_prefix} {taps} {alone}"

@@ -141,6 +141,16 @@ def test_changed_weights_clear_the_prompt_cache() -> None:
 
 
 @torch.no_grad()
+def test_a_replaced_submodule_clears_the_prompt_cache() -> None:
+    target, prompts = tiny_target(), PromptCache()
+    before = prompts.read(target, CONDITION, rows=1, needs_whole_prefix=False)
+    target.layers[0] = tiny_target(seed=1).layers[0]
+    after = prompts.read(target, CONDITION, rows=1, needs_whole_prefix=False)
+    assert len(prompts) == CONDITION.batch
+    assert before.means is not None and after.means is not None and not torch.equal(before.means, after.means)
+
+
+@torch.no_grad()
 def test_prompt_cache_keeps_only_the_latest() -> None:
     prompts = PromptCache(limit=3)
     for seed in range(5):

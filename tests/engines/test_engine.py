@@ -1,6 +1,7 @@
 """Engines run the same steps: none changes the codes."""
 
 import shutil
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from lantern.decoding.cache import FP32_ROWS
 from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import MAX_REPRODUCIBLE, EagerEngine
+from lantern.engines.prepared import weights_of
 from lantern.methods.registry import METHODS, Method, build_decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
@@ -87,3 +89,36 @@ def test_compiled_steps_give_the_same_codes_for_two_targets() -> None:
             method, target, sampling=Sampling(), drafter_module=module, add_ons=tiny_parts(target), engine=engine
         )
         assert torch.equal(compiled.generate(CONDITION, keys=KEYS).codes, eager.codes)
+
+
+def replace_parameter(target: Transformer) -> None:
+    target.output.weight = torch.nn.Parameter(target.output.weight.detach().clone())
+
+
+def replace_submodule(target: Transformer) -> None:
+    target.layers[1] = target_in(torch.float32, 1).layers[1]
+
+
+def add_submodule(target: Transformer) -> None:
+    target.add_module("extra", torch.nn.Linear(2, 2))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda target: target.layers[1].attention.wqkv.weight.add_(1.0),
+        lambda target: target.load_state_dict(target_in(torch.float32, 1).state_dict()),
+        lambda target: target.to(torch.bfloat16),
+        replace_parameter,
+        replace_submodule,
+        add_submodule,
+    ],
+    ids=["in place", "load_state_dict", "to", "parameter", "submodule", "added"],
+)
+def test_every_change_of_weights_is_noticed(change: Callable[[Transformer], object]) -> None:
+    target = target_in(torch.float32)
+    before, kept = weights_of(target), list(target.parameters())  # no address is used again meanwhile
+    assert weights_of(target) == before and len(before) == len(list(target.parameters()))
+    change(target)
+    assert weights_of(target) != before and kept

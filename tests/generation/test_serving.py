@@ -12,6 +12,7 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 import httpx
 import numpy as np
 import openai
+import torch
 from PIL import Image
 
 from lantern.core.sampling import Sampling
@@ -21,6 +22,7 @@ from lantern.generation.requests import Request
 from lantern.generation.serving.app import Limits
 from lantern.generation.serving.worker import Job, QueueFullError, Worker
 from lantern.models.folder import Model, load_model
+from lantern.models.llamagen.text import TextEncoder
 from tests.generation.served import KEY, Served
 from tests.tiny_folder import save_tiny_model
 
@@ -107,6 +109,10 @@ def test_formats_and_sizes(served: Served) -> None:
         ({"method": "eagel1"}, "method", 'did you mean "eagle1"'),
         ({"response_format": "url"}, "response_format", "b64_json"),
         ({"stream": True, "n": 2}, "n", "wanted 1 with stream"),
+        ({"prompt": "  "}, "prompt", "the prompt is empty"),
+        ({"prompt": "  ", "method": "plain"}, "prompt", "the prompt is empty"),
+        ({"method": ""}, "method", "at least 1 character"),
+        ({"guidance": 2, "guidance_scale": 3}, "guidance", "are one setting"),
         ({"seed": -1}, "seed", "greater than or equal to 0"),
     ],
     ids=str,
@@ -125,17 +131,53 @@ def test_other_refusals(served: Served) -> None:
     assert httpx.get(f"{served.url}/v1/models").status_code == 401
     assert httpx.post(url, content=b"x" * 5000, headers=headers).status_code == 413
     assert httpx.post(url, content=iter([b"{}"]), headers=headers).status_code == 411
-    for content in (b"", b"nonsense", b"[1]", b'{"prompt": "\xff"}'):
-        answer = httpx.post(url, content=content, headers=headers | {"Content-Type": "application/json"})
-        assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
-    answer = httpx.get(f"{served.url}/nowhere")
-    assert answer.status_code == 404 and "error" in answer.json()
+    with pytest.raises(openai.NotFoundError, match="is not served here"):
+        served.client.models.retrieve("other")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "message"),
+    [
+        (b"", "application/json", 400, "the body is empty"),
+        (b"nonsense", "application/json", 400, "the body is no JSON: Expecting value at character 0"),
+        (b'{"prompt": "a', "application/json", 400, "Unterminated string starting at at character 11"),
+        (b"[1]", "application/json", 400, "the body is no JSON object"),
+        (b'{"prompt": "\xff"}', "application/json", 400, "the body"),
+        (b"[" * 3000, "application/json", 400, "body"),
+        (b'{"prompt": "a"}', "text/plain", 415, "the Content-Type is text/plain, wanted application/json"),
+        (b"prompt=a", "application/x-www-form-urlencoded", 415, "wanted application/json"),
+    ],
+    ids=str,
+)
+def test_bodies_that_are_no_request_are_refused(
+    served: Served, content: bytes, kind: str, status: int, message: str
+) -> None:
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": kind}
+    answer = httpx.post(f"{served.url}/v1/images/generations", content=content, headers=headers)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (status, "invalid_request_error", None)
+    assert message in error["message"]
+
+
+def test_wrong_routes_and_verbs_say_what_is_right(served: Served) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    for path in ("/nowhere", "/v1/images/edits", "/v1/images/generations/"):
+        answer = httpx.post(served.url + path, json={}, headers=headers)
+        assert answer.status_code == 404 and "POST /v1/images/generations" in answer.json()["error"]["message"]
+    answer = httpx.get(f"{served.url}/v1/images/generations", headers=headers)
+    assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+    assert answer.json()["error"]["message"] == "GET is not accepted here, wanted POST"
+    assert httpx.post(f"{served.url}/health", json={}).json()["error"]["message"].endswith("wanted GET")
+    for path in ("/health", "/version", "/metrics", "/v1/models"):
+        answer = httpx.head(served.url + path, headers=headers)
+        assert answer.status_code == 200 and not answer.content
 
 
 def test_service_routes(served: Served, model: Model) -> None:
     served.service.warm_up()
     served.client.images.generate(prompt=PROMPT)
     assert [one.id for one in served.client.models.list()] == [model.name]
+    assert served.client.models.retrieve(model.name).id == model.name
     assert httpx.get(f"{served.url}/health").status_code == 200
     assert httpx.get(f"{served.url}/ready").status_code == 200
     version = httpx.get(f"{served.url}/version").json()
@@ -211,6 +253,37 @@ def test_a_picture_that_joins_others_is_the_picture_alone(model: Model, method: 
             alone.step()
         assert np.array_equal(found[i].codes, expected[i].codes)
         assert np.array_equal(found[i].pixels, expected[i].pixels)
+
+
+def test_a_prompt_is_embedded_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(model.text, TextEncoder)
+    encoded = list[str]()
+    encode = model.text.encode
+    monkeypatch.setattr(model.text, "encode", lambda prompts, **how: encoded.extend(prompts) or encode(prompts, **how))
+    made = dict[tuple[str, int], np.ndarray]()
+
+    def send(prompt: str, seed: int) -> Any:
+        return lambda kind, value, index: made.update({(prompt, seed): value.pixels.numpy()})
+
+    worker, prompts = Worker(model, batch=2), (PROMPT, "a blue cat")
+    for seed in range(2):
+        jobs = [
+            Job(Request(prompt=prompt, seed=seed), "plain", model.sampling(), send(prompt, seed)) for prompt in prompts
+        ]
+        worker.submit(jobs)
+        while worker.queued or worker.running:
+            worker.step()
+    assert encoded == list(prompts)
+    with torch.no_grad():
+        next(model.text.model.parameters()).mul_(1.0)  # a new version of the weights
+    worker.submit([Job(Request(prompt=PROMPT), "plain", model.sampling(), send(PROMPT, 0))])
+    while worker.queued or worker.running:
+        worker.step()
+    assert encoded == [*prompts, PROMPT]
+    monkeypatch.undo()
+    for (prompt, seed), pixels in made.items():
+        (picture,) = generate(model, [Request(prompt=prompt, seed=seed)], method="plain")
+        assert picture.pixels is not None and np.array_equal(pixels, picture.pixels.numpy())
 
 
 def test_rows_of_cancelled_and_expired_pictures_are_free_at_once(model: Model) -> None:

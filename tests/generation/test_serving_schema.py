@@ -30,7 +30,7 @@ def test_no_request_is_a_server_error(tmp_path: Path) -> None:
         while not server.service.ready.is_set():
             time.sleep(0.01)
         routes = list(schemathesis.openapi.from_url(f"{server.url}/openapi.json").get_all_operations())
-        assert len(routes) == 6
+        assert len(routes) == 7
         for route in routes:
 
             @settings(max_examples=CASES, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])

@@ -263,7 +263,8 @@ def begin(
 class FusedStepper:
     """The state of a generation, in memory that `lantern_steps` writes to; tensors are as in `steps.cpp`.
 
-    `first` is the step that gives code 0.
+    `first` is the step that gives code 0. `group` is what generations that share passes have in common: weights, the
+    form of their caches, and nodes.
     """
 
     def __init__(self, target: CpuTarget, prompt: Start, sampling: Sampling, drafter: Drafter | None) -> None:
@@ -284,6 +285,8 @@ class FusedStepper:
         self.first = self._sample_first(sampling)
         self.images = [self._image(i, sampling) for i in range(images)]
         self._results: tuple[Tensor, Tensor] | None = None
+        self._counts = self.known.numpy()  # the same memory, which Python reads faster
+        self.group: tuple[object, ...] = (id(target.program), prompt.cache.form, self.nodes)
 
     def _sample_first(self, sampling: Sampling) -> Step:
         """Sample code 0 from the logits of the prompt, and fill the window behind it."""
@@ -307,11 +310,6 @@ class FusedStepper:
             *(tensor[i].data_ptr() for tensor in (*rows, *counters)),
         )
 
-    @property
-    def group(self) -> tuple[object, ...]:
-        """What generations that share passes have in common: weights, the form of their caches, and nodes."""
-        return (id(self.target.program), self.prompt.cache.form, self.nodes)
-
     @staticmethod
     def together(steppers: "Sequence[FusedStepper]", earlier: StaticCache | None) -> "FusedPass":
         """Return what takes the steps of generations of one group; `earlier` is for `StaticCache.joined`."""
@@ -328,11 +326,11 @@ class FusedStepper:
     def before(self, is_one: bool) -> None:
         """Prepare for steps; with `is_one`, a single one, `last` can return it."""
         self._index += 1
-        self._scored = self.window.clone() if is_one else self.window
+        self._scored = self.window.clone() if is_one and self._shape is not None else self.window
 
     def is_done(self) -> bool:
         """Return whether all codes are known."""
-        return int(self.known.min()) >= self.count
+        return min(self._counts) >= self.count
 
     def last(self) -> Step:
         """Return the last step; its scores are overwritten by the next."""

@@ -8,7 +8,8 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +46,15 @@ class Limits:
     api_key: str | None = None
 
 
+@contextmanager
+def refused_for(param: str) -> Iterator[None]:
+    """Turn a ValueError into the answer 400 that names a field."""
+    try:
+        yield
+    except ValueError as error:
+        raise RefusedError(400, one_line(error), param=param) from None
+
+
 @dataclass(frozen=True)
 class Event:
     """What a job reports: "partial", "done" or "failed", the number of its picture, and what belongs to it."""
@@ -70,11 +80,10 @@ class Call:
         seed = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed
         asked = requests(prompts=[body.prompt], seed=seed, count=body.n or 1)
         sampling = service.sampling_of(body)
-        try:
+        with refused_for("prompt"):
             check_requests(service.model, asked)
+        with refused_for("method"):
             service.worker.check(body.method, sampling)
-        except ValueError as error:
-            raise RefusedError(400, one_line(error), param="method" if body.method else "prompt") from None
         asked = with_warnings(service.model, asked, warn=lambda line: None)
         deadline = time.monotonic() + service.limits.seconds
         partials = (body.partial_images or 0) if body.stream else 0
@@ -171,17 +180,28 @@ class Service:
 
         self.worker.submit([Job(one, None, self.model.sampling(), send)])
 
+    @property
+    def card(self) -> dict[str, Any]:
+        """The model as /v1/models describes it."""
+        return {"id": self.model.name, "object": "model", "created": self.created, "owned_by": "lantern"}
+
+    def check_model(self, name: str) -> None:
+        """Raise 404 for another model than that of this server."""
+        if name != self.model.name:
+            message = f"model {name[:80]!r} is not served here, {self.model.name!r} is"
+            raise RefusedError(404, message, param="model", code="model_not_found")
+
     def sampling_of(self, body: ImageRequest) -> Sampling:
         """Return the model's distribution with the request's changes; 400 names a value out of range."""
+        if None not in (body.guidance, body.guidance_scale) and body.guidance != body.guidance_scale:
+            raise RefusedError(400, "guidance and guidance_scale are one setting: give one of them", param="guidance")
         guidance = body.guidance if body.guidance is not None else body.guidance_scale
         given = {"guidance": guidance, "temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p}
         for name, value in given.items():
             if value is None:
                 continue
-            try:
+            with refused_for(name):
                 replace(self.model.sampling(), **{name: value})
-            except ValueError as error:
-                raise RefusedError(400, one_line(error), param=name) from None
         return replace(self.model.sampling(), **{name: value for name, value in given.items() if value is not None})
 
     def size_of(self, asked: str | None) -> tuple[str, int]:
@@ -260,7 +280,7 @@ class Guard:
 
 def build_app(service: Service) -> FastAPI:
     """Return the application; its model thread must have been started."""
-    app = FastAPI(title="lantern", version=__version__, openapi_url="/openapi.json")
+    app = FastAPI(title="lantern", version=__version__, openapi_url="/openapi.json", redirect_slashes=False)
     app.state.service = service
 
     @app.exception_handler(RefusedError)
@@ -268,27 +288,34 @@ def build_app(service: Service) -> FastAPI:
         return JSONResponse(error.body, error.status, error.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        param = ".".join(str(part) for part in first["loc"] if part != "body") or None
-        return JSONResponse(RefusedError(400, f"{param or 'body'}: {first['msg']}", param=param).body, 400)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        refusal = invalid_body(error.errors()[0], request.headers.get("content-type"))
+        return JSONResponse(refusal.body, refusal.status)
 
     @app.exception_handler(HTTPException)
-    async def missing(_: Request, error: HTTPException) -> Response:
-        return JSONResponse(RefusedError(error.status_code, str(error.detail)).body, error.status_code, error.headers)
+    async def missing(request: Request, error: HTTPException) -> Response:
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"there is no {request.url.path[:80]} here; pictures are made by POST /v1/images/generations"
+        elif error.status_code == 405:
+            message = f"{request.method} is not accepted here, wanted {(error.headers or {}).get('Allow', 'another')}"
+        return JSONResponse(RefusedError(error.status_code, message).body, error.status_code, error.headers)
 
     app.add_middleware(Guard, limits=service.limits)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         """200 while the model thread runs."""
         return Response(status_code=200 if service.worker.is_alive() else 503)
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
         """200 once a first picture has been made."""
         return Response(status_code=200 if service.ready.is_set() and service.worker.is_alive() else 503)
 
+    @app.head("/version", include_in_schema=False)
     @app.get("/version")
     async def version() -> dict[str, Any]:
         """The version of lantern, and what is decoded in waves.
@@ -299,24 +326,29 @@ def build_app(service: Service) -> FastAPI:
         apart = [name for name, method in METHODS.items() if method.spec.loop is not None]
         return {"version": __version__, "needs_waves": service.worker.needs_waves, "methods_in_waves": apart}
 
+    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics")
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
+    @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The one model of this server."""
-        one = {"id": service.model.name, "object": "model", "created": service.created, "owned_by": "lantern"}
-        return {"object": "list", "data": [one]}
+        return {"object": "list", "data": [service.card]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """The model of this name; 404 for others."""
+        service.check_model(name)
+        return service.card
 
     @app.post("/v1/images/generations")
     async def generations(body: ImageRequest, request: Request) -> Response:
         """Make pictures of a prompt."""
-        if body.model not in (None, service.model.name):
-            raise RefusedError(
-                404, f"model {body.model[:80]!r} is not served here", param="model", code="model_not_found"
-            )
+        if body.model is not None:
+            service.check_model(body.model)
         if len(body.prompt) > service.limits.prompt:
             raise RefusedError(400, f"the prompt has more than {service.limits.prompt} characters", param="prompt")
         if body.stream and (body.n or 1) > 1:
@@ -328,6 +360,21 @@ def build_app(service: Service) -> FastAPI:
         return await whole(call, request)
 
     return app
+
+
+def invalid_body(fault: dict[str, Any], content_type: str | None) -> RefusedError:
+    """Return the answer to a body that pydantic finds a fault in."""
+    kind = (content_type or "").split(";")[0].strip().lower()
+    path = [str(part) for part in fault["loc"] if part != "body"]
+    if fault["type"] == "json_invalid":
+        return RefusedError(400, f"the body is no JSON: {fault['ctx']['error']} at character {fault['loc'][-1]}")
+    if path:
+        return RefusedError(400, f"{'.'.join(path)}: {fault['msg']}", param=".".join(path))
+    if fault["type"] == "missing":
+        return RefusedError(400, "the body is empty, wanted a JSON object with the field prompt")
+    if kind != "application/json" and not kind.endswith("+json"):
+        return RefusedError(415, f"the Content-Type is {kind[:80] or 'missing'}, wanted application/json")
+    return RefusedError(400, "the body is no JSON object, wanted one with the field prompt")
 
 
 async def whole(call: Call, request: Request) -> Response:

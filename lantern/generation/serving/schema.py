@@ -35,7 +35,7 @@ class ImageRequest(BaseModel):
     safety_identifier: str | None = None
 
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    method: str | None = None
+    method: Annotated[str, Field(min_length=1)] | None = None
     guidance: float | None = None
     guidance_scale: float | None = None
     temperature: float | None = None

@@ -2,14 +2,15 @@
 
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Step
+from lantern.core.types import Condition, Step
 from lantern.decoding.joint import Joint
+from lantern.engines.prepared import WeightCache
 from lantern.generation.generator import (
     BatchSize,
     Generator,
@@ -22,8 +23,10 @@ from lantern.generation.images import NotFiniteError, Picture
 from lantern.generation.progress import Canvas, partial_pixels
 from lantern.generation.requests import Request
 from lantern.models.folder import Model
+from lantern.models.llamagen.text import TextEncoder
 
 KEPT = 8  # assembled decoders that no picture uses
+CAPTIONS = 64  # prompts whose embeddings are kept
 
 
 class QueueFullError(Exception):
@@ -85,6 +88,7 @@ class Worker(threading.Thread):
         self._rows: list[Row] = []
         self._wave: list[Job] = []
         self._joint, self._is_stopping = Joint(), False
+        self._captions = Captions()
 
     @property
     def queued(self) -> int:
@@ -165,7 +169,7 @@ class Worker(threading.Thread):
                 generator = self._decoder(job)
                 if generator.needs_waves is None and not self.waves:
                     waited = time.monotonic() - job.queued
-                    self._rows.append(Row(job, generator))
+                    self._rows.append(Row(job, generator, self._captions))
                     self._take(job)
                     self.observe([waited])
                     continue
@@ -268,10 +272,10 @@ class Worker(threading.Thread):
 class Row:
     """A picture that is being decoded, with the decoder that it uses alone."""
 
-    def __init__(self, job: Job, generator: Generator) -> None:
+    def __init__(self, job: Job, generator: Generator, captions: "Captions") -> None:
         self.job, self.generator, begun = job, generator, time.perf_counter()
         self.watch = Watch(generator, [job])
-        self.stepper, first = generator.begin(job.request)
+        self.stepper, first = generator.begin(captions.added(generator, job.request))
         self.watch(first)
         self.seconds = {"prompt": time.perf_counter() - begun, "decode": 0.0}
 
@@ -285,6 +289,29 @@ class Row:
             self.job.send("failed", error, None)
         else:
             self.job.send("done", picture, None)
+
+
+class Captions:
+    """Conditions of the latest prompts, so that the pictures of a prompt need one pass of the text encoder.
+
+    They are dropped when the text encoder's weights change.
+    """
+
+    def __init__(self) -> None:
+        self._latest: WeightCache[OrderedDict[str, Condition]] = WeightCache(lambda _: OrderedDict())
+
+    def added(self, generator: Generator, request: Request) -> Request:
+        """Return the request with the condition of its prompt; others, and those of token prompts, as they are."""
+        text = generator.model.text
+        if request.prompt is None or request.condition is not None or not isinstance(text, TextEncoder):
+            return request
+        known = self._latest.get(text.model)
+        if request.prompt not in known:
+            known[request.prompt] = generator.condition([request])
+        known.move_to_end(request.prompt)
+        if len(known) > CAPTIONS:
+            known.popitem(last=False)
+        return replace(request, condition=known[request.prompt])
 
 
 class Watch:
