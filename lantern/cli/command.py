@@ -543,7 +543,8 @@ def add_board(group: Any, name: str, files: str) -> None:
         "--run",
         type=Path,
         default=Path("runs") / name,
-        help="folder of intermediate results; a stopped run resumes from it",
+        help=f"folder of intermediate results, from which a stopped run resumes and a longer one goes on; it stays and "
+        f"may be deleted (default runs/{name})",
     )
     group.add_argument("--out", type=Path, help=f"folder of {files} (default eval/results)")
     add_overwrite(group)
