@@ -290,7 +290,9 @@ def build_page(sides: SideBySide) -> Any:
                 scale=3,
             )
             method = gr.Dropdown(names, value=default, label="Method", elem_id="method")
-            guidance = gr.Slider(1, 20, model.sampling().guidance, step=0.1, label="Guidance")
+            guidance = gr.Slider(
+                1, 20, model.sampling().guidance, step=0.1, label="Guidance", elem_id="guidance", min_width=210
+            )
             seed = gr.Number(0, label="Seed", precision=0, minimum=0)
         button = gr.Button("Generate", variant="primary", elem_id="generate")
         with gr.Row():
