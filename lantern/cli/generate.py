@@ -114,6 +114,14 @@ def _what(group: Any) -> None:
         "--prompts-file", metavar="FILE", help="prompts, one per line (or .json, .jsonl, .tsv); - is stdin"
     )
     group.add_argument(
+        "--negative-prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text that guidance leads away from, in place of the model's unconditional caption; once for all prompts, or "
+        "repeated, one for each prompt in order",
+    )
+    group.add_argument(
         "--class-label",
         type=integer(0, 10**9),
         action="append",
@@ -242,6 +250,8 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(read_words(resolve_model(args.model))))
         return DONE
     prompts = _prompts(args.prompt, args.prompts_file, args.class_label)
+    if args.negative_prompt and args.class_label:
+        raise ValueError("--negative-prompt is for prompts: a model of classes has no captions")
     rank, processes = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if processes > 1 and (args.method in (None, "auto") or args.compare):
         raise ValueError(f"{processes} processes share a model and need one method: give --method, and no --compare")
@@ -250,7 +260,7 @@ def run(args: argparse.Namespace) -> int:
     results = _results_of(args) if rank == 0 else Results(place=None, is_quiet=True)
     from lantern.core.sampling import Sampling
     from lantern.generation.generator import choose_method
-    from lantern.generation.requests import check_requests, requests, with_warnings
+    from lantern.generation.requests import check_requests, requests, subjects_of_call, with_noise, with_warnings
     from lantern.models.folder import load_model
 
     given = distribution_of(args, tuple(SAMPLING))
@@ -288,6 +298,13 @@ def run(args: argparse.Namespace) -> int:
     method = usual.with_options(**settings)
     settings = method.changed() | settings
     requested = requests(prompts=prompts, labels=args.class_label, seed=args.seed, count=args.num_images)
+    if args.negative_prompt:
+        from lantern.generation.embeddings import with_conditions
+
+        subjects = with_conditions(
+            model, subjects_of_call(prompts, None), sampling, negative_prompt=args.negative_prompt
+        )
+        requested = with_noise(subjects, args.num_images, args.seed)
     check_requests(model, requested)
     requested = with_warnings(model, requested, warn=notes.append)
     if keeps_codes:
@@ -599,7 +616,7 @@ class Job:
         whole = sheet(images, columns=columns, labels=labels, lines=LABEL_LINES)
         facts = self._facts(done[0]) | {"pictures": str(len(done)), "layout": f"sheet of {columns} columns"}
         several = len({picture.request.subject for picture in done}) > 1
-        for name in ("image", "tokens_sha256", *(("prompt", "class") if several else ())):
+        for name in ("image", "tokens_sha256", *(("prompt", "negative_prompt", "class") if several else ())):
             del facts[name]
         self._write(whole, path, facts)
         if self.results.has_paths:
@@ -624,6 +641,7 @@ class Job:
         request, head = picture.request, self._head()
         return {
             "prompt": request.prompt if self.results.has_prompt else None,
+            "negative_prompt": request.negative_prompt if self.results.has_prompt else None,
             "class": request.label,
             "model": self.model.name,
             "method": self.method.name,

@@ -168,7 +168,8 @@ class LanternPipeline(DiffusionPipeline):
     `method` is how codes are decoded: "plain", "eagle1", "lantern", "lantern++" or another method of the registry, or
     "auto", the one that `lantern tune` found fastest here. `engine` is how passes are run: a
     name or an Engine of `lantern.engines`, such as "eager" or "compile" (then call `pipe.warmup()`). `generation` holds
-    defaults of calls.
+    defaults of calls, which diffusers registers in `pipe.config`: fields of `Sampling`, "method" and "scale". Without it
+    they are those of `Sampling` (guidance 3, temperature 1), method "auto" and scale 1, since components hold no defaults.
     """
 
     _optional_components: ClassVar[list[str]] = ["vqvae", "text_encoder", "tokenizer", "drafter"]
@@ -278,6 +279,12 @@ class LanternPipeline(DiffusionPipeline):
             pipe._loaded, pipe._whole, pipe._method = pipeline._loaded, pipeline._whole, pipeline._method
             pipe.engine = pipeline.engine
         return pipe
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """The arguments that build the pipeline again: the modules by name, and `generation`, the defaults of calls."""
+        chosen = {} if self._method == "auto" else {"method": self._method}
+        return super().components | {"generation": dict(self.config["generation"]) | chosen}
 
     def save_pretrained(self, save_directory: str | Path, *others: Any, **options: Any) -> None:
         """Write all components and add-ons, the index with the chosen method, checksums, `pipeline.py` for diffusers.

@@ -55,6 +55,20 @@ def test_class_labels_are_sampled_and_prompts_refused_by_a_class_model(classes: 
     assert "0 to 999" in refusal(capsys, main(["--model", classes, "--class-label", "1000"]))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", "a", "--guidance", "1"], "negative_prompt has no effect without guidance: give guidance above 1"),
+        (["--prompt", "a", "--negative-prompt", "two"], "got 2 negative prompts for 1 prompts, wanted 1 or 1"),
+        (["--class-label", "1"], "--negative-prompt is for prompts"),
+    ],
+)
+def test_a_negative_prompt_without_effect_is_refused(
+    model: str, capsys: Capture, options: list[str], message: str
+) -> None:
+    assert message in refusal(capsys, main(["--model", model, "--negative-prompt", "blue", *options]))
+
+
 def test_a_class_is_refused_by_a_model_that_takes_prompts(model: str, capsys: Capture) -> None:
     assert "takes prompts" in refusal(capsys, main(["--model", model, "--class-label", "1"]))
 

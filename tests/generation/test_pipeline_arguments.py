@@ -11,6 +11,7 @@ import torch
 
 from lantern import LanternPipeline, generate
 from lantern.core.io import read_config, weights_digest
+from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.cache import PromptCache, read_prompts
 from lantern.engines.engine import EagerEngine
@@ -20,7 +21,7 @@ from tests.tiny_folder import save_tiny_model
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy", generation={"method": "plain", "guidance": 3.0})
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy", generation={"method": "plain", "guidance": 3.5})
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +223,18 @@ def test_a_pipeline_of_another_has_its_add_ons_method_and_engine(pipe: LanternPi
     other.set_progress_bar_config(disable=True)
     assert (other.method, other.engine) == ("eagle1", "eager") and set(other.model.add_ons) == set(pipe.model.add_ons)
     assert torch.equal(codes(other, method="sam"), codes(pipe, method="sam"))
+
+
+def test_a_pipeline_of_components_has_the_defaults_and_the_method(folder: Path, pipe: LanternPipeline) -> None:
+    pipe.method = "eagle1"
+    other = LanternPipeline(**pipe.components)
+    assert other.config["generation"] == {"method": "eagle1", "guidance": 3.5} and other.method == "eagle1"
+    other.set_progress_bar_config(disable=True)
+    other.engine = "eager"
+    assert torch.equal(codes(other), codes(pipe))
+    modules = {name: part for name, part in pipe.components.items() if name != "generation"}
+    bare = LanternPipeline(**modules)
+    assert (bare.method, bare.model.sampling()) == ("auto", Sampling())
 
 
 def test_a_prompt_to_encode_is_a_text(pipe: LanternPipeline) -> None:
