@@ -118,8 +118,8 @@ def _what(group: Any) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="text that guidance leads away from, in place of the model's unconditional caption; once for all prompts, or "
-        "repeated, one for each prompt in order",
+        help="text that guidance leads away from, in place of the model's unconditional caption; once for all prompts, "
+        "or repeated, one for each prompt in order",
     )
     group.add_argument(
         "--class-label",

@@ -70,7 +70,7 @@ class Statistics:
     None. `seconds` are by phase; each picture of a batch has an equal share.
     `method_reason` is why method "auto" chose this method; empty if it was given. `promise` is what the picture has
     in common with plain decoding's of the same batch (`lantern.methods.spec.PROMISES`), as far as the engine keeps it.
-    It is None for a picture that was interrupted: `codes` then counts the decoded ones, and what was not measured is NaN.
+    It is None for an interrupted picture: `codes` then counts the decoded ones, and what was not measured is NaN.
     `forced` of the codes were kept of an init image; they count as drafted codes that were accepted.
     """
 

@@ -168,8 +168,8 @@ class LanternPipeline(DiffusionPipeline):
     `method` is how codes are decoded: "plain", "eagle1", "lantern", "lantern++" or another method of the registry, or
     "auto", the one that `lantern tune` found fastest here. `engine` is how passes are run: a
     name or an Engine of `lantern.engines`, such as "eager" or "compile" (then call `pipe.warmup()`). `generation` holds
-    defaults of calls, which diffusers registers in `pipe.config`: fields of `Sampling`, "method" and "scale". Without it
-    they are those of `Sampling` (guidance 3, temperature 1), method "auto" and scale 1, since components hold no defaults.
+    defaults of calls, registered in `pipe.config`: fields of `Sampling`, "method" and "scale". Without it they are
+    those of `Sampling` (guidance 3, temperature 1), method "auto" and scale 1: components hold no defaults.
     """
 
     _optional_components: ClassVar[list[str]] = ["vqvae", "text_encoder", "tokenizer", "drafter"]
