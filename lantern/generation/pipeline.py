@@ -535,7 +535,7 @@ class LanternPipeline(DiffusionPipeline):
             if scale is None and isinstance(side, int) and side in range(raw, raw * MAX_SCALE + 1, raw):
                 scale = side // raw
             if scale is None or side != raw * scale:
-                raise ValueError(f"{name} is {side}, wanted {raw} (the size of the model's pictures) times scale")
+                raise ValueError(f"{name} is {side}, wanted {raw} (the size of the model's images) times scale")
         scale = int(self.config["generation"].get("scale", 1)) if scale is None else scale
         check_scale(scale, resample)
         return scale

@@ -124,7 +124,7 @@ def test_a_class_is_refused_by_a_model_that_takes_prompts(model: str, capsys: Ca
         (["--grid", "0"], "whole number from 1 to 1000"),
         (["--grid", "1", "-n", "200", "--scale", "16"], "give --grid COLUMNS or --scale 1"),
         (["--grid", "--compare"], "leave one of them out"),
-        (["--tokens", "t.json", "--grid"], "--grid is an option of picture files"),
+        (["--tokens", "t.json", "--grid"], "--grid is an option of image files"),
         (["--tokens", "-", "--json"], "both write to standard output"),
         (["--tokens", "a/b.json"], "the folder a does not exist"),
         (["--tokens", "."], "is a folder"),
@@ -150,7 +150,7 @@ def test_bad_prompt_files_are_refused_in_one_line(model: str, capsys: Capture, r
 
 
 def test_a_call_without_requests_is_refused(capsys: Capture) -> None:
-    assert "no pictures requested" in refusal(capsys, main([]))
+    assert "no images requested" in refusal(capsys, main([]))
 
 
 def test_a_damaged_model_is_refused_in_one_line(model: str, capsys: Capture, tmp_path: Path) -> None:

@@ -242,5 +242,5 @@ def test_the_command_fails_in_one_line_if_no_picture_fits(
     arguments = ["--model", str(folder), "--prompt", "a red apple", "-n", "8", "--batch", "8", "--method", "eagle1"]
     assert main([*arguments, "--out", "x/"]) == 1
     seen = capsys.readouterr()
-    assert seen.err.startswith("lantern: error: out of memory with a single picture: ") and seen.err.count("\n") == 1
+    assert seen.err.startswith("lantern: error: out of memory with a single image: ") and seen.err.count("\n") == 1
     assert seen.out == "" and not Path("x").exists()
