@@ -173,7 +173,7 @@ def _report(task: "Task", row: dict[str, Any]) -> int:
     from lantern.eval.protocols.reproduce import ROW_NAME, is_repeated
 
     speed = row["speed"]
-    print(f"{task.protocol.name}, {row['choices']['method']}: {row['images']} images")
+    print(f"{task.protocol.name}, {row['choices']['method']}: {row['pictures']} images")
     cost = "" if speed["exact"] else f", total variation {speed['total_variation']:.3f} per code"
     print(f"  {speed['step_compression']:.2f} codes per pass, {speed['seconds_per_picture']:.2f} s per image{cost}")
     for name, figure in row["metrics"].items():
