@@ -116,9 +116,13 @@ class Component(ModelMixin):
 
 
 class LanternTransformer(Transformer, Component):
-    """The target as a diffusers component."""
+    """The target as a diffusers component.
+
+    `generation` holds the defaults of a call of the model that it was loaded with, for pipelines built of components.
+    """
 
     config_class = TransformerConfig
+    generation: Mapping[str, Any] | None = None
 
 
 class LanternDrafter(Eagle, Component):
@@ -168,8 +172,9 @@ class LanternPipeline(DiffusionPipeline):
     `method` is how codes are decoded: "plain", "eagle1", "lantern", "lantern++" or another method of the registry, or
     "auto", the one that `lantern tune` found fastest here. `engine` is how passes are run: a
     name or an Engine of `lantern.engines`, such as "eager" or "compile" (then call `pipe.warmup()`). `generation` holds
-    defaults of calls, registered in `pipe.config`: fields of `Sampling`, "method" and "scale". Without it they are
-    those of `Sampling` (guidance 3, temperature 1), method "auto" and scale 1: components hold no defaults.
+    defaults of calls, registered in `pipe.config`: fields of `Sampling`, "method" and "scale". None: those of the
+    model that `from_pretrained` loaded `transformer` with; for another transformer those of `Sampling` (guidance 3,
+    temperature 1), method "auto" and scale 1.
     """
 
     _optional_components: ClassVar[list[str]] = ["vqvae", "text_encoder", "tokenizer", "drafter"]
@@ -188,6 +193,8 @@ class LanternPipeline(DiffusionPipeline):
         self.register_modules(
             transformer=transformer, vqvae=vqvae, text_encoder=text_encoder, tokenizer=tokenizer, drafter=drafter
         )
+        if generation is None and isinstance(transformer, LanternTransformer):
+            generation = dict(transformer.generation or {})
         defaults = dict(check_generation(generation or {}, source=INDEX_NAME))
         self.register_to_config(generation=defaults)
         self._method = str(defaults.get("method", "auto"))
@@ -236,7 +243,10 @@ class LanternPipeline(DiffusionPipeline):
         if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(options):
             text = load_text_encoder(folder, torch.device("cpu"), torch.float32)
             options = {"text_encoder": text.model, "tokenizer": text.tokenizer} | options
+        has_own_target = "transformer" not in options
         pipe = super().from_pretrained(str(folder), **options)
+        if has_own_target:
+            pipe.transformer.generation = dict(pipe.config["generation"])
         if pipe.drafter is not None:
             names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown_name(name, folder)}
             check_sizes(pipe.drafter.config, pipe.transformer.config, **names)
@@ -279,12 +289,6 @@ class LanternPipeline(DiffusionPipeline):
             pipe._loaded, pipe._whole, pipe._method = pipeline._loaded, pipeline._whole, pipeline._method
             pipe.engine = pipeline.engine
         return pipe
-
-    @property
-    def components(self) -> dict[str, Any]:
-        """The arguments that build the pipeline again: the modules by name, and `generation`, the defaults of calls."""
-        chosen = {} if self._method == "auto" else {"method": self._method}
-        return super().components | {"generation": dict(self.config["generation"]) | chosen}
 
     def save_pretrained(self, save_directory: str | Path, *others: Any, **options: Any) -> None:
         """Write all components and add-ons, the index with the chosen method, checksums, `pipeline.py` for diffusers.

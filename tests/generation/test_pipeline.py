@@ -269,7 +269,7 @@ def test_a_class_model_takes_labels(tmp_path: Path) -> None:
         ({"temperature": -1.0}, "temperature is -1"),
         ({"top_k": -1}, "top_k is -1"),
         ({"num_images_per_prompt": 0}, "wanted whole numbers from 1"),
-        ({"generator": [1, 2]}, "2 generators for 1 pictures"),
+        ({"generator": [1, 2]}, "2 generators for 1 images"),
         ({"generator": -1}, "seed is -1"),
         ({"class_labels": 1}, "give one of them"),
         ({"method": "lantren"}, 'did you mean "lantern"?'),

@@ -15,6 +15,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.cache import PromptCache, read_prompts
 from lantern.engines.engine import EagerEngine
+from lantern.generation.pipeline import LanternTransformer
 from lantern.models.folder import load_model
 from tests.tiny_folder import save_tiny_model
 
@@ -225,16 +226,17 @@ def test_a_pipeline_of_another_has_its_add_ons_method_and_engine(pipe: LanternPi
     assert torch.equal(codes(other, method="sam"), codes(pipe, method="sam"))
 
 
-def test_a_pipeline_of_components_has_the_defaults_and_the_method(folder: Path, pipe: LanternPipeline) -> None:
-    pipe.method = "eagle1"
+def test_a_pipeline_of_components_has_the_defaults_of_the_model(folder: Path, pipe: LanternPipeline) -> None:
     other = LanternPipeline(**pipe.components)
-    assert other.config["generation"] == {"method": "eagle1", "guidance": 3.5} and other.method == "eagle1"
+    assert other.config["generation"] == {"method": "plain", "guidance": 3.5} and other.method == "plain"
     other.set_progress_bar_config(disable=True)
     other.engine = "eager"
     assert torch.equal(codes(other), codes(pipe))
-    modules = {name: part for name, part in pipe.components.items() if name != "generation"}
-    bare = LanternPipeline(**modules)
-    assert (bare.method, bare.model.sampling()) == ("auto", Sampling())
+    given = LanternPipeline(**pipe.components, generation={})
+    assert (given.method, given.model.sampling()) == ("auto", Sampling())
+    target: Any = LanternTransformer.from_pretrained(folder / "transformer")
+    parts: dict[str, Any] = pipe.components | {"transformer": target}
+    assert LanternPipeline(**parts).model.sampling() == Sampling()
 
 
 def test_a_prompt_to_encode_is_a_text(pipe: LanternPipeline) -> None:
