@@ -215,6 +215,9 @@ EXERCISES: dict[str, Exercise | Installation] = {
     "lantern demo lantern-emoji --port 7860": Exercise(replace={"7860": "78600"}, codes=(2,)),
     'lantern-generate --prompt "a red apple"': Exercise(),
     'lantern-generate --prompt "a red apple" -n 4 --seed 7 --out apples --batch 4': TINY,
+    'lantern-generate --prompt "a red apple" --negative-prompt "a green leaf" --out away.png': Exercise(
+        "--model {model} --guidance 2"
+    ),
     "lantern-generate --prompts-file prompts.txt --out images": Exercise("--model {model}", prepare=prompts_file),
     "lantern methods": Exercise(),
     "lantern methods bounded-window": Exercise(),

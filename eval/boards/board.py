@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lantern.eval.boards.results import weight_hashes
-from lantern.eval.boards.rounds import SAME, progress_bar, prompt_of
+from lantern.eval.boards.rounds import SAME, Progress, prompt_of
 from lantern.eval.speed.contenders import AUTO, Job, Stable, Variant, condition_of, kinds_of
 from lantern.eval.speed.surroundings import surroundings
 from lantern.models.folder import Model, load_model
@@ -72,6 +72,6 @@ class Board:
         seed = self._options.seed if seed is None else seed
         return Job(condition_of(self.model, self._options.prompts, [number]), [(seed, number)])
 
-    def bar(self, total: int, name: str, unit: str) -> Any:
-        """Return a progress bar."""
-        return progress_bar(total, name, unit, is_quiet=self._options.is_quiet)
+    def bar(self, total: int, name: str, unit: str) -> Progress:
+        """Return the progress of some steps: a bar on a terminal, else lines."""
+        return Progress(total, name, unit, is_quiet=self._options.is_quiet)

@@ -339,7 +339,7 @@ class Contest:
                 self._add_absent(spec, variant, error)
             else:
                 field.append(contender)
-            bar.update()
+            bar.update(what=name_of(spec, variant))
         bar.close()
         return field
 

@@ -206,7 +206,7 @@ class Sweep(Board):
 
         def run(contender: Contender) -> None:
             warm(contender, jobs)
-            bar.update()
+            bar.update(what=name_of(contender.label, contender.variant))
 
         warm_up(lineup, run)
         bar.close()
@@ -218,7 +218,7 @@ class Sweep(Board):
             known = self.folder.portraits(name)
             if len(known) < len(jobs):
                 self.folder.write_portraits(name, make_portraits(contender, jobs, known))
-            bar.update()
+            bar.update(what=name)
         bar.close()
 
     def _run_rounds(

@@ -144,7 +144,7 @@ class Pairs:
                 rows[spec] = {"reason": one_line(error)[:300]} | {"command": command}
             else:
                 rows[spec] = self._row(spec, records[spec])
-            bar.update()
+            bar.update(what=spec)
         bar.close()
         return {
             "what": "pairs",

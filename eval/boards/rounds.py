@@ -10,6 +10,7 @@ One file is written per round, so an interrupted sweep resumes.
 import base64
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,12 +87,29 @@ def open_folder(path: Path, header: Mapping[str, Any]) -> SweepFolder:
 Round = Mapping[str, Any]
 
 
-def progress_bar(total: int, name: str, unit: str, *, is_quiet: bool) -> Any:
-    """Return a progress bar on stderr, hidden if stderr is not a terminal."""
-    from tqdm import tqdm
+class Progress:
+    """Progress of `total` steps of a board on stderr: a bar on a terminal, else a line for each update."""
 
-    is_hidden = True if is_quiet else None
-    return tqdm(total=total, desc=name, unit=f" {unit}", disable=is_hidden, leave=False, dynamic_ncols=True)
+    def __init__(self, total: int, name: str, unit: str, *, is_quiet: bool) -> None:
+        from tqdm import tqdm
+
+        # with disable=None tqdm shows the bar only if stderr is a terminal
+        hides = True if is_quiet else None
+        self._bar: Any = tqdm(total=total, desc=name, unit=f" {unit}", disable=hides, leave=False, dynamic_ncols=True)
+        self._total, self._name, self._unit, self._done = total, name, unit, 0
+        self._prints_lines = self._bar.disable and not is_quiet
+
+    def update(self, count: int = 1, what: str = "") -> None:
+        """Count steps; `what` names what was done, for the line."""
+        self._done += count
+        self._bar.update(count)
+        if self._prints_lines:
+            done = f"{self._name}: {self._done} of {self._total} {self._unit}"
+            print(f"{done}, {what}" if what else done, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
 
 
 def prompt_of(model: Model, prompts: Sequence[str], number: int) -> str:

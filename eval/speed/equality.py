@@ -208,8 +208,9 @@ def run(args: argparse.Namespace) -> int:
             Cell(method, plan.cell(report, method, guidance, batch)) for method in methods for batch in args.batch
         ]
         compare(model, plan, guidance, of_distribution, lambda: write_json(args.out, report))
-        cells += [cell.results for cell in of_distribution]
-    print("\n".join(map(line, cells)))
+        found = [cell.results for cell in of_distribution]
+        print("\n".join(map(line, found)), flush=True)
+        cells += found
     is_promised = [args.dtype == "fp32" or cell.get("promise") == "codes" for cell in cells]
     differs = any(cell["differing_codes"] for cell, is_promise in zip(cells, is_promised, strict=True) if is_promise)
     return FAILED if differs else DONE
@@ -284,7 +285,8 @@ def compare(model: "Model", plan: Plan, guidance: float, cells: Sequence[Cell], 
             commits = found.setdefault("commits", [found["surroundings"].get("commit")])
             found |= {"surroundings": here, "commits": list(dict.fromkeys([*commits, here["commit"]]))}
             write()
-            print(line(found), file=sys.stderr)
+            if found["pictures"] < found["of"]:  # `run` prints the complete line
+                print(line(found), file=sys.stderr)
 
 
 @dataclass(frozen=True)

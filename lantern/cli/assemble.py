@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=real(0, 100), help="default temperature")
     parser.add_argument("--top-k", type=integer(0, 10**6), help="default top-k")
     parser.add_argument("--top-p", type=real(0, 1), help="default top-p")
-    parser.add_argument("--scale", type=integer(1, MAX_SCALE), metavar="N", help="default enlargement of picture files")
+    parser.add_argument("--scale", type=integer(1, MAX_SCALE), metavar="N", help="default enlargement of image files")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -81,8 +81,8 @@ def _shape(group: Any) -> None:
 
 
 def _both(group: Any) -> None:
-    group.add_argument("--images", type=integer(1, 10**5), default=10, help="pictures of each contender (default 10)")
-    group.add_argument("--batch", nargs="+", type=integer(1, 4096), default=[1], help="pictures at a time (default 1)")
+    group.add_argument("--images", type=integer(1, 10**5), default=10, help="images of each contender (default 10)")
+    group.add_argument("--batch", nargs="+", type=integer(1, 4096), default=[1], help="images at a time (default 1)")
     group.add_argument(
         "--dtype", nargs="+", type=dtype_of_names(), help=f"of {', '.join(DTYPES)} (default fp32 bf16; sizes: bf16)"
     )

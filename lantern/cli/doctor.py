@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prediction")
     group.add_argument("--model", help="predict memory and time of this model instead, from its configs")
     group.add_argument("--size", type=size_of, metavar="WxH", help="pixels, of models that make several sizes")
-    group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="pictures at a time (default 1)")
+    group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="images at a time (default 1)")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     group.add_argument(
         "--dtype",

@@ -43,13 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "pictures",
         nargs="+",
         type=existing,
-        help="folders or files of pictures; or moments (.safetensors) of shards, which are merged",
+        help="folders or files of images; or moments (.safetensors) of shards, which are merged",
     )
-    add("--reference", type=existing, metavar="PATH", help="folder of real pictures, or their statistics")
+    add("--reference", type=existing, metavar="PATH", help="folder of real images, or their statistics")
     add("--metrics", nargs="+", metavar="METRIC", default=["kid", "fid"], help=f"of {', '.join(METRICS)}")
-    add("--prompts", metavar="FILE", help="one prompt per picture in order of names; default: those in the files")
-    add("--concepts", metavar="FILE", help="the concept of each picture, for retrieval; default: its prompt")
-    add("--reference-concepts", metavar="FILE", help="the concept of each real picture, for retrieval")
+    add("--prompts", metavar="FILE", help="one prompt per image in order of names; default: those in the files")
+    add("--concepts", metavar="FILE", help="the concept of each image, for retrieval; default: its prompt")
+    add("--reference-concepts", metavar="FILE", help="the concept of each real image, for retrieval")
     add("--weights", nargs="+", type=_pair, metavar="NAME=PATH", default=[], help=f"NAME of {', '.join(WEIGHTS)}")
     add("--cache", type=Path, metavar="FOLDER", help="folder of weights (default: $LANTERN_CACHE)")
     add("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the bootstrap (default 0)")
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1000,
         help="number of bootstrap samples, at most 100 for FID (default 1000)",
     )
-    add("--batch", type=integer(1, 4096), default=32, help="pictures at a time (default 32)")
+    add("--batch", type=integer(1, 4096), default=32, help="images at a time (default 32)")
     add("--workers", type=integer(0, 1024), default=0, help="reading threads, 0 for as many as cores (default)")
     add("--keep-moments", type=Path, metavar="FOLDER", help="write Inception's moments there, to merge shards")
     add("--json", action="store_true", help="one JSON line on stdout, the table on stderr")
@@ -162,4 +162,4 @@ def _by_name(pairs: Sequence[tuple[str, Path]]) -> dict[str, Path]:
     return dict(pairs)
 
 
-COMMAND = Command("eval", "Measure the quality of pictures.", add_arguments, run)
+COMMAND = Command("eval", "Measure the quality of images.", add_arguments, run)

@@ -61,7 +61,7 @@ def _what(group: Any) -> None:
         help="one curve of step compression against quality per relaxed rule, as rules.json, .png, .svg and .html; "
         "default points: ten rules at three or four strengths",
     )
-    group.add_argument("--images", type=integer(1, 10**5), default=24, help="pictures per point (default 24)")
+    group.add_argument("--images", type=integer(1, 10**5), default=24, help="images per point (default 24)")
     group.add_argument("--shown", type=integer(0, MOST_SHOWN), default=4, help="of them in the report (default 4)")
     add_subject(group)
 

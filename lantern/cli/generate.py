@@ -108,10 +108,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _what(group: Any) -> None:
     group.add_argument(
-        "--prompt", action="append", default=[], metavar="TEXT", help="prompt of a picture; may be repeated"
+        "--prompt", action="append", default=[], metavar="TEXT", help="prompt of an image; may be repeated"
     )
     group.add_argument(
         "--prompts-file", metavar="FILE", help="prompts, one per line (or .json, .jsonl, .tsv); - is stdin"
+    )
+    group.add_argument(
+        "--negative-prompt",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="text that guidance leads away from, in place of the model's unconditional caption; once for all prompts, "
+        "or repeated, one for each prompt in order",
     )
     group.add_argument(
         "--class-label",
@@ -119,18 +127,18 @@ def _what(group: Any) -> None:
         action="append",
         default=[],
         metavar="N",
-        help="class of a picture, for class-conditional models; may be repeated",
+        help="class of an image, for class-conditional models; may be repeated",
     )
     group.add_argument(
-        "-n", "--num-images", type=integer(1, 100_000), default=1, metavar="N", help="pictures of each prompt or class"
+        "-n", "--num-images", type=integer(1, 100_000), default=1, metavar="N", help="images of each prompt or class"
     )
     group.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the noise (default 0)")
     group.add_argument(
-        "--init-image", type=Path, metavar="FILE", help="picture of which a part is kept, of the model's raw size"
+        "--init-image", type=Path, metavar="FILE", help="image of which a part is kept, of the model's raw size"
     )
     group.add_argument("--keep-rows", type=integer(1, 10**6), metavar="N", help="rows of codes to keep of --init-image")
     group.add_argument(
-        "--mask", type=Path, metavar="FILE", help="picture that is white where --init-image is generated anew"
+        "--mask", type=Path, metavar="FILE", help="image that is white where --init-image is generated anew"
     )
     group.add_argument(
         "--list-words", action="store_true", help="print the words of the model's training captions, and make nothing"
@@ -155,7 +163,7 @@ def _how(group: Any) -> None:
         type=integer(1, 4096),
         default=1,
         metavar="N",
-        help="pictures at a time (default 1); halved if memory runs out, with the same pictures",
+        help="images at a time (default 1); halved if memory runs out, with the same images",
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     group.add_argument(
@@ -191,7 +199,7 @@ def _results(group: Any) -> None:
         "--scale",
         type=integer(1, MAX_SCALE),
         metavar="N",
-        help="enlarge pictures N times; 1 is the raw size (default: the model's)",
+        help="enlarge images N times; 1 is the raw size (default: the model's)",
     )
     group.add_argument("--resample", choices=RESAMPLINGS, default="lanczos", help="filter of --scale (default lanczos)")
     group.add_argument(
@@ -200,21 +208,21 @@ def _results(group: Any) -> None:
         nargs="?",
         const=0,
         metavar="COLUMNS",
-        help="write all pictures as one contact sheet, with their prompts if there are several",
+        help="write all images as one contact sheet, with their prompts if there are several",
     )
     group.add_argument(
         "--tokens",
         type=Path,
         metavar="FILE",
-        help="write the code grid as JSON, - is stdout; no picture unless --out; if interrupted, of the finished ones",
+        help="write the code grid as JSON, - is stdout; no image unless --out; if interrupted, of the finished ones",
     )
     group.add_argument(
         "--json",
         action="store_true",
-        help="print statistics as one JSON object on stdout; if interrupted, of the finished pictures",
+        help="print statistics as one JSON object on stdout; if interrupted, of the finished images",
     )
     group.add_argument(
-        "--compare", action="store_true", help="make each picture by plain decoding as well, and print the difference"
+        "--compare", action="store_true", help="make each image by plain decoding as well, and print the difference"
     )
     group.add_argument(
         "--repeats",
@@ -242,6 +250,8 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(read_words(resolve_model(args.model))))
         return DONE
     prompts = _prompts(args.prompt, args.prompts_file, args.class_label)
+    if args.negative_prompt and args.class_label:
+        raise ValueError("--negative-prompt is for prompts: a model of classes has no captions")
     rank, processes = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
     if processes > 1 and (args.method in (None, "auto") or args.compare):
         raise ValueError(f"{processes} processes share a model and need one method: give --method, and no --compare")
@@ -250,7 +260,7 @@ def run(args: argparse.Namespace) -> int:
     results = _results_of(args) if rank == 0 else Results(place=None, is_quiet=True)
     from lantern.core.sampling import Sampling
     from lantern.generation.generator import choose_method
-    from lantern.generation.requests import check_requests, requests, with_warnings
+    from lantern.generation.requests import check_requests, requests, subjects_of_call, with_noise, with_warnings
     from lantern.models.folder import load_model
 
     given = distribution_of(args, tuple(SAMPLING))
@@ -288,6 +298,13 @@ def run(args: argparse.Namespace) -> int:
     method = usual.with_options(**settings)
     settings = method.changed() | settings
     requested = requests(prompts=prompts, labels=args.class_label, seed=args.seed, count=args.num_images)
+    if args.negative_prompt:
+        from lantern.generation.embeddings import with_conditions
+
+        subjects = with_conditions(
+            model, subjects_of_call(prompts, None), sampling, negative_prompt=args.negative_prompt
+        )
+        requested = with_noise(subjects, args.num_images, args.seed)
     check_requests(model, requested)
     requested = with_warnings(model, requested, warn=notes.append)
     if keeps_codes:
@@ -321,7 +338,7 @@ def _prompts(given: Sequence[str], file: str | None, labels: Sequence[int]) -> l
     if prompts and labels:
         raise ValueError("got prompts and class labels, wanted one of them: a model takes either words or classes")
     if not prompts and not labels:
-        raise ValueError('no pictures requested: give --prompt "a red apple", --prompts-file FILE or --class-label N')
+        raise ValueError('no images requested: give --prompt "a red apple", --prompts-file FILE or --class-label N')
     return prompts
 
 
@@ -357,7 +374,7 @@ def _check_needed(args: argparse.Namespace, place: Any) -> None:
     given = {"--name": args.name, "--format": args.format, "--quality": args.quality, "--scale": args.scale}
     for option, value in (given | {"--grid": args.grid}).items():
         if value is not None and place is None:
-            raise ValueError(f"{option} is an option of picture files, which --tokens alone does not write: give --out")
+            raise ValueError(f"{option} is an option of image files, which --tokens alone does not write: give --out")
 
 
 def _check_combinations(args: argparse.Namespace) -> None:
@@ -367,7 +384,7 @@ def _check_combinations(args: argparse.Namespace) -> None:
             if value is not None:
                 raise ValueError(f"{option} is of one method, --compare runs two: leave one of them out")
         if args.grid is not None:
-            raise ValueError("--compare puts two pictures side by side, --grid all on one sheet: leave one of them out")
+            raise ValueError("--compare puts two images side by side, --grid all on one sheet: leave one of them out")
     if args.tokens == STDOUT and args.json:
         raise ValueError("--tokens - and --json both write to standard output: give --tokens a file")
     if args.record is not None and args.method == "plain":
@@ -554,7 +571,7 @@ class Job:
         if max(size) > MAX_SIDE:
             raise ValueError(
                 f"the sheet would have {size[0]} x {size[1]} pixels, wanted at most {MAX_SIDE} a side: make fewer"
-                " pictures, or give --grid COLUMNS or --scale 1"
+                " images, or give --grid COLUMNS or --scale 1"
             )
 
     def _columns(self, pictures: int) -> int:
@@ -599,7 +616,7 @@ class Job:
         whole = sheet(images, columns=columns, labels=labels, lines=LABEL_LINES)
         facts = self._facts(done[0]) | {"pictures": str(len(done)), "layout": f"sheet of {columns} columns"}
         several = len({picture.request.subject for picture in done}) > 1
-        for name in ("image", "tokens_sha256", *(("prompt", "class") if several else ())):
+        for name in ("image", "tokens_sha256", *(("prompt", "negative_prompt", "class") if several else ())):
             del facts[name]
         self._write(whole, path, facts)
         if self.results.has_paths:
@@ -624,6 +641,7 @@ class Job:
         request, head = picture.request, self._head()
         return {
             "prompt": request.prompt if self.results.has_prompt else None,
+            "negative_prompt": request.negative_prompt if self.results.has_prompt else None,
             "class": request.label,
             "model": self.model.name,
             "method": self.method.name,
@@ -738,5 +756,5 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 COMMAND = Command(
-    "generate", "Make pictures from prompts or class labels.", add_arguments, run, add_late=add_method_options
+    "generate", "Make images from prompts or class labels.", add_arguments, run, add_late=add_method_options
 )

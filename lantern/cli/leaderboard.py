@@ -77,7 +77,7 @@ def _what(group: Any) -> None:
         nargs="+",
         type=integer(1, 10**5),
         metavar="N",
-        help="pictures per method: one number, or one for each temperature (default 8 at the first, 4 at others; "
+        help="images per method: one number, or one for each temperature (default 8 at the first, 4 at others; "
         f"for pairs {PICTURES}, at the first temperature)",
     )
     group.add_argument(
@@ -85,13 +85,13 @@ def _what(group: Any) -> None:
         nargs="*",
         metavar="A==B",
         help="instead of the table: compare these pairs of methods by codes per pass and total variation, on the same "
-        "pictures, in batches and without timing (default: those of the published methods), as pairs.json and pairs.md",
+        "images, in batches and without timing (default: those of the published methods), as pairs.json and pairs.md",
     )
     group.add_argument(
         "--equal-budget",
         type=integer(0, 10**5),
         metavar="N",
-        help="pictures of comparisons at equal budget, 0 for none (default 4, or all if fewer)",
+        help="images of comparisons at equal budget, 0 for none (default 4, or all if fewer)",
     )
     add_subject(group, DISTRIBUTION)
 

@@ -9,18 +9,18 @@ from lantern.cli.command import DONE, REFUSED, complain, nearest, run_command
 
 # name: line of `lantern --help`; the command itself is COMMAND of lantern/cli/<name>.py
 SUMMARIES = {
-    "generate": "make pictures from prompts or class labels",
+    "generate": "make images from prompts or class labels",
     "methods": "list all methods, or the settings of one",
     "convert": "convert a released checkpoint to a component or model folder",
     "assemble": "put components together into a model folder",
     "train": "prepare data, or train a text encoder, tokenizer, decoder, target or drafter",
     "doctor": "print versions and devices, and commands to repair faults",
     "tune": "measure this machine and find the fastest method for --method auto",
-    "eval": "measure the quality of pictures: KID, FID, CLIP score and others",
+    "eval": "measure the quality of images: KID, FID, CLIP score and others",
     "serve": "answer requests over HTTP in the form of OpenAI's image API",
     "demo": "show plain decoding and a method side by side in the browser",
     "bench": "measure the speedup of methods over the fastest plain decoding",
-    "reproduce": "make the pictures of a published protocol, measure them, and write the row; resumes if stopped",
+    "reproduce": "make the images of a published protocol, measure them, and write the row; resumes if stopped",
     "frontier": "sweep the settings of methods and draw speedup against cost in quality",
     "leaderboard": "measure every method in one run, as a table and a plot",
     "completion": "print the script with which bash, zsh or fish completes options and names",

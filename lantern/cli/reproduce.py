@@ -48,14 +48,14 @@ def _what(group: Any) -> None:
         "--method", metavar="METHOD", help='such as eagle1 or "lantern++:k=5,lambda_=1.5"; default: the model\'s'
     )
     group.add_argument("--model", help="name, folder or hub id (default lantern-emoji)")
-    group.add_argument("--limit", type=integer(1, 10**7), metavar="N", help="only the first N pictures of the protocol")
+    group.add_argument("--limit", type=integer(1, 10**7), metavar="N", help="only the first N images of the protocol")
     group.add_argument("--metrics", nargs="*", metavar="NAME", help="default: the protocol's; without a name, none")
 
 
 def _where(group: Any) -> None:
     group.add_argument("--out", type=Path, metavar="FOLDER", help="default: runs/PROTOCOL/METHOD")
     group.add_argument("--prompts", type=existing, metavar="FOLDER", help="folder of the protocol's prompt file")
-    group.add_argument("--reference", type=existing, metavar="PATH", help="real pictures or their statistics")
+    group.add_argument("--reference", type=existing, metavar="PATH", help="real images or their statistics")
     group.add_argument(
         "--weights",
         action="append",
@@ -66,7 +66,7 @@ def _where(group: Any) -> None:
 
 
 def _how(group: Any) -> None:
-    group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="pictures at a time (default 1)")
+    group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="images at a time (default 1)")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     group.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: see generate")
     group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
@@ -97,10 +97,10 @@ def run(args: argparse.Namespace) -> int:
     made = reproduce.make(task, shield=args.stopping.shield, callback=_checking(args))
     entries = reproduce.complete(task)
     if entries is None:
-        say(f"{made} pictures made; other shards are incomplete: when they are done, run the same without --shard")
+        say(f"{made} images made; other shards are incomplete: when they are done, run the same without --shard")
         return DONE
     if row.shard is not None and row.shard.count > 1:
-        say(f"{made} pictures made, all {len(entries)} are complete: run the same without --shard to measure them")
+        say(f"{made} images made, all {len(entries)} are complete: run the same without --shard to measure them")
         return DONE
     return _report(task, reproduce.conclude(task, entries))
 
@@ -173,9 +173,9 @@ def _report(task: "Task", row: dict[str, Any]) -> int:
     from lantern.eval.protocols.reproduce import ROW_NAME, is_repeated
 
     speed = row["speed"]
-    print(f"{task.protocol.name}, {row['choices']['method']}: {row['pictures']} pictures")
+    print(f"{task.protocol.name}, {row['choices']['method']}: {row['pictures']} images")
     cost = "" if speed["exact"] else f", total variation {speed['total_variation']:.3f} per code"
-    print(f"  {speed['step_compression']:.2f} codes per pass, {speed['seconds_per_picture']:.2f} s per picture{cost}")
+    print(f"  {speed['step_compression']:.2f} codes per pass, {speed['seconds_per_picture']:.2f} s per image{cost}")
     for name, figure in row["metrics"].items():
         low_high = figure.get("interval")
         interval = f" [{low_high[0]:.4f}, {low_high[1]:.4f}]" if low_high else ""
@@ -183,12 +183,12 @@ def _report(task: "Task", row: dict[str, Any]) -> int:
     print(f"  {task.folder / ROW_NAME}")
     repeated = is_repeated(task, row)
     if repeated is not None:
-        print("  all pictures equal the repeated row's" if repeated else "  pictures differ from the repeated row's")
+        print("  all images equal the repeated row's" if repeated else "  images differ from the repeated row's")
     if row["not_measured"]:
         complain("not measured: " + "; ".join(f"{name} ({why})" for name, why in row["not_measured"].items()))
     elif repeated is False:
-        complain(f"the pictures differ from those of {task.row.protocol}: compare the fingerprints of both rows")
+        complain(f"the images differ from those of {task.row.protocol}: compare the fingerprints of both rows")
     return FAILED if row["not_measured"] or repeated is False else DONE
 
 
-COMMAND = Command("reproduce", "Make a protocol's pictures, measure them, write the row.", add_arguments, run)
+COMMAND = Command("reproduce", "Make a protocol's images, measure them, write the row.", add_arguments, run)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PROGRAMS = {"lantern": ["-m", "lantern.cli.main"], "python": []}
 OPTIONS = {
-    "data": "folder written by `lantern train data`, for figures that compare with real pictures",
+    "data": "folder written by `lantern train data`, for figures that compare with real images",
     "packages": "folder of registry packages with the networks of these figures",
     "inception": "weights file of Inception, for KID",
     "all_addons": "folder of the embedded model with the add-ons of all methods",

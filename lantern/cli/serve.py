@@ -46,17 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"file of the key that clients send (default: ${KEY}, else none)",
     )
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--batch", type=integer(1, 4096), default=4, metavar="N", help="pictures at once (default 4)")
+    limits.add_argument("--batch", type=integer(1, 4096), default=4, metavar="N", help="images at once (default 4)")
     limits.add_argument("--waves", action="store_true", help="decode a batch to its end before others start")
     limits.add_argument(
-        "--queue", type=integer(1, 10**6), default=64, metavar="N", help="pictures that wait (default 64)"
+        "--queue", type=integer(1, 10**6), default=64, metavar="N", help="images that wait (default 64)"
     )
     limits.add_argument("--timeout", type=real(1, 10**6), default=600, metavar="S", help="seconds of a request (600)")
     limits.add_argument(
         "--max-prompt", type=integer(1, 2000), default=2000, metavar="N", help="characters (default 2000)"
     )
     limits.add_argument(
-        "--drain", type=real(0, 10**6), default=60, metavar="S", help="seconds to finish pictures after SIGTERM (60)"
+        "--drain", type=real(0, 10**6), default=60, metavar="S", help="seconds to finish images after SIGTERM (60)"
     )
     model = parser.add_argument_group("model")
     model.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")

@@ -160,7 +160,7 @@ def _run_all(config: str, out: Path, given: dict[str, Any], recipe: Recipe | Non
         run_stage(stage, name, folder, options, recipe)
 
     if not config:
-        raise ValueError("stage all needs --config: a file, or small (pictures of one's own), or --recipe NAME")
+        raise ValueError("stage all needs --config: a file, or small (images of one's own), or --recipe NAME")
     path = find_config(config, recipe, stage=ALL)
     from lantern.training.loop import check_accelerate
 

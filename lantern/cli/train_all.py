@@ -149,7 +149,7 @@ def card(build: Build) -> str:
     for summary in sorted(build.out.glob("*/summary.json")):
         found = read_json_object(summary)
         size = found["size"]
-        lines += ["", f"Data: {found['records']} pictures of {size} x {size} pixels from source {found['source']}."]
+        lines += ["", f"Data: {found['records']} images of {size} x {size} pixels from source {found['source']}."]
     return "\n".join(lines) + "\n"
 
 

@@ -39,11 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to measure")
     add_model(what)
     what.add_argument("--prompts-file", metavar="FILE", help="prompts to measure on (default: eight simple ones)")
-    what.add_argument(
-        "--images", type=integer(1, 10_000), default=4, metavar="N", help="pictures to count acceptance on"
-    )
-    what.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="pictures at a time (default 1)")
-    what.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of these pictures (default 0)")
+    what.add_argument("--images", type=integer(1, 10_000), default=4, metavar="N", help="images to count acceptance on")
+    what.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="images at a time (default 1)")
+    what.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of these images (default 0)")
     what.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     what.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: fp32 on a CPU, else bf16")
     add_engine(what)

@@ -47,7 +47,7 @@ def model_card(
     lines = [
         f"# {repository.split('/')[-1]}",
         "",
-        f"An autoregressive image model of {parameters / 1e6:,.4g} million parameters. A picture is {rows} rows of"
+        f"An autoregressive image model of {parameters / 1e6:,.4g} million parameters. An image is {rows} rows of"
         f" {columns} codes out of {config.vocab_size:,}, made from {'a prompt' if prompted else 'a class label'}.",
         "",
         "## How to use",
@@ -56,7 +56,7 @@ def model_card(
         "from lantern import LanternPipeline",
         "",
         f'pipe = LanternPipeline.from_pretrained("{repository}")',
-        f'pipe({subject[0]}).images[0].save("picture.png")',
+        f'pipe({subject[0]}).images[0].save("image.png")',
         "```",
         "",
         f"On a command line: `lantern-generate --model {repository} {subject[1]}`. With lantern installed,"
@@ -79,7 +79,7 @@ def model_card(
         " VQ tokenizer and drafter, on the meta device (without values).",
         "- The sizes of the components fit each other.",
         "- `SHA256SUMS` beside weights lists their checksums, which are verified when they are loaded.",
-        "- The quality of the pictures was not measured when this card was written.",
+        "- The quality of the images was not measured when this card was written.",
         "",
     ]
     return f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(lines)

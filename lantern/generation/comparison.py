@@ -44,6 +44,7 @@ class Comparison:
         """Return the comparison as JSON values."""
         return {
             "prompt": self.plain.request.prompt,
+            "negative_prompt": self.plain.request.negative_prompt,
             "label": self.plain.request.label,
             "seed": self.plain.request.seed,
             "image": self.plain.request.number,

@@ -139,7 +139,7 @@ class SideBySide:
 
     def __init__(self, model: Model) -> None:
         if model.vq is None:
-            raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no pictures")
+            raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no images")
         self.model = model
         self._thread = ThreadPoolExecutor(1, "lantern-model")
         self._generator = lru_cache(4)(self._assembled)
@@ -290,14 +290,16 @@ def build_page(sides: SideBySide) -> Any:
                 scale=3,
             )
             method = gr.Dropdown(names, value=default, label="Method", elem_id="method")
-            guidance = gr.Slider(1, 20, model.sampling().guidance, step=0.1, label="Guidance")
+            guidance = gr.Slider(
+                1, 20, model.sampling().guidance, step=0.1, label="Guidance", elem_id="guidance", min_width=210
+            )
             seed = gr.Number(0, label="Seed", precision=0, minimum=0)
         button = gr.Button("Generate", variant="primary", elem_id="generate")
         with gr.Row():
             plain, other = gr.HTML(label="plain", elem_id="plain"), gr.HTML(label="method", elem_id="other")
         with gr.Row():
             accepted, numbers = gr.HTML(elem_id="accepted"), gr.Markdown(elem_id="numbers")
-        gallery = gr.Gallery(label="Past pictures", columns=8, elem_id="gallery", interactive=False)
+        gallery = gr.Gallery(label="Past images", columns=8, elem_id="gallery", interactive=False)
         given, shown = [subject, method, guidance, seed, past], [plain, other, numbers, accepted, gallery, past]
         options: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "model", "show_progress": "hidden"}
         gr.on([button.click, subject.submit], fill, given, shown, **options)

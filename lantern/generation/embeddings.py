@@ -51,7 +51,7 @@ def with_conditions(
     if any(texts) and negative_prompt_embeds is not None:
         raise ValueError("a call takes negative_prompt or negative_prompt_embeds: give one of them")
     if has_negative and sampling.rows != 2:
-        raise ValueError("negative_prompt has no effect without guidance: give guidance_scale above 1")
+        raise ValueError("negative_prompt has no effect without guidance: give guidance above 1")
     if prompt_embeds is not None:
         found = given_condition(model, prompt_embeds, prompt_attention_mask, name="prompt_embeds")
         subjects = [Request()] * found.batch

@@ -31,7 +31,7 @@ FIELDS = {
     "top_k": "top-k",
     "top_p": "top-p",
     "seed": "seed of the noise",
-    "image": "number of the picture within its prompt or class, from 0",
+    "image": "number of the image within its prompt or class, from 0",
 }
 TEMPLATE = "{prompt}-{method}-{settings}-{dtype}-{weights}-g{guidance}-seed{seed}-{image}"
 
@@ -87,7 +87,7 @@ def destination(
     ending = place.suffix.lower()
     is_file = ending in FORMATS and not place.is_dir()
     if str(place) == "-":
-        raise ValueError("--out is -, wanted a file or a folder: pictures are not written to standard output")
+        raise ValueError("--out is -, wanted a file or a folder: images are not written to standard output")
     if not is_file and (place.is_file() or (ending in OTHER_SUFFIXES and not place.is_dir())):
         raise ValueError(f"--out is {place}, wanted a folder or a file that ends in {', '.join(FORMATS)}")
     if is_file:

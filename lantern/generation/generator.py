@@ -80,7 +80,7 @@ def warn_of_halving(tried: int, fits: int) -> None:
 
 def halving_message(tried: int, fits: int) -> str:
     """Return the message about a halved batch."""
-    return f"out of memory with {tried} pictures at once: continuing with {fits}"
+    return f"out of memory with {tried} images at once: continuing with {fits}"
 
 
 class BatchSize:
@@ -96,7 +96,7 @@ class BatchSize:
     def halve(self, tried: int, error: BaseException) -> None:
         """Halve the size after memory ran out with `tried` pictures; MemoryError if that was a single one."""
         if tried < 2:
-            raise MemoryError(f"out of memory with a single picture: {one_line(error)}") from error
+            raise MemoryError(f"out of memory with a single image: {one_line(error)}") from error
         self._too_many = self._too_many or tried
         self.now = min(self.now, tried // 2)
 
@@ -178,7 +178,7 @@ def generate(
         requested = with_init_image(model, requested, **kept)  # type: ignore[arg-type]
     if with_pixels and model.vq is None:
         place = "" if model.folder is None else f" ({model.folder / 'vqvae'} is missing)"
-        raise ValueError(f"model {model.name} has no VQ decoder: it can make codes but no pictures{place}")
+        raise ValueError(f"model {model.name} has no VQ decoder: it can make codes but no images{place}")
     sampling = sampling or model.sampling()
     size = BatchSize(batch, on_halved)
     chosen = choose_method(model, method, settings, sampling=sampling, batch=min(batch, len(requested)))

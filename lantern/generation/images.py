@@ -11,7 +11,7 @@ import math
 import struct
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,7 @@ class Statistics:
     None. `seconds` are by phase; each picture of a batch has an equal share.
     `method_reason` is why method "auto" chose this method; empty if it was given. `promise` is what the picture has
     in common with plain decoding's of the same batch (`lantern.methods.spec.PROMISES`), as far as the engine keeps it.
+    It is None for an interrupted picture: `codes` then counts the decoded ones, and what was not measured is NaN.
     `forced` of the codes were kept of an init image; they count as drafted codes that were accepted.
     """
 
@@ -86,13 +87,19 @@ class Statistics:
     seconds: Mapping[str, float]
     method_reason: str = ""
     excess: float | None = None
-    promise: Promise = "distribution"
+    promise: Promise | None = "distribution"
     forced: int = 0
 
     @property
     def step_compression(self) -> float:
         """Codes per pass of the target."""
         return self.codes / max(self.passes, 1)
+
+    def interrupted(self, codes: int) -> "Statistics":
+        """Return the statistics of a picture that was stopped after `codes` codes, without what was not measured."""
+        unknown = 0.0 if self.is_exact else math.nan
+        spent = {"relaxed": unknown, "total_variation": unknown, "total_variation_max": unknown}
+        return replace(self, codes=codes, promise=None, latent_distance=0.0 if self.is_exact else None, **spent)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the statistics as JSON values; "forced_codes" only where there are any."""
@@ -105,7 +112,7 @@ class Statistics:
             "passes": self.passes,
             "step_compression": round(self.step_compression, 4),
             "accepted_by_depth": acceptance(self.accepted, self.reached),
-            "relaxed_share": round(self.relaxed, 6),
+            "relaxed_share": measured(self.relaxed),
             "total_variation": measured(self.total_variation),
             "total_variation_max": measured(self.total_variation_max),
             "latent_distance": None if self.latent_distance is None else round(self.latent_distance, 6),
@@ -173,6 +180,7 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
     depth = max(len(one.reached) for one in done)
     accepted = [sum(one.accepted[d] for one in done) for d in range(depth)]
     reached = [sum(one.reached[d] for one in done) for d in range(depth)]
+    promises = [one.promise for one in done if one.promise is not None]
     phases, forced = done[0].seconds, sum(one.forced for one in done)
     moved, over = (
         [value * one.codes for one in done if (value := getter(one)) is not None]
@@ -180,12 +188,12 @@ def totals(done: Sequence[Statistics]) -> dict[str, Any]:
     )
     return {
         "exact": all(one.is_exact for one in done),
-        "promise": max((one.promise for one in done), key=list(PROMISES).index),
+        "promise": max(promises, key=list(PROMISES).index) if len(promises) == len(done) else None,
         "codes": codes,
         "passes": passes,
         "step_compression": round(codes / max(passes, 1), 4),
         "accepted_by_depth": acceptance(accepted, reached),
-        "relaxed_share": round(sum(one.relaxed * one.codes for one in done) / codes, 6),
+        "relaxed_share": measured(sum(one.relaxed * one.codes for one in done) / codes),
         "total_variation": measured(sum(one.total_variation * one.codes for one in done) / codes),
         "total_variation_max": measured(max(one.total_variation_max for one in done)),
         "latent_distance": None if len(moved) < len(done) else round(sum(moved) / codes, 6),

@@ -116,9 +116,13 @@ class Component(ModelMixin):
 
 
 class LanternTransformer(Transformer, Component):
-    """The target as a diffusers component."""
+    """The target as a diffusers component.
+
+    `generation` holds the defaults of a call of the model that it was loaded with, for pipelines built of components.
+    """
 
     config_class = TransformerConfig
+    generation: Mapping[str, Any] | None = None
 
 
 class LanternDrafter(Eagle, Component):
@@ -168,7 +172,9 @@ class LanternPipeline(DiffusionPipeline):
     `method` is how codes are decoded: "plain", "eagle1", "lantern", "lantern++" or another method of the registry, or
     "auto", the one that `lantern tune` found fastest here. `engine` is how passes are run: a
     name or an Engine of `lantern.engines`, such as "eager" or "compile" (then call `pipe.warmup()`). `generation` holds
-    defaults of calls.
+    defaults of calls, registered in `pipe.config`: fields of `Sampling`, "method" and "scale". None: those of the
+    model that `from_pretrained` loaded `transformer` with; for another transformer those of `Sampling` (guidance 3,
+    temperature 1), method "auto" and scale 1.
     """
 
     _optional_components: ClassVar[list[str]] = ["vqvae", "text_encoder", "tokenizer", "drafter"]
@@ -187,6 +193,8 @@ class LanternPipeline(DiffusionPipeline):
         self.register_modules(
             transformer=transformer, vqvae=vqvae, text_encoder=text_encoder, tokenizer=tokenizer, drafter=drafter
         )
+        if generation is None and isinstance(transformer, LanternTransformer):
+            generation = dict(transformer.generation or {})
         defaults = dict(check_generation(generation or {}, source=INDEX_NAME))
         self.register_to_config(generation=defaults)
         self._method = str(defaults.get("method", "auto"))
@@ -235,7 +243,10 @@ class LanternPipeline(DiffusionPipeline):
         if is_there(folder / "text_encoder") and not {"text_encoder", "tokenizer"} <= set(options):
             text = load_text_encoder(folder, torch.device("cpu"), torch.float32)
             options = {"text_encoder": text.model, "tokenizer": text.tokenizer} | options
+        has_own_target = "transformer" not in options
         pipe = super().from_pretrained(str(folder), **options)
+        if has_own_target:
+            pipe.transformer.generation = dict(pipe.config["generation"])
         if pipe.drafter is not None:
             names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown_name(name, folder)}
             check_sizes(pipe.drafter.config, pipe.transformer.config, **names)
@@ -528,7 +539,7 @@ class LanternPipeline(DiffusionPipeline):
             if scale is None and isinstance(side, int) and side in range(raw, raw * MAX_SCALE + 1, raw):
                 scale = side // raw
             if scale is None or side != raw * scale:
-                raise ValueError(f"{name} is {side}, wanted {raw} (the size of the model's pictures) times scale")
+                raise ValueError(f"{name} is {side}, wanted {raw} (the size of the model's images) times scale")
         scale = int(self.config["generation"].get("scale", 1)) if scale is None else scale
         check_scale(scale, resample)
         return scale

@@ -169,7 +169,7 @@ def make_watched(
 ) -> list[Picture]:
     """Make all pictures; after an interruption those of the last batch have code 0 in place of missing codes.
 
-    The warning in their statistics gives the number of codes that were decoded.
+    Their statistics promise nothing, and count the codes that were decoded, as does a warning.
     """
     pictures: list[Picture] = []
     try:
@@ -184,7 +184,10 @@ def make_watched(
         counts, total = watcher.canvas.known.tolist(), generator.model.target.config.block_size
         warnings = [f"interrupted: {count} of {total} codes were decoded, the others are 0" for count in counts]
         started = [replace(one, warning=text) for one, text in zip(cut, warnings, strict=True)]
-        pictures += finish_batch(generator, started, grids, seconds={}, with_pixels=with_pixels)
+        made = finish_batch(generator, started, grids, seconds={}, with_pixels=with_pixels)
+        pictures += [
+            replace(one, statistics=one.statistics.interrupted(count)) for one, count in zip(made, counts, strict=True)
+        ]
     except NotFiniteError as error:
         error.sound = pictures + error.sound
         raise

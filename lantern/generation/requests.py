@@ -105,7 +105,7 @@ def with_noise(subjects: Sequence[Request], images: int, generator: Any) -> list
     total = len(subjects) * images
     if isinstance(generator, list | tuple):
         if len(generator) != total:
-            raise ValueError(f"got {len(generator)} generators for {total} pictures, wanted one each, or a single one")
+            raise ValueError(f"got {len(generator)} generators for {total} images, wanted one each, or a single one")
         keys = [(_seed(one), 0) for one in generator]
     else:
         seed = secrets.randbelow(MAX_SEED) if generator is None else _seed(generator)
@@ -206,7 +206,7 @@ def with_warnings(
         return list(requested)
     new = dict.fromkeys(one.prompt for one in requested if one.prompt is not None and one.warning is None)
     lines = {
-        prompt: f"model {model.name} knows no word of the prompt {prompt[:40]!r}: the picture does not depend on it"
+        prompt: f"model {model.name} knows no word of the prompt {prompt[:40]!r}: the image does not depend on it"
         for prompt in new
         if not model.text.knows(prompt)
     }

@@ -5,9 +5,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.methods.registry import METHODS
 from tests.cli.calls import Capture, grid, made, refusal
@@ -184,6 +186,32 @@ def test_prompts_come_from_files_in_several_forms(model: str) -> None:
         assert main(["--model", model, "--prompts-file", name, "--tokens", "t.json", "--quiet"]) == 0
         grids.append(json.loads(Path("t.json").read_text()))
     assert grids == [grids[0]] * len(forms) and len(grids[0]) == 2
+
+
+def test_negative_prompts_are_those_of_the_pipeline(model: str, capsys: Capture) -> None:
+    prompts, negative = ["a red apple", "a dog"], ["blue cat", "two"]
+    words = [word for text in prompts for word in ("--prompt", text)] + [
+        "--json",
+        "--tokens",
+        "codes.json",
+        "--seed",
+        "5",
+    ]
+    pipe = LanternPipeline.from_pretrained(model)
+    pipe.set_progress_bar_config(disable=True)
+    for texts, more in ((["blue cat"], []), (negative, ["--compare"]), (negative, ["-n", "2"])):
+        given = [word for text in texts for word in ("--negative-prompt", text)]
+        comparing = "--compare" in more
+        tail = ["--json", "--out", "pairs", "--seed", "5"] if comparing else words[4:]
+        assert main(["--model", model, *words[:4], *given, "--method", "eagle1", *tail, *more]) == 0
+        report = json.loads(capsys.readouterr().out)
+        made = report["comparisons" if comparing else "pictures"]
+        assert list(dict.fromkeys(one["negative_prompt"] for one in made)) == texts
+        if not comparing:
+            call: Any = pipe(
+                prompts, negative_prompt=texts, generator=5, output_type="latent", num_images_per_prompt=len(made) // 2
+            )
+            assert json.loads(Path("codes.json").read_text()) == call.tokens.tolist()
 
 
 def test_prompts_with_equal_file_names_do_not_overwrite_each_other(model: str) -> None:

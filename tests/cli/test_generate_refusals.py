@@ -55,6 +55,20 @@ def test_class_labels_are_sampled_and_prompts_refused_by_a_class_model(classes: 
     assert "0 to 999" in refusal(capsys, main(["--model", classes, "--class-label", "1000"]))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", "a", "--guidance", "1"], "negative_prompt has no effect without guidance: give guidance above 1"),
+        (["--prompt", "a", "--negative-prompt", "two"], "got 2 negative prompts for 1 prompts, wanted 1 or 1"),
+        (["--class-label", "1"], "--negative-prompt is for prompts"),
+    ],
+)
+def test_a_negative_prompt_without_effect_is_refused(
+    model: str, capsys: Capture, options: list[str], message: str
+) -> None:
+    assert message in refusal(capsys, main(["--model", model, "--negative-prompt", "blue", *options]))
+
+
 def test_a_class_is_refused_by_a_model_that_takes_prompts(model: str, capsys: Capture) -> None:
     assert "takes prompts" in refusal(capsys, main(["--model", model, "--class-label", "1"]))
 
@@ -110,7 +124,7 @@ def test_a_class_is_refused_by_a_model_that_takes_prompts(model: str, capsys: Ca
         (["--grid", "0"], "whole number from 1 to 1000"),
         (["--grid", "1", "-n", "200", "--scale", "16"], "give --grid COLUMNS or --scale 1"),
         (["--grid", "--compare"], "leave one of them out"),
-        (["--tokens", "t.json", "--grid"], "--grid is an option of picture files"),
+        (["--tokens", "t.json", "--grid"], "--grid is an option of image files"),
         (["--tokens", "-", "--json"], "both write to standard output"),
         (["--tokens", "a/b.json"], "the folder a does not exist"),
         (["--tokens", "."], "is a folder"),
@@ -136,7 +150,7 @@ def test_bad_prompt_files_are_refused_in_one_line(model: str, capsys: Capture, r
 
 
 def test_a_call_without_requests_is_refused(capsys: Capture) -> None:
-    assert "no pictures requested" in refusal(capsys, main([]))
+    assert "no images requested" in refusal(capsys, main([]))
 
 
 def test_a_damaged_model_is_refused_in_one_line(model: str, capsys: Capture, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_finished_pictures_are_not_made_again(model: Model) -> None:
 
 def test_a_single_picture_that_does_not_fit_ends_the_run_and_keeps_the_others(model: Model) -> None:
     made: list[Picture] = []
-    with room_for(0, model.target, when=lambda: len(made) == 2), pytest.raises(MemoryError, match="single picture"):
+    with room_for(0, model.target, when=lambda: len(made) == 2), pytest.raises(MemoryError, match="single image"):
         for picture in generate(model, requests(prompts=["a red apple"], count=4), batch=2):
             made.append(picture)
     assert [picture.request.number for picture in made] == [0, 1]
@@ -166,7 +166,7 @@ def test_no_request_is_lost_or_repeated_for_any_limit() -> None:
 
 
 def test_a_halving_gives_a_warning_by_default(model: Model) -> None:
-    with room_for(1, model.target), pytest.warns(RuntimeWarning, match="with 2 pictures at once: continuing with 1"):
+    with room_for(1, model.target), pytest.warns(RuntimeWarning, match="with 2 images at once: continuing with 1"):
         make(model, 2, 2)
 
 
@@ -228,7 +228,7 @@ def test_the_command_reports_a_halving_once(folder: Path, tmp_path: Path, capsys
     assert main([*arguments, "--out", str(tmp_path / "b")]) == 0
     seen = capsys.readouterr()
     found = json.loads(seen.out)
-    assert seen.err == "lantern: out of memory with 8 pictures at once: continuing with 2\n"
+    assert seen.err == "lantern: out of memory with 8 images at once: continuing with 2\n"
     assert (whole["batch_halved"], found["batch_halved"], found["batch"]) == (None, 2, 8)
     assert found["tokens_sha256"] == whole["tokens_sha256"] and len(set(found["paths"])) == 8
     assert main([*arguments, "--out", str(tmp_path / "c"), "--quiet"]) == 0
@@ -242,5 +242,5 @@ def test_the_command_fails_in_one_line_if_no_picture_fits(
     arguments = ["--model", str(folder), "--prompt", "a red apple", "-n", "8", "--batch", "8", "--method", "eagle1"]
     assert main([*arguments, "--out", "x/"]) == 1
     seen = capsys.readouterr()
-    assert seen.err.startswith("lantern: error: out of memory with a single picture: ") and seen.err.count("\n") == 1
+    assert seen.err.startswith("lantern: error: out of memory with a single image: ") and seen.err.count("\n") == 1
     assert seen.out == "" and not Path("x").exists()

@@ -66,6 +66,8 @@ def check_browser(sides: SideBySide, shots: Path | None) -> None:
         driver.get(url)
         find("#gallery")
         wait.until(lambda found: "Loading" not in found.find_element("tag name", "body").text)
+        slider, most = find("#guidance").rect, find("#guidance .max_value")
+        assert most.text == "20" and most.rect["x"] + most.rect["width"] <= slider["x"] + slider["width"]
         find("#generate").click()
         wait.until(lambda found: "codes" in found.find_element("id", "plain").text)
         time.sleep(1.0 if shots else 0)

@@ -213,9 +213,19 @@ def test_an_interrupted_call_returns_partial_pictures(pipe: LanternPipeline) -> 
     whole = call(pipe, method="plain").tokens.flatten()
     part = call(pipe, method="plain", callback_on_step_end=stop)
     assert torch.equal(part.tokens.flatten()[:4], whole[:4]) and not part.tokens.flatten()[4:].any()
-    assert part.stats[0]["passes"] == 4
+    assert [part.stats[0][name] for name in ("passes", "codes", "promise", "step_compression")] == [4, 4, None, 1.0]
     assert part.stats[0]["warning"] == "interrupted: 4 of 16 codes were decoded, the others are 0"
     assert torch.equal(call(pipe, method="plain").tokens.flatten(), whole)
+
+
+def test_an_interrupted_picture_of_a_relaxed_method_has_no_total_variation(pipe: LanternPipeline) -> None:
+    def stop(given: LanternPipeline, step: int, timestep: int, tensors: dict[str, Any]) -> dict[str, Any]:
+        given._interrupt = True
+        return tensors
+
+    stats = call(pipe, method="lantern", settings={"k": 4}, callback_on_step_end=stop).stats[0]
+    unknown = ("promise", "relaxed_share", "total_variation", "total_variation_max", "latent_distance")
+    assert [stats[name] for name in unknown] == [None] * 5 and 0 < stats["codes"] < 16
 
 
 def test_the_progress_bar_counts_codes(pipe: LanternPipeline, capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,7 +269,7 @@ def test_a_class_model_takes_labels(tmp_path: Path) -> None:
         ({"temperature": -1.0}, "temperature is -1"),
         ({"top_k": -1}, "top_k is -1"),
         ({"num_images_per_prompt": 0}, "wanted whole numbers from 1"),
-        ({"generator": [1, 2]}, "2 generators for 1 pictures"),
+        ({"generator": [1, 2]}, "2 generators for 1 images"),
         ({"generator": -1}, "seed is -1"),
         ({"class_labels": 1}, "give one of them"),
         ({"method": "lantren"}, 'did you mean "lantern"?'),

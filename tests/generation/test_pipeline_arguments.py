@@ -11,16 +11,18 @@ import torch
 
 from lantern import LanternPipeline, generate
 from lantern.core.io import read_config, weights_digest
+from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.cache import PromptCache, read_prompts
 from lantern.engines.engine import EagerEngine
+from lantern.generation.pipeline import LanternTransformer
 from lantern.models.folder import load_model
 from tests.tiny_folder import save_tiny_model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy", generation={"method": "plain", "guidance": 3.0})
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy", generation={"method": "plain", "guidance": 3.5})
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +224,19 @@ def test_a_pipeline_of_another_has_its_add_ons_method_and_engine(pipe: LanternPi
     other.set_progress_bar_config(disable=True)
     assert (other.method, other.engine) == ("eagle1", "eager") and set(other.model.add_ons) == set(pipe.model.add_ons)
     assert torch.equal(codes(other, method="sam"), codes(pipe, method="sam"))
+
+
+def test_a_pipeline_of_components_has_the_defaults_of_the_model(folder: Path, pipe: LanternPipeline) -> None:
+    other = LanternPipeline(**pipe.components)
+    assert other.config["generation"] == {"method": "plain", "guidance": 3.5} and other.method == "plain"
+    other.set_progress_bar_config(disable=True)
+    other.engine = "eager"
+    assert torch.equal(codes(other), codes(pipe))
+    given = LanternPipeline(**pipe.components, generation={})
+    assert (given.method, given.model.sampling()) == ("auto", Sampling())
+    target: Any = LanternTransformer.from_pretrained(folder / "transformer")
+    parts: dict[str, Any] = pipe.components | {"transformer": target}
+    assert LanternPipeline(**parts).model.sampling() == Sampling()
 
 
 def test_a_prompt_to_encode_is_a_text(pipe: LanternPipeline) -> None:

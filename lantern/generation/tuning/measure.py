@@ -129,7 +129,7 @@ class TimedDrafter:
 def time_steps(setup: Setup, method: Method, *, steps: int) -> StepClock:
     """Decode until `steps` steps are timed or the batch is done; ValueError for pictures of a single code."""
     if setup.codes < 2:
-        raise ValueError("pictures of one code cannot be tuned: plain decoding makes them in one pass")
+        raise ValueError("images of one code cannot be tuned: plain decoding makes them in one pass")
     generator, clock = setup.generator(method), StepClock(setup, steps)
     timed: dict[str, Any] = {"target": TimedTarget(generator.parts.target, clock)}
     if generator.parts.drafter is not None:

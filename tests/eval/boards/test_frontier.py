@@ -145,6 +145,17 @@ def refuse(*_: object, **__: object) -> Any:
     raise AssertionError("this was measured already")
 
 
+def test_without_a_terminal_every_point_and_every_round_gets_a_line(
+    options: FrontierOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loud = replace(options, run=tmp_path / "run", images=2, shown=1, specs=["eagle1"], is_quiet=False)
+    Sweep(loud).measure()
+    lines = capsys.readouterr().err.splitlines()
+    points = ["plain | eager fp32", "eagle1 | eager fp32"]
+    expected = [f"pictures to show: {i} of 2 points, {point}" for i, point in enumerate(points, start=1)]
+    assert lines == [*expected, "rounds: 2 of 4 pictures", "rounds: 4 of 4 pictures"]
+
+
 def test_an_interrupted_sweep_resumes(
     options: FrontierOptions, figures: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

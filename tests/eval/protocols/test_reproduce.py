@@ -72,7 +72,7 @@ def test_a_row_records_how_it_was_made(place: Path, model: Path, capsys: pytest.
     assert found["fingerprint"]["config"]["sampling"]["guidance"] == 3.0 and found["surroundings"]["torch"]
     assert found["speed"]["codes"] == 6 * 16 and found["speed"]["step_compression"] >= 1
     assert found["command"].startswith("lantern reproduce three --method 'gumbel-jacobi:window=4'")
-    assert "6 pictures" in capsys.readouterr().out
+    assert "6 images" in capsys.readouterr().out
 
 
 def test_a_limit_makes_the_first_pictures(place: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_a_row_is_repeated_byte_for_byte(place: Path, model: Path, capsys: pytes
     assert reproduce(place, model, "--metrics", "--limit", "3", "--batch", "2") == 0
     assert row(place)["choices"]["model"] == "tiny"  # no path of this machine
     assert reproduce(place, model, str(place / "out" / "row.json"), out="again", method="") == 0
-    assert "all pictures equal the repeated row" in capsys.readouterr().out
+    assert "all images equal the repeated row" in capsys.readouterr().out
     assert pictures(place, "again") == pictures(place) and len(pictures(place)) == 3
 
 
@@ -115,7 +115,7 @@ def test_a_row_that_differs_is_reported(place: Path, model: Path, capsys: pytest
     values = row(place) | {"pictures_sha256": "0" * 64}
     (place / "other.json").write_text(json.dumps(values))
     assert reproduce(place, model, str(place / "other.json"), out="again", method="") == 1
-    assert "the pictures differ from those" in capsys.readouterr().err
+    assert "the images differ from those" in capsys.readouterr().err
 
 
 def test_pictures_of_another_method_are_not_mixed_in(

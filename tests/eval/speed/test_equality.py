@@ -54,6 +54,14 @@ def test_every_exact_gumbel_method_matches_plain_decoding(folder: Path, tmp_path
         assert cell["largest_gap_change"] < 1e-4
 
 
+def test_a_line_is_printed_once(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "equality.json"
+    compare(folder, out, "--methods", "eagle1")
+    printed = capsys.readouterr()
+    assert ["3 of 4 pictures" in line for line in printed.err.splitlines()] == [True]
+    assert ["4 of 4 pictures" in line for line in printed.out.splitlines()] == [True]
+
+
 def test_a_run_resumes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
