@@ -26,19 +26,24 @@ T = TypeVar("T")
 GROUP = 32
 
 
-def weights_of(module: nn.Module) -> tuple[Any, ...]:
+def weights_of(module: Any) -> tuple[Any, ...]:
     """Return a value that changes whenever a weight does, or its dtype or device, or a submodule is replaced.
 
-    It is computed several times for every picture, and `module.parameters()` takes more than twice as long.
+    It is computed several times for every picture, and `module.parameters()`, which wrappers of modules have to do
+    with, takes more than twice as long.
     """
+    if not isinstance(module, nn.Module):
+        return tuple(map(_state_of, module.parameters()))
     found, modules = list[Any](), [module]
     for one in modules:  # its submodules are appended meanwhile
         if one._modules:
             modules += [child for child in one._modules.values() if child is not None]
-        for p in one._parameters.values():
-            if p is not None:
-                found.append((p.data_ptr(), p._version, p.dtype, p.device))
+        found += [_state_of(p) for p in one._parameters.values() if p is not None]
     return tuple(found)
+
+
+def _state_of(parameter: Tensor) -> tuple[Any, ...]:
+    return parameter.data_ptr(), parameter._version, parameter.dtype, parameter.device
 
 
 class WeightCache(Generic[T]):
