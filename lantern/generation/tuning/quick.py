@@ -66,6 +66,6 @@ def _fastest(times: Mapping[int, float], codes: Mapping[int, float], can_shrink:
     if gain < GAIN:
         return dataclasses.replace(METHODS["plain"], reason=reason)
     # The picture at hand may commit fewer codes than those that were recorded.
-    least = times[best] / times[1]
-    options = {"window": best} | ({"least": round(least, 2)} if can_shrink and least > FLAT else {})
+    least = GAIN * times[best] / times[1]
+    options = {"window": best} | ({"least": round(least, 2)} if can_shrink and least > GAIN * FLAT else {})
     return dataclasses.replace(METHODS["gumbel-jacobi"].with_options(**options), reason=reason)
