@@ -6,6 +6,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -526,8 +527,11 @@ def read_prompts(
         if missing:
             inputs = embed_condition(target, whole, rows)
             padded, _, entered = _read_slots(target, inputs, mask[:, None].expand(-1, rows, -1), taps)
-            features = torch.cat([padded[:, :, :missing], features], 2)
-            fused = None if fused is None or entered is None else torch.cat([entered[:, :, :missing], fused], 2)
+            # padding sees padding; the last slot gives code 0, be it a word or not
+            is_own = torch.nn.functional.pad(mask[:, :-1], (0, 1), value=True)[:, None, :, None]
+            lengthened = partial(torch.nn.functional.pad, pad=(0, 0, missing, 0))
+            features = torch.where(is_own, lengthened(features), padded)
+            fused = None if fused is None or entered is None else torch.where(is_own, lengthened(fused), entered)
     else:
         features, fused, mask = features[:, :, -1:], None if fused is None else fused[:, :, -1:], mask[:, -1:]
     return PromptState(means, features, mask, counts, fused)
