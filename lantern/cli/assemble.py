@@ -74,13 +74,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _copy(source: Path, folder: Path, *, skips_weights: bool) -> None:
-    """Copy the files of a component, each atomically; other files of the folder stay.
+    """Copy the files of a component, each atomically; other files of the folder stay, checksums are those of the copies.
 
     A tokenizer is often given as the folder of its whole model, whose weights it does not need.
     """
     import shutil
 
-    from lantern.core.io import atomic_write
+    from lantern.core.io import SUMS_NAME, atomic_write, save_checksums
 
     files = [path for path in sorted(source.iterdir()) if path.is_file()]
     if skips_weights:
@@ -90,6 +90,9 @@ def _copy(source: Path, folder: Path, *, skips_weights: bool) -> None:
     for path in files:
         with atomic_write(folder / path.name) as temporary:
             shutil.copyfile(path, temporary)
+    if SUMS_NAME not in {path.name for path in files}:
+        (folder / SUMS_NAME).unlink(missing_ok=True)
+        save_checksums(folder)
 
 
 def _write_table(folder: Path, columns: int) -> None:

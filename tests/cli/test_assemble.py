@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lantern.cli.assemble import main
-from lantern.core.io import load_state, read_config, save_component, weights_digest, write_json
+from lantern.core.io import load_state, read_checksums, read_config, save_component, weights_digest, write_json
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.folder import load_model
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
@@ -51,6 +51,19 @@ def test_later_call_replaces_one_component_and_keeps_the_rest(tmp_path: Path, co
     model: Any = load_model(out, device="cpu")
     assert torch.equal(model.target.output.weight, other.output.weight)
     assert dict(model.generation) == {"guidance": 2.5}
+
+
+def test_component_without_checksums_replaces_one_with_them(tmp_path: Path, components: dict[str, Path]) -> None:
+    out = tmp_path / "model"
+    assert main([str(out), *options(components)]) == 0
+    torch.manual_seed(1)
+    other = VQVAE(VQ)
+    save_component(other.state_dict(), other.config, tmp_path / "v2")
+    (tmp_path / "v2" / "SHA256SUMS").unlink()
+    assert main([str(out), "--vqvae", str(tmp_path / "v2")]) == 0
+    model: Any = load_model(out, device="cpu")
+    assert torch.equal(model.neighbours, proximity_table(other.quantize.codes(), 23))
+    assert set(read_checksums(out / "vqvae")) == {"model.safetensors", "neighbours.safetensors"}
 
 
 def test_drafter_of_another_size_is_refused_before_anything_is_copied(
