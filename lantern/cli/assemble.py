@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _copy(source: Path, folder: Path, *, skips_weights: bool) -> None:
-    """Copy the files of a component, each atomically; other files of the folder stay, checksums are those of the copies.
+    """Copy the files of a component, each atomically, with checksums of the copies; other files of the folder stay.
 
     A tokenizer is often given as the folder of its whole model, whose weights it does not need.
     """
