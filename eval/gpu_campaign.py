@@ -108,7 +108,7 @@ TOY = Sizes(
 
 @dataclass(frozen=True)
 class Plan:
-    """What a campaign runs: results go to `out`, models, pictures and checkpoints to `work`.
+    """What a campaign runs: results go to `out`, models, images and checkpoints to `work`.
 
     `metrics` are options of the frontier and the leaderboard for quality metrics; without them only total variation is
     measured.
@@ -210,7 +210,7 @@ def tests(is_toy: bool) -> tuple[str, ...]:
 
 
 def draw_pictures(folder: Path, count: int) -> None:
-    """Write pictures of coloured rectangles on white, each with its caption, as `lantern train data` reads them."""
+    """Write images of coloured rectangles on white, each with its caption, as `lantern train data` reads them."""
     from PIL import Image, ImageDraw
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -239,7 +239,7 @@ def training_config(sizes: Mapping[str, int], *, is_compiled: bool) -> dict[str,
 
 
 def throughput(log: Path, batch: int) -> dict[str, Any]:
-    """Return steps and pictures per second of the later half of a training, without compilation and warm-up."""
+    """Return steps and images per second of the later half of a training, without compilation and warm-up."""
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.is_file() else []
     timed = [(line["step"], line["seconds"]) for line in lines if "seconds" in line and "loss" in line]
     if len(timed) < 2:
@@ -370,11 +370,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--minutes", type=real(0.1, 10**4), required=True, metavar="M", help="time for everything, in minutes")
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the results; a stopped campaign continues")
-    add("--work", type=Path, metavar="DIR", help="folder of models, pictures and checkpoints (default: work/ in --out)")
+    add("--work", type=Path, metavar="DIR", help="folder of models, images and checkpoints (default: work/ in --out)")
     add("--device", default="cuda", help="cuda (default), cuda:N or cpu")
     add("--toy", action="store_true", help="rehearse with toy sizes")
     add("--parts", nargs="+", type=one_of([str(part) for part in PARTS]), metavar="N", help="run only these parts")
-    add("--data", type=existing, metavar="FOLDER", help="real pictures, as `lantern train data` wrote, for KID")
+    add("--data", type=existing, metavar="FOLDER", help="real images, as `lantern train data` wrote, for KID")
     add("--weights", nargs="+", metavar="NAME=PATH", help="inception=FILE for KID and FID, clip=FOLDER for CLIP score")
 
 

@@ -38,7 +38,7 @@ from lantern.models.folder import DTYPES, Model, load_model, pick_device
 class Row:
     """A choice with the milliseconds of a step, plain and chosen, and the spread (p90 / p10) of the wider one.
 
-    `codes` is the number of codes of a picture.
+    `codes` is the number of codes of an image.
     """
 
     shape: str
@@ -110,7 +110,7 @@ def step_seconds(decoder: Decoder, job: Job, steps: int) -> float:
         decoder.generate(job.condition, keys=job.keys, callback=watch)
     except DoneError as done:
         return done.seconds
-    raise ValueError(f"the picture has fewer than {steps} steps: give fewer")
+    raise ValueError(f"the image has fewer than {steps} steps: give fewer")
 
 
 def _condition(model: Model) -> Condition:

@@ -159,7 +159,7 @@ def config_of(shape: str) -> TransformerConfig:
 
 @torch.no_grad()
 def record(config: TransformerConfig, nodes: int) -> Recorder:
-    """Record a bf16 pass over a tree of `nodes`, and its sampling, after half of the picture."""
+    """Record a bf16 pass over a tree of `nodes`, and its sampling, after half of the image."""
     from lantern.engines.cuda.target import KernelTarget
 
     with META:

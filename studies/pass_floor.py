@@ -1,7 +1,7 @@
 """`python -m studies.pass_floor`: bytes that a pass of LlamaGen's sizes must read, and the time that this takes.
 
 Backs the table of predictions in docs/speed.md. Weights are counted in bf16 without embedding tables, keys and values
-for both guidance rows and half of the picture's codes. Nothing is allocated and nothing is measured.
+for both guidance rows and half of the image's codes. Nothing is allocated and nothing is measured.
 """
 
 import argparse

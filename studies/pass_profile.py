@@ -1,7 +1,7 @@
 """`python -m studies.pass_profile`: time of a fused pass by part, and its growth with the number of nodes.
 
 Backs the table of a pass in docs/engines.md (eval/results/pass_profile.json and pass_profile_int8.json). Passes over
-windows of n codes after half of a picture, interleaved over n. Parts are those of the first thread: norms, linear
+windows of n codes after half of an image, interleaved over n. Parts are those of the first thread: norms, linear
 layers (qkv, out, gate, down, head), attention, and waiting for the other threads; the rest is before and after them.
 """
 

@@ -1,9 +1,9 @@
 """`python -m studies.reading`: whether reading keeps Inception busy, and the time to read 30,000 PNGs.
 
 Backs eval/results/reading.json: feature extraction is limited by the network, not by reading, and reading time is
-linear in the number of pictures. "busy" is the time of bare forward passes over the time of a whole extraction of the
-same pictures, interleaved over several rounds. By CPU time it is a lower bound, as if reading never overlapped with the
-network; other work on the machine does not affect it. Listing and reading are timed at n and n / 2 pictures, with peak
+linear in the number of images. "busy" is the time of bare forward passes over the time of a whole extraction of the
+same images, interleaved over several rounds. By CPU time it is a lower bound, as if reading never overlapped with the
+network; other work on the machine does not affect it. Listing and reading are timed at n and n / 2 images, with peak
 memory, and extrapolated linearly to 30,000.
 """
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make pictures, read them, run some through the network, print the figures."""
+    """Make images, read them, run some through the network, print the figures."""
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     device = pick_device(args.device)
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def make_pictures(folder: Path, count: int, *, side: int) -> None:
-    """PNGs of smooth pictures with grain, of about a photograph's size, in one folder, as a run leaves them."""
+    """PNGs of smooth images with grain, of about a photograph's size, in one folder, as a run leaves them."""
     from PIL import Image
 
     folder.mkdir(parents=True)
@@ -125,7 +125,7 @@ def reading(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def clean_only(pixels: np.ndarray) -> torch.Tensor:
-    """Return the picture after the default resize, without a network."""
+    """Return the image after the default resize, without a network."""
     from lantern.eval.metrics.inception import RESIZERS
 
     return RESIZERS["clean"](pixels)
@@ -183,7 +183,7 @@ def peak_mib() -> float:
     return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)
 
 
-COMMAND = Command("reading", "Measure whether reading pictures keeps Inception busy.", add_arguments, run)
+COMMAND = Command("reading", "Measure whether reading images keeps Inception busy.", add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

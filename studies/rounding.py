@@ -1,7 +1,7 @@
 """`python -m studies.rounding`: total variation (TV) per code caused by rounding a target's weights.
 
 Backs the figures for bf16, int8 and int4 in docs/exactness.md and docs/methods/specmquant.md
-(eval/results/rounding.json). Along pictures of plain decoding, the distribution of every code is computed by the target
+(eval/results/rounding.json). Along images of plain decoding, the distribution of every code is computed by the target
 and by the target with rounded weights; the TV between the two is comparable with that of relaxed methods.
 """
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--model", default="lantern-emoji", help="name, folder or hub id of a model that takes prompts")
-    parser.add_argument("--pictures", type=integer(1, 10**5), default=16, help="number of pictures (default 16)")
+    parser.add_argument("--pictures", type=integer(1, 10**5), default=16, help="number of images (default 16)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--out", type=Path, default=RESULTS, help="file of the results")
     add_distribution(parser)
@@ -77,7 +77,7 @@ def total_variations(
     codes: "Int[Tensor, 'b n']",
     sampling: "Sampling",
 ) -> "Float[Tensor, ' b*n']":
-    """Return the TV between the distributions of two targets at every code of pictures, given the same codes."""
+    """Return the TV between the distributions of two targets at every code of images, given the same codes."""
     import torch
 
     from lantern.eval.metrics.likelihood import teacher_forced_logits

@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def wait_until_ready(url: str) -> float:
-    """Return the seconds until a first picture has been made."""
+    """Return the seconds until a first image has been made."""
     begun = time.monotonic()
     while True:
         try:
@@ -140,7 +140,7 @@ def wait_until_ready(url: str) -> float:
 
 
 def wait_until_idle(url: str, seconds: float = 120) -> float:
-    """Return the pictures that are decoded or wait once there are none, at the latest after some seconds."""
+    """Return the images that are decoded or wait once there are none, at the latest after some seconds."""
     end, left = time.monotonic() + seconds, 1.0
     while left and time.monotonic() < end:
         lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()

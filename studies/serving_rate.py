@@ -1,8 +1,8 @@
-"""`python -m studies.serving_rate`: pictures per second of a server's model thread and of `lantern-generate`.
+"""`python -m studies.serving_rate`: images per second of a server's model thread and of `lantern-generate`.
 
-Backs the table of rates in docs/serving.md. One process makes the same pictures in three ways, in turns: in batches as
-`lantern-generate` does, by the model thread of `lantern serve` with pictures that join those under way, and by it with
-waves. Each picture has a prompt of its own. All pictures wait in the queue at first. Files, HTTP and encoding are not
+Backs the table of rates in docs/serving.md. One process makes the same images in three ways, in turns: in batches as
+`lantern-generate` does, by the model thread of `lantern serve` with images that join those under way, and by it with
+waves. Each image has a prompt of its own. All images wait in the queue at first. Files, HTTP and encoding are not
 included. Rates are medians of the runs. `of_lantern_generate` is the ratio of rates within a run: the median and a 95 %
 interval of it by resampling the runs. Both are given by the wall clock and by the processor time of the process, which
 other programs disturb less; with several threads it includes their waiting.
@@ -59,13 +59,13 @@ def prompts(count: int) -> list[str]:
 
 
 def in_batches(model: Model, method: str, args: argparse.Namespace) -> None:
-    """Make the pictures as `lantern-generate` does."""
+    """Make the images as `lantern-generate` does."""
     asked = requests(prompts=prompts(args.pictures), seed=7)
     assert len(list(generate(model, asked, method=method, batch=args.batch))) == args.pictures
 
 
 def served(model: Model, method: str, args: argparse.Namespace, *, waves: bool) -> None:
-    """Make the pictures by the model thread of a server."""
+    """Make the images by the model thread of a server."""
     made = list[Any]()
 
     def send(kind: str, value: Any, index: int | None) -> None:
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     return DONE
 
 
-COMMAND = Command("serving-rate", "Compare the picture rates of a server and of batches.", add_arguments, run)
+COMMAND = Command("serving-rate", "Compare the image rates of a server and of batches.", add_arguments, run)
 
 if __name__ == "__main__":
     sys.exit(main())

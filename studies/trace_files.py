@@ -1,6 +1,6 @@
 """Lists the files of the project that one `lantern-generate` call runs: `python -m studies.trace_files [OPTION ...]`.
 
-The options are those of `lantern-generate`; by default it makes one picture of the embedded model. A file counts as run
+The options are those of `lantern-generate`; by default it makes one image of the embedded model. A file counts as run
 if one of its functions or methods is called. Files that are only imported (protocols, dataclasses, constants) are
 listed separately.
 """

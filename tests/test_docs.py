@@ -247,14 +247,14 @@ EXERCISES: dict[str, Exercise | Installation] = {
     "lantern eval images --reference real --metrics psnr": Exercise("--draws 10"),
     "lantern reproduce emoji --method gumbel-jacobi --limit 2 --metrics --out runs/emoji": Exercise(is_slow=True),
     "lantern reproduce runs/emoji/row.json --out runs/again": Exercise(is_slow=True),
-    'lantern-generate --model my-model/model --prompt "a sandy beach" --out pictures': Exercise(prepare=trained),
-    "lantern-generate --model my-classes/model --class-label 0 --out pictures": Exercise(prepare=trained_on_classes),
+    'lantern-generate --model my-model/model --prompt "a sandy beach" --out images': Exercise(prepare=trained),
+    "lantern-generate --model my-classes/model --class-label 0 --out images": Exercise(prepare=trained_on_classes),
     "lantern assemble my-model --transformer runs/target/transformer --vqvae runs/tokenizer/vqvae "
     f"--text-encoder {EMBEDDED}/text_encoder --tokenizer {EMBEDDED}/tokenizer "
     "--drafter runs/drafter/drafter --guidance 2": Exercise(
         replace={f"{EMBEDDED}/{part}": f"{{model}}/{part}" for part in ("text_encoder", "tokenizer")}
     ),
-    'lantern-generate --model my-model --prompt "a sandy beach" --out pictures': Exercise(),
+    'lantern-generate --model my-model --prompt "a sandy beach" --out images': Exercise(),
     "lantern assemble my-model/model --drafter runs/eagle1/drafter": Exercise(prepare=trained_again),
     'lantern-generate --model my-model/model --prompt "a red square" --method eagle1 --compare --out compared': (
         Exercise()

@@ -37,14 +37,14 @@ def tiny_part(name: str, target: Transformer, **changes: Any) -> Any:
 
 
 def tiny_codes(target: Transformer, pictures: int = 3) -> Tensor:
-    """Return pictures of random codes."""
+    """Return images of random codes."""
     generator = torch.Generator().manual_seed(3)
     size = (pictures, target.config.block_size)
     return torch.randint(0, target.config.vocab_size, size, generator=generator)
 
 
 def tiny_sam(target: Transformer) -> SamTables:
-    """Return super-codes of a random codebook, and a corpus of three pictures."""
+    """Return super-codes of a random codebook, and a corpus of three images."""
     codes = target.config.vocab_size
     codebook = torch.randn(codes, 4, generator=torch.Generator().manual_seed(2))
     return SamTables.of_codes(tiny_codes(target), codebook, groups=max(codes // 4, 1))

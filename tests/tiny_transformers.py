@@ -90,7 +90,7 @@ def janus_processor() -> Any:
 
 
 def janus_codes(model: Any, processor: Any, prompt: str) -> torch.Tensor:
-    """Greedy codes of the library, as its documentation makes pictures."""
+    """Greedy codes of the library, as its documentation makes images."""
     message = [{"role": "user", "content": [{"type": "text", "text": prompt}]}]
     text = processor.apply_chat_template(message, add_generation_prompt=True)
     inputs = processor(text=text, generation_mode="image", return_tensors="pt")
@@ -135,7 +135,7 @@ def emu3_processor() -> Any:
 
 
 def emu3_codes(model: Any, processor: Any, prompt: str) -> torch.Tensor:
-    """Greedy codes of the library, as its documentation makes pictures, of 3 rows of 4 codes."""
+    """Greedy codes of the library, as its documentation makes images, of 3 rows of 4 codes."""
     rows, columns, size = 3, 4, {"ratio": "4:3", "image_area": 12 * 64}
     inputs, negative = (
         processor(text=[text], return_for_image_generation=True, return_tensors="pt", **size)
@@ -225,7 +225,7 @@ def chameleon_codes(model: Any, processor: Any, prompt: str) -> torch.Tensor:
 
 
 def lumina_codes(model: Any, words: Any, prompt: str) -> torch.Tensor:
-    """Greedy codes of the library for a picture of 2 x 4 codes, with newlines and guidance 4."""
+    """Greedy codes of the library for an image of 2 x 4 codes, with newlines and guidance 4."""
     text = f"Generate an image of 8x4 according to the following prompt:\n{prompt}<reserved08706>"
     begin = words.convert_tokens_to_ids(["<racm3:break>", "<reserved08801>", "<reserved08802>"])
     ids = [1, *words.encode(text, add_special_tokens=False), *begin]
@@ -325,7 +325,7 @@ def simplear_tokenizer() -> Any:
 
 
 def simplear_codes(model: Any, words: Any, prompt: str) -> torch.Tensor:
-    """Greedy codes of the library for a picture of 3 rows of 4 codes, with guidance 6."""
+    """Greedy codes of the library for an image of 3 rows of 4 codes, with guidance 6."""
     texts = f"<|t2i|>A highly realistic image of {prompt}<|soi|>", UNCONDITIONAL
     return _causal_grid(model, words, texts, codes=24, count=12, guidance=6.0)
 

@@ -31,19 +31,19 @@ QUALITY = {
     axis.name: axis
     for axis in (
         Axis("total-variation", "mean total variation (TV) to the model's own distribution, per code", True, 4),
-        Axis("kid", "KID to real pictures (Inception)", True, 4),
-        Axis("kid-efficientnet", "KID to real pictures (EfficientNet features)", True, 4),
-        Axis("fid", "FID to real pictures (Inception)", True, 1),
+        Axis("kid", "KID to real images (Inception)", True, 4),
+        Axis("kid-efficientnet", "KID to real images (EfficientNet features)", True, 4),
+        Axis("fid", "FID to real images (Inception)", True, 1),
         Axis("clip", "CLIP score (ViT-B/32, LANTERN's prefix)", False, 2),
         Axis("retrieval", "retrieval top-1 (EfficientNet, not CLIP)", False),
-        Axis("likeness", "cosine to the nearest real picture of the concept (EfficientNet)", False),
+        Axis("likeness", "cosine to the nearest real image of the concept (EfficientNet)", False),
     )
 }
 FEW = 2048  # pictures below which a Frechet distance depends mainly on their number
 
 
 def interval(found: Mapping[str, float], form: str, factor: float = 1) -> str:
-    """Return a value times a factor, with its interval; the value alone where all pictures agree."""
+    """Return a value times a factor, with its interval; the value alone where all images agree."""
     value, low, high = (form.format(factor * found[name]) for name in ("value", "low", "high"))
     return value if found["low"] == found["high"] else f"{value} ({low} to {high})"
 

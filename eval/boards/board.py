@@ -1,4 +1,4 @@
-"""What the frontier and the leaderboard share: their options, the loaded model, and the pictures of a round."""
+"""What the frontier and the leaderboard share: their options, the loaded model, and the images of a round."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class Board:
 
     @property
     def header(self) -> dict[str, Any]:
-        """The settings of the measurement, without the number of pictures, so that more can be added later."""
+        """The settings of the measurement, without the number of images, so that more can be added later."""
         options = self._options
         return {
             "model": self.model.name,
@@ -64,11 +64,11 @@ class Board:
         return [Variant(kind, dtype) for dtype in self._options.baseline_dtypes for kind in kinds]
 
     def prompt(self, number: int) -> str:
-        """Return the prompt of a picture."""
+        """Return the prompt of an image."""
         return prompt_of(self.model, self._options.prompts, number)
 
     def job(self, number: int, *, seed: int | None = None) -> Job:
-        """Return the job of a round; another `seed` gives pictures that are not part of the measurement."""
+        """Return the job of a round; another `seed` gives images that are not part of the measurement."""
         seed = self._options.seed if seed is None else seed
         return Job(condition_of(self.model, self._options.prompts, [number]), [(seed, number)])
 

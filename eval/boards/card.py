@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--recognised",
         type=integer(0, 10**6),
-        help="number of contact-sheet pictures that a reader who does not know the prompts names right",
+        help="number of contact-sheet images that a reader who does not know the prompts names right",
     )
     add("--out", type=Path, default=EVAL / "results", help=f"folder of {RESULTS_NAME}")
     add("--card", type=Path, help=f"folder of {README_NAME} and the sheets (default: the model's)")
@@ -136,9 +136,9 @@ def read_card(path: Path, *, weights: Mapping[str, str]) -> dict[str, Any]:
 
 
 def recognised(figure: Mapping[str, Any], before: Mapping[str, Any], given: int | None) -> int | None:
-    """Return the number of recognised pictures: as given, or as stored for the same pictures."""
+    """Return the number of recognised images: as given, or as stored for the same images."""
     if given is not None and given > figure["prompts"]:
-        raise ValueError(f"--recognised is {given}, but the contact sheet has {figure['prompts']} pictures")
+        raise ValueError(f"--recognised is {given}, but the contact sheet has {figure['prompts']} images")
     is_same = before.get("codes_sha256") == figure["codes_sha256"]
     return given if given is not None else before.get("recognised") if is_same else None
 
@@ -242,7 +242,7 @@ def reconstruction_rows(figure: Mapping[str, Any]) -> Iterator[Row]:
         name,
     )
     use = f"{percent(figure['codebook_used'])} of {figure['codebook_size']}, perplexity {figure['perplexity']:.0f}"
-    yield f"codebook use, {figure['training_pictures']} training pictures", use, name
+    yield f"codebook use, {figure['training_pictures']} training images", use, name
 
 
 def loss_rows(figure: Mapping[str, Any]) -> Iterator[Row]:
@@ -254,7 +254,7 @@ def loss_rows(figure: Mapping[str, Any]) -> Iterator[Row]:
         yield f"loss on {part['pictures']} {what} cells: caption / with style / none", f"{shown} nats per code", "loss"
         gains = [part[f"caption{middle}_nats_per_picture"] for middle in ("", "_with_style")]
         shown = " / ".join(f"{value:.1f}" for value in gains)
-        yield f"information in the caption, {what}: name / name and style", f"{shown} nats per picture", "loss"
+        yield f"information in the caption, {what}: name / name and style", f"{shown} nats per image", "loss"
 
 
 def entropy_rows(figure: Mapping[str, Any]) -> Iterator[Row]:
@@ -276,9 +276,9 @@ RETRIEVAL_SETS = {
     "styled": "trained cells, prompted with style",
     "heldout": "held-out cells, prompted with style",
     "synonyms": "synonyms that occur in no caption",
-    "reconstructed": "for comparison: reconstructions of trained pictures",
-    "heldout_real": "for comparison: held-out real pictures",
-    "real_across_styles": "for comparison: real pictures, among other styles only",
+    "reconstructed": "for comparison: reconstructions of trained images",
+    "heldout_real": "for comparison: held-out real images",
+    "real_across_styles": "for comparison: real images, among other styles only",
 }
 
 
@@ -296,23 +296,23 @@ def retrieval_rows(figure: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def memorisation_rows(figure: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield copies and distances to training pictures."""
+    """Yield copies and distances to training images."""
     name = "memorisation"
-    for key, what in (("generated", "generated pictures"), ("heldout_real", "held-out real pictures")):
+    for key, what in (("generated", "generated images"), ("heldout_real", "held-out real images")):
         part = figure[key]
         cuts = " / ".join(f"{cut:.2f}" for cut in part["ratio_quantiles"].values())
         yield f"copies among {part['n']} {what}", percent(part["copies"]), name
-        yield f"distance to the nearest training picture / tokenizer error, {what} (10/50/90 %)", cuts, name
+        yield f"distance to the nearest training image / tokenizer error, {what} (10/50/90 %)", cuts, name
         yield (
-            f"codes equal to its codes: mean; pictures with 90 % equal, {what}",
+            f"codes equal to its codes: mean; images with 90 % equal, {what}",
             (f"{percent(part['same_codes_mean'])}; {percent(part['same_codes_copies'])}"),
             name,
         )
-        yield f"cosine to the nearest training picture, {what}, median", f"{part['feature_cosine_median']:.3f}", name
+        yield f"cosine to the nearest training image, {what}, median", f"{part['feature_cosine_median']:.3f}", name
 
 
 def sheet_rows(figure: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the pictures that a reader recognises."""
+    """Yield the images that a reader recognises."""
     seen = figure["recognised"]
     value = "not yet counted" if seen is None else f"{seen} of {figure['prompts']}"
     yield (
@@ -326,12 +326,12 @@ def in_words(figure: Mapping[str, Any]) -> str:
     """Return the result of the memorisation check as text."""
     made, real = figure["generated"], figure["heldout_real"]
     return (
-        f"**Memorisation.** {percent(made['copies'])} of {made['n']} pictures made from training captions are copies. "
-        f"A copy is nearer to one of {figure['training_pictures']} training pictures than "
+        f"**Memorisation.** {percent(made['copies'])} of {made['n']} images made from training captions are copies. "
+        f"A copy is nearer to one of {figure['training_pictures']} training images than "
         f"{figure['copy_ratio']:g} times the tokenizer's own error on it. "
-        f"Of {real['n']} held-out real pictures, {percent(real['copies'])} are that near. "
-        f"[{figure['sheet']}]({figure['sheet']}) shows sixteen generated pictures, from the nearest to the farthest, "
-        "above their nearest training pictures."
+        f"Of {real['n']} held-out real images, {percent(real['copies'])} are that near. "
+        f"[{figure['sheet']}]({figure['sheet']}) shows sixteen generated images, from the nearest to the farthest, "
+        "above their nearest training images."
     )
 
 

@@ -29,7 +29,7 @@ REFERENCE_GUIDANCE = 3.0
 
 
 def reconstruction(study: Study) -> Figure:
-    """Return PSNR of reconstructed held-out cells, and codebook use by the training pictures."""
+    """Return PSNR of reconstructed held-out cells, and codebook use by the training images."""
     held = study.images_of(study.some(study.records("heldout")))
     training = study.images_of(study.some(study.records("train", None)))
     found = psnr(decode(study.vq, study.encode(held)), held)
@@ -53,7 +53,7 @@ def loss(study: Study) -> Figure:
 
 
 def caption_losses(study: Study, records: Sequence[Record]) -> Figure:
-    """Return the loss with the usual caption, with a caption with style, and without; gains in nats per picture."""
+    """Return the loss with the usual caption, with a caption with style, and without; gains in nats per image."""
     codes = study.training_codes(study.images_of(records))
     usual, styled = [usual_caption(r) for r in records], [styled_caption(r) for r in records]
     named = mean_nats(study, usual, codes)
@@ -70,7 +70,7 @@ def caption_losses(study: Study, records: Sequence[Record]) -> Figure:
 
 
 def mean_nats(study: Study, captions: Sequence[str], codes: Tensor, *, has_caption: bool = True) -> float:
-    """Return the mean loss over pictures and codes."""
+    """Return the mean loss over images and codes."""
     total = 0.0
     for first in study.bar(range(0, len(codes), study.batch), "loss"):
         part = slice(first, first + study.batch)
@@ -89,7 +89,7 @@ def entropy(study: Study) -> Figure:
 
 
 def retrieval_accuracy(study: Study) -> Figure:
-    """Return retrieval accuracy of generated pictures by set of prompts, and of real pictures for comparison."""
+    """Return retrieval accuracy of generated images by set of prompts, and of real images for comparison."""
     gallery = study.gallery
     result: Figure = {
         "network": efficientnet.NAME,
@@ -109,7 +109,7 @@ def retrieval_accuracy(study: Study) -> Figure:
 
 
 def real_retrieval(study: Study) -> Figure:
-    """Return accuracy of real pictures: reconstructions, held-out ones, and all among other styles only."""
+    """Return accuracy of real images: reconstructions, held-out ones, and all among other styles only."""
     cells = study.styled_cells()
     held = study.some(study.records("heldout"))
     rebuilt = decode(study.vq, study.encode(study.images_of(cells)))
@@ -122,13 +122,13 @@ def real_retrieval(study: Study) -> Figure:
 
 
 def real_ranks(study: Study, records: Sequence[Record], pictures: UInt8[Tensor, "b 3 h w"]) -> Int[Tensor, " b"]:
-    """Return the ranks of pictures by the concepts of their records."""
+    """Return the ranks of images by the concepts of their records."""
     labels = torch.tensor([study.gallery.label(r.concepts[0]) for r in records])
     return retrieval.ranks(study.gallery.similarity(study.features(pictures)), labels)
 
 
 def memorised(study: Study) -> Figure:
-    """Return distances of generated pictures, and of held-out ones, to the nearest training pictures."""
+    """Return distances of generated images, and of held-out ones, to the nearest training images."""
     training = study.records("train", None)
     originals = study.images_of(training)
     sets = (study.trained_prompts(), study.styled_prompts())
@@ -152,7 +152,7 @@ def memorised(study: Study) -> Figure:
 def nearness(
     study: Study, pictures: UInt8[Tensor, "b 3 h w"], codes: Tensor, originals: UInt8[Tensor, "n 3 h w"]
 ) -> tuple[Float[Tensor, " b"], Figure]:
-    """Return the distance to the nearest training picture over the tokenizer's error on it, and a summary."""
+    """Return the distance to the nearest training image over the tokenizer's error on it, and a summary."""
     nearest = nearest_pixels(pictures, originals)
     expected = originals[nearest.index]
     encoded = study.encode(expected)
@@ -162,13 +162,13 @@ def nearness(
 
 
 def feature_nearness(study: Study, pictures: UInt8[Tensor, "b 3 h w"]) -> Figure:
-    """Return the cosine to the nearest plain training picture in the network's features."""
+    """Return the cosine to the nearest plain training image in the network's features."""
     best = (study.features(pictures) @ study.gallery.features.T).amax(1)
     return {"feature_cosine_mean": share(best), "feature_cosine_median": round(float(best.median()), 4)}
 
 
 def save_nearest(study: Study, pictures: Tensor, originals: Tensor, ratio: Float[Tensor, " b"]) -> None:
-    """Write sixteen generated pictures, from nearest to farthest, each above its nearest training picture."""
+    """Write sixteen generated images, from nearest to farthest, each above its nearest training image."""
     order = ratio.argsort()
     columns = min(8, len(order))
     count = 16 if len(order) >= 16 else columns
@@ -193,7 +193,7 @@ def contact_sheet(study: Study) -> Figure:
 
 
 def sampled_with(study: Study) -> Figure:
-    """Return the sampling settings of the pictures."""
+    """Return the sampling settings of the images."""
     return dataclasses.asdict(study.sampling) | {"seed": study.seed, "method": "plain", "batch": study.batch}
 
 
@@ -210,7 +210,7 @@ FIGURES: dict[str, Callable[[Study], Figure]] = {
 def labelled_sheet(
     pictures: UInt8[Tensor, "n 3 h w"], labels: Sequence[str], *, columns: int, scale: int = 2, lines: int = 2
 ) -> "Image":
-    """Return pictures scaled by `scale`, each above its label of at most `lines` lines."""
+    """Return images scaled by `scale`, each above its label of at most `lines` lines."""
     enlarged = pictures.repeat_interleave(scale, 2).repeat_interleave(scale, 3)
     images = [to_image(picture) for picture in enlarged.permute(0, 2, 3, 1).contiguous()]
     return sheet(images, columns=columns, labels=labels, lines=lines)

@@ -43,8 +43,8 @@ from lantern.models.folder import FOLDER, Model
 class LeaderboardOptions(BoardOptions):
     """Options of a leaderboard: `specs` as for `contenders.method_of`; empty means all methods.
 
-    `images` is the number of pictures at each of the `temperatures`. Comparisons at equal budget use the first
-    `equal_budget` pictures of the first temperature. Plain decoding also runs in the variant of the methods.
+    `images` is the number of images at each of the `temperatures`. Comparisons at equal budget use the first
+    `equal_budget` images of the first temperature. Plain decoding also runs in the variant of the methods.
 
     ValueError for numbers that do not fit together.
     """
@@ -57,12 +57,12 @@ class LeaderboardOptions(BoardOptions):
     def __post_init__(self) -> None:
         if len(self.images) != len(self.temperatures) or len(set(self.temperatures)) != len(self.temperatures):
             raise ValueError(
-                f"got {len(self.images)} numbers of pictures for temperatures {list(self.temperatures)}, "
+                f"got {len(self.images)} numbers of images for temperatures {list(self.temperatures)}, "
                 "expected different temperatures and one number for each"
             )
         if not 0 <= self.equal_budget <= self.images[0]:
             raise ValueError(
-                f"got {self.equal_budget} pictures at equal budget, expected at most the {self.images[0]} of the first "
+                f"got {self.equal_budget} images at equal budget, expected at most the {self.images[0]} of the first "
                 "temperature"
             )
 
@@ -178,7 +178,7 @@ class NodeCount:
 
 
 def probe(contender: Contender, job: Job) -> dict[str, Any]:
-    """Return the figures of one picture for JSON; drafter passes are None in compiled and graphed variants.
+    """Return the figures of one image for JSON; drafter passes are None in compiled and graphed variants.
 
     The first step is not part of the figures of passes, since it may process the prompt.
     """
@@ -257,7 +257,7 @@ Made = tuple[Generation, NodeCount]
 
 
 class Contest:
-    """All methods at one temperature: `images` pictures each, and `claims` pictures for comparisons at equal budget.
+    """All methods at one temperature: `images` images each, and `claims` images for comparisons at equal budget.
 
     After `measure`: `probes` by contender name, `claims` with their contenders, and `absent` contenders with reasons.
     """
@@ -317,7 +317,7 @@ class Contest:
         return Contender(spec, method, variant, assemble(model, method, self.sampling))
 
     def constants(self, base: str, depth: int) -> Constants:
-        """Return the acceptance rates of constant trees for a drafter, measured once on pictures of another seed."""
+        """Return the acceptance rates of constant trees for a drafter, measured once on images of another seed."""
         path = self.folder.path / f"rates-{base}-{depth}.json"
         if not path.is_file():
             job_seed = (self.setting.options.seed + 1) % 2**63
@@ -329,7 +329,7 @@ class Contest:
         return Constants(read_json_object(path)["rates"], depth)
 
     def _probed(self, entries: Sequence[tuple[str, Variant]], *, is_running: bool) -> list[Contender]:
-        """Return the contenders that run, after a probe of one picture each; the others are added to `absent`."""
+        """Return the contenders that run, after a probe of one image each; the others are added to `absent`."""
         field, bar = [], self.setting.bar(len(entries), f"temperature {self.temperature:g}: probes", "contenders")
         for spec, variant in entries:
             try:
@@ -364,7 +364,7 @@ class Contest:
         self.absent.append(found | {"reason": reason[:300]} | ({"command": how} if how else {}))
 
     def _run_rounds(self, field: Sequence[Contender], more: Sequence[Contender], missing: Sequence[int]) -> None:
-        """Run the missing rounds: one picture by every contender, stored before the next round starts."""
+        """Run the missing rounds: one image by every contender, stored before the next round starts."""
         total = sum(len(field) + (len(more) if number < self.equal else 0) for number in missing)
         bar = self.setting.bar(total, f"temperature {self.temperature:g}: rounds", "pictures")
         for number in missing:

@@ -1,7 +1,7 @@
 """Comparisons at equal budget: the claims of methods, and tests of them in the same rounds.
 
 A tree policy is compared with the best constant trees of as many nodes, built from the acceptance rate of each rank at
-each depth, measured on pictures of another seed. A drafter is compared with others at the same tree.
+each depth, measured on images of another seed. A drafter is compared with others at the same tree.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ class Claim:
 
 FIGURES = {
     "step_compression": "codes per pass",
-    "seconds": "seconds per picture",
+    "seconds": "seconds per image",
     "codes_per_second": "codes per second",
     "nodes_per_pass": "drafted nodes per pass",
     "late_acceptance": f"acceptance below depth {DEEP}",

@@ -1,6 +1,6 @@
 """`lantern frontier` (or `python -m lantern.eval.boards.frontier`): speedup and quality over settings of methods.
 
-All points, and plain decoding in every variant that may be its fastest, make the same pictures in one process, in
+All points, and plain decoding in every variant that may be its fastest, make the same images in one process, in
 interleaved rounds. Each round is stored when it ends, so an interrupted sweep resumes. `frontier_report` draws plot and
 page from the result file without a model.
 
@@ -137,7 +137,7 @@ def _grid(spec: str) -> list[str]:
 
 @dataclass(frozen=True)
 class FrontierOptions(BoardOptions):
-    """Options of a sweep: `specs` as for `expand`, `images` pictures per point, of which the report shows `shown`.
+    """Options of a sweep: `specs` as for `expand`, `images` images per point, of which the report shows `shown`.
 
     With `leaves_out` points are left out whose add-ons the model lacks.
     """
@@ -177,11 +177,11 @@ class Sweep(Board):
         return super().header | own
 
     def jobs(self) -> list[Job]:
-        """Return the jobs of all rounds, one picture each."""
+        """Return the jobs of all rounds, one image each."""
         return [self.job(number) for number in range(self.options.images)]
 
     def measure(self) -> list[dict[str, str]]:
-        """Run the missing rounds and shown pictures; return failed contenders with their reasons."""
+        """Run the missing rounds and shown images; return failed contenders with their reasons."""
         options = self.options
         known = self.folder.rounds(options.images)
         missing = [number for number in range(options.images) if number not in known]
@@ -224,7 +224,7 @@ class Sweep(Board):
     def _run_rounds(
         self, field: Sequence[Contender], jobs: Sequence[Job], missing: Sequence[int], failed: list[dict[str, str]]
     ) -> None:
-        """Run the missing rounds: one picture by every contender, stored before the next round starts."""
+        """Run the missing rounds: one image by every contender, stored before the next round starts."""
         bar = self.bar(len(missing) * len(field), "rounds", "pictures")
         for number in missing:
             order = [field[who] for who in step_order(len(field), number)]
@@ -292,7 +292,7 @@ class Sweep(Board):
         return facts | found | {"portraits": self._portraits(sampled_by)}
 
     def _in_same_dtype(self, rounds: Sequence[Mapping[str, Any]], baseline: str) -> str:
-        """Return the plain contender whose pictures are shown: in the methods' dtype if possible, else the baseline."""
+        """Return the plain contender whose images are shown: in the methods' dtype if possible, else the baseline."""
         same = [one for one in self.plain_variants if one.dtype == self.options.variant.dtype]
         names = [name_of(PLAIN, one) for one in same if self._took_part(rounds, PLAIN, one)]
         return fastest(rounds, names) if names else baseline

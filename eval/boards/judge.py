@@ -1,4 +1,4 @@
-"""Quality of the pictures of frontier and leaderboard, by networks that took no part in making them."""
+"""Quality of the images of frontier and leaderboard, by networks that took no part in making them."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,11 @@ Pictures = UInt8[Tensor, "n 3 h w"]
 class Judge:
     """Computes "kid", "fid" and "clip" with `weights`, others with the retrieval network of the study's packages.
 
-    The others are "retrieval", "likeness" and, of two pictures or more, "kid-efficientnet".
+    The others are "retrieval", "likeness" and, of two images or more, "kid-efficientnet".
 
-    weights: {"inception": file, "clip": folder}, as for `weights.find_weights`. study: the real pictures and, if
+    weights: {"inception": file, "clip": folder}, as for `weights.find_weights`. study: the real images and, if
     `has_packages`, the retrieval network; None for CLIP only. Inception compares with a random choice of at most
-    `references` real pictures; their features are cached in the folder `cache`. FileNotFoundError for missing weights.
+    `references` real images; their features are cached in the folder `cache`. FileNotFoundError for missing weights.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Judge:
 
     @property
     def study(self) -> Study:
-        """The study with the real pictures."""
-        assert self._study is not None, "only CLIP works without real pictures"
+        """The study with the real images."""
+        assert self._study is not None, "only CLIP works without real images"
         return self._study
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Networks, files and reference pictures, to repeat the figures."""
+        """Networks, files and reference images, to repeat the figures."""
         found: dict[str, Any] = {"seed": self.seed}
         for name, weights in self.weights.items():
             found[name] = {"file": weights.path.name, "sha256": weights.sha256}
@@ -69,7 +69,7 @@ class Judge:
         return found
 
     def estimates(self, pictures: Pictures, prompts: Sequence[str]) -> dict[str, Estimate]:
-        """Return the figures of pictures by axis; for retrieval, prompts are names of concepts."""
+        """Return the figures of images by axis; for retrieval, prompts are names of concepts."""
         found: dict[str, Estimate] = {}
         if "inception" in self.weights:
             seen = self.see(pictures)
@@ -88,7 +88,7 @@ class Judge:
         return found
 
     def clip_scores(self, pictures: Pictures, prompts: Sequence[str]) -> Float[Tensor, " n"]:
-        """Return 100 x the cosine of each picture and its prompt, with the prefix of LANTERN's protocol."""
+        """Return 100 x the cosine of each image and its prompt, with the prefix of LANTERN's protocol."""
         ready = torch.stack([self.clip.prepare(one.permute(1, 2, 0).numpy()) for one in pictures])
         seen = torch.cat([self.clip.embed(block) for block in ready.split(PIXEL_BATCH)])
         return clip_score.clip_scores(seen, self.clip.embed_prompts([clip_score.LANTERN_PREFIX + p for p in prompts]))
@@ -104,23 +104,23 @@ class Judge:
         return load_inception(self.weights["inception"])
 
     def see(self, pictures: Pictures) -> Float[Tensor, "n c"]:
-        """Return Inception's features of pictures."""
+        """Return Inception's features of images."""
         return torch.cat([self.inception(block) for block in Study.bar(pictures.split(PIXEL_BATCH), "inception")])
 
     @cached_property
     def real(self) -> Pictures:
-        """The reference pictures of Inception."""
+        """The reference images of Inception."""
         study = self.study
         return study.images_of(study.some(study.records("train"), most=self.references))
 
     @cached_property
     def real_looks(self) -> Float[Tensor, "n c"]:
-        """The retrieval network's features of the reference pictures."""
+        """The retrieval network's features of the reference images."""
         return self.study.features(self.real)
 
     @cached_property
     def real_features(self) -> Float[Tensor, "n c"]:
-        """Inception's features of the reference pictures; cached under a name that depends on pictures and weights."""
+        """Inception's features of the reference images; cached under a name that depends on images and weights."""
         from safetensors.torch import load_file, save_file
 
         key = hashlib.sha256(f"{self.weights['inception'].sha256} {fingerprint(self.real)}".encode()).hexdigest()
@@ -132,5 +132,5 @@ class Judge:
 
 
 def fingerprint(pictures: Pictures) -> str:
-    """Return the SHA-256 of the bytes of pictures."""
+    """Return the SHA-256 of the bytes of images."""
     return hashlib.sha256(pictures.contiguous().numpy().tobytes()).hexdigest()

@@ -1,6 +1,6 @@
 """`lantern leaderboard` (or `python -m lantern.eval.boards.leaderboard`): every method, measured in one run.
 
-All methods, and plain decoding in every variant that may be its fastest, make the same pictures in one process, in
+All methods, and plain decoding in every variant that may be its fastest, make the same images in one process, in
 interleaved rounds, at temperature 1 and again at temperature 0. The contenders of comparisons at equal budget
 (`equal_budget`) take part in the first rounds. Each round is stored when it ends, so an interrupted run resumes.
 `leaderboard_report` writes tables and plot from the result file without a model.
@@ -76,7 +76,7 @@ class Leaderboard:
             contest.measure()
 
     def figures(self, judge: "Judge | None" = None, *, least: int = 2) -> dict[str, Any]:
-        """Return all figures for JSON; the judge is used at temperatures with `least` pictures or more."""
+        """Return all figures for JSON; the judge is used at temperatures with `least` images or more."""
         contests = [contest_figures(one, judge if one.images >= least else None) for one in self.contests]
         return {
             "what": "leaderboard",
@@ -168,7 +168,7 @@ def common_figures(contest: Contest, every: Sequence[Mapping[str, Any]], baselin
 
 
 def identity(rounds: Rounds, name: str, plain: str) -> dict[str, int]:
-    """Count pictures and codes that differ from plain decoding in the same engine."""
+    """Count images and codes that differ from plain decoding in the same engine."""
     both = [entry["made"] for entry in rounds.values() if name in entry["made"] and plain in entry["made"]]
     mine, its = (unpack([made[who]["codes"] for made in both]) for who in (name, plain))
     differing = (mine != its).sum(1)
@@ -181,14 +181,14 @@ def identity(rounds: Rounds, name: str, plain: str) -> dict[str, int]:
 
 
 class Judged:
-    """Quality of the pictures of a contest by a judge; each contender is judged once."""
+    """Quality of the images of a contest by a judge; each contender is judged once."""
 
     def __init__(self, contest: Contest, rounds: Rounds, judge: "Judge | None") -> None:
         self.contest, self.rounds, self.judge = contest, rounds, judge
         self._known: dict[str, dict[str, Estimate]] = {}
 
     def estimates(self, name: str) -> dict[str, Estimate]:
-        """Return the figures of a contender's pictures by axis; empty without a judge."""
+        """Return the figures of a contender's images by axis; empty without a judge."""
         if self.judge is not None and name not in self._known:
             made = {n: entry["made"][name] for n, entry in self.rounds.items() if name in entry["made"]}
             pictures = pixels_of(self.contest.setting.model, unpack([one["codes"] for one in made.values()]))
@@ -211,14 +211,14 @@ class Judged:
 
     @property
     def yardstick(self) -> dict[str, Any]:
-        """Difference of two sets of plain pictures by chance, by axis."""
+        """Difference of two sets of plain images by chance, by axis."""
         return {axis: as_dict(change(value, value)) for axis, value in self.estimates(self.contest.plain_name).items()}
 
 
 def change(mine: Estimate, plain: Estimate) -> Estimate:
     """Return the difference of two estimates, with an interval from theirs (Zou and Donner 2008, equation 2).
 
-    For plain decoding and itself it is the difference of two sets of its pictures by chance.
+    For plain decoding and itself it is the difference of two sets of its images by chance.
     """
     value, (below, above), (its_below, its_above) = mine.value - plain.value, reach(mine), reach(plain)
     low, high = value - math.hypot(below, its_above), value + math.hypot(above, its_below)
@@ -241,7 +241,7 @@ def broken_promises(contests: Sequence[Mapping[str, Any]]) -> list[str]:
                 found.append(f"{one['method']} failed {at}: {one['reason']}")
             differing = one.get("identity", {}).get("differing_images", 0)
             if differing and contest["is_bitwise"]:
-                found.append(f"{one['method']} differs from plain decoding {at} in {differing} pictures")
+                found.append(f"{one['method']} differs from plain decoding {at} in {differing} images")
     return found
 
 

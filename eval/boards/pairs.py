@@ -1,7 +1,7 @@
-"""Fair tests of pairs of methods: the same pictures by both, compared by codes per pass and total variation.
+"""Fair tests of pairs of methods: the same images by both, compared by codes per pass and total variation.
 
 Both methods of a pair decode the same prompts with the same seeds, in batches. Codes per pass do not depend on the load
-of the machine, so nothing is timed. Ratio and difference have bootstrap intervals over pictures, resampled for both
+of the machine, so nothing is timed. Ratio and difference have bootstrap intervals over images, resampled for both
 methods together. There is a verdict only where the interval excludes equality and both networks have as many decoder
 layers and were trained for the same number of steps. Each batch is stored when it ends, so an interrupted run resumes.
 
@@ -101,7 +101,7 @@ def parse_pair(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of methods on the model of a `Setting`: `images` pictures of each method, `batch` at a time."""
+    """Pairs of methods on the model of a `Setting`: `images` images of each method, `batch` at a time."""
 
     setting: Setting
     pairs: Sequence[tuple[str, str]]
@@ -121,7 +121,7 @@ class Pairs:
 
     @cached_property
     def header(self) -> dict[str, Any]:
-        """What must be the same when a run resumes; pairs and numbers of pictures may change."""
+        """What must be the same when a run resumes; pairs and numbers of images may change."""
         shared = ("model", "fingerprint", "weights", "variant", "seed", "prompts", "surroundings")
         setting, options = self.setting, self.setting.options
         sampling = setting.model.sampling(**options.sampling)
@@ -156,7 +156,7 @@ class Pairs:
         }
 
     def _records(self, spec: str, folder: Path) -> list[dict[str, Any]]:
-        """Return one record per picture, from the folder or by decoding."""
+        """Return one record per image, from the folder or by decoding."""
         setting, found = self.setting, []
         decoder = None
         for first in range(0, self.images, self.batch):
@@ -226,7 +226,7 @@ class Pairs:
 
 
 def excess_of(made: Generation, number: int) -> float | None:
-    """Return the total variation beyond a rule's bound, summed over the codes of a picture; None without a bound."""
+    """Return the total variation beyond a rule's bound, summed over the codes of an image; None without a bound."""
     return None if made.excess is None else float(made.excess[number])
 
 
@@ -274,7 +274,7 @@ def layers_of(model: Model, name: str) -> int | None:
 
 
 def codes_ratio(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Estimate:
-    """Return codes per pass of one method over the other's, on the same pictures."""
+    """Return codes per pass of one method over the other's, on the same images."""
     table = torch.tensor([[float(b["passes"]), float(a["passes"])] for a, b in zip(mine, other, strict=True)])
     return bootstrap(table.double(), lambda sample: sample[..., 0].mean(-1) / sample[..., 1].mean(-1), seed=0)
 
@@ -282,7 +282,7 @@ def codes_ratio(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, 
 def variation_difference(
     mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], *, codes: int
 ) -> Estimate:
-    """Return the difference of total variation per code, on the same pictures."""
+    """Return the difference of total variation per code, on the same images."""
     pairs = zip(mine, other, strict=True)
     apart = [(a["total_variation"] - b["total_variation"]) / codes for a, b in pairs]
     return mean_estimate(torch.tensor(apart, dtype=torch.float64), seed=0)
@@ -297,12 +297,12 @@ def verdict(found: Estimate, equal: float, above: str, below: str) -> str | None
 
 
 def refusal_of(mine: Mapping[str, int | None], other: Mapping[str, int | None], *, images: int) -> str | None:
-    """Return why two methods allow no verdict: networks of other or unknown training, or too few pictures.
+    """Return why two methods allow no verdict: networks of other or unknown training, or too few images.
 
     Networks that both read do not matter, nor does training that only one needs.
     """
     if images < LEAST:
-        return f"{images} pictures, wanted at least {LEAST}"
+        return f"{images} images, wanted at least {LEAST}"
     own = {name: steps for name, steps in mine.items() if name not in other}
     its = {name: steps for name, steps in other.items() if name not in mine}
     if not own or not its or set(own.values()) == set(its.values()) != {None}:
@@ -328,8 +328,8 @@ HOW = f"""{GENERATED}
 `lantern leaderboard --pairs --from eval/results/pairs.json` rewrites it, and the pairs on the pages of methods.
 
 Both methods of a pair decoded the same prompts with the same seeds. *Codes per pass* is the ratio of the first method
-to the second, *total variation* the difference per code; brackets hold paired 95 % bootstrap intervals over pictures.
-*Nodes* is the ratio of drafted nodes per pass; in a batch the trees of all pictures are as large as the largest.
+to the second, *total variation* the difference per code; brackets hold paired 95 % bootstrap intervals over images.
+*Nodes* is the ratio of drafted nodes per pass; in a batch the trees of all images are as large as the largest.
 *Beyond the bound* is the total variation per code that exceeds the bound of a rule that has one (`delta`).
 There is a verdict only where an interval excludes equality and both networks have as many decoder layers and were
 trained for the same number of steps. Nothing was timed.
@@ -340,7 +340,7 @@ def setting_of(figures: Mapping[str, Any]) -> str:
     """Return in a sentence what was measured with."""
     where, sampling = figures["surroundings"], figures["sampling"]
     return (
-        f"Model {figures['model']} ({figures['fingerprint'][:12]}), {figures['variant']}, {figures['images']} pictures "
+        f"Model {figures['model']} ({figures['fingerprint'][:12]}), {figures['variant']}, {figures['images']} images "
         f"per method in batches of {figures['batch']}, guidance {sampling['guidance']:g}, temperature "
         f"{sampling['temperature']:g}; torch {where['torch']}, lantern {where['lantern']}, commit "
         f"{figures['commit'][:12]}."

@@ -1,4 +1,4 @@
-"""The pictures of a report, with their acceptance maps."""
+"""The images of a report, with their acceptance maps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from lantern.generation.acceptance_map import AcceptanceMap, read_map
 
 @dataclass(frozen=True)
 class Portrait:
-    """One shown picture: number, prompt, data URI of its pixels ("" without a tokenizer), and acceptance map."""
+    """One shown image: number, prompt, data URI of its pixels ("" without a tokenizer), and acceptance map."""
 
     number: int
     prompt: str
@@ -31,7 +31,7 @@ class Portrait:
 def make_portraits(
     contender: Contender, jobs: Sequence[Job], known: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Decode the first picture of each job with its steps, untimed; entries in `known` are reused."""
+    """Decode the first image of each job with its steps, untimed; entries in `known` are reused."""
     found = [dict(one) for one in known[: len(jobs)]]
     for number in range(len(found), len(jobs)):
         made = contender.decode(jobs[number], keep_steps=True)

@@ -1,8 +1,8 @@
 """Rounds of a sweep: the folder that stores them while it runs, and the figures computed from them.
 
 sweep.json              what is measured; a folder of another sweep is rejected
-rounds/00007.json       round 7: one picture by every contender, with seconds
-portraits/ab12cd.json   the shown pictures of one contender, with their acceptance maps
+rounds/00007.json       round 7: one image by every contender, with seconds
+portraits/ab12cd.json   the shown images of one contender, with their acceptance maps
 
 One file is written per round, so an interrupted sweep resumes.
 """
@@ -52,12 +52,12 @@ class SweepFolder:
         write_json(self.path / "rounds" / f"{number:05}.json", entry)
 
     def portraits(self, contender: str) -> list[dict[str, Any]]:
-        """Return the stored shown pictures of a contender."""
+        """Return the stored shown images of a contender."""
         path = self._portraits(contender)
         return read_json_object(path)["portraits"] if path.is_file() else []
 
     def write_portraits(self, contender: str, portraits: Sequence[Mapping[str, Any]]) -> None:
-        """Store the shown pictures of a contender."""
+        """Store the shown images of a contender."""
         write_json(self._portraits(contender), {"contender": contender, "portraits": list(portraits)})
 
     def _portraits(self, contender: str) -> Path:
@@ -113,7 +113,7 @@ class Progress:
 
 
 def prompt_of(model: Model, prompts: Sequence[str], number: int) -> str:
-    """Return the prompt of picture `number`, or "class N" for a model of classes; both are used in order, repeated."""
+    """Return the prompt of image `number`, or "class N" for a model of classes; both are used in order, repeated."""
     if not model.takes_prompts:
         return f"class {number % model.target.config.num_classes}"
     return prompts[number % len(prompts)]
@@ -142,7 +142,7 @@ def fastest(rounds: Sequence[Round], contenders: Sequence[str]) -> str:
 
 
 def speedup(rounds: Sequence[Round], baseline: str, contender: str) -> Estimate:
-    """Return median seconds of the baseline over those of a contender; pictures are resampled for both together."""
+    """Return median seconds of the baseline over those of a contender; images are resampled for both together."""
     both = [entry["made"] for entry in rounds if baseline in entry["made"] and contender in entry["made"]]
     table = torch.tensor([[made[baseline]["seconds"], made[contender]["seconds"]] for made in both])
     return bootstrap(
@@ -151,7 +151,7 @@ def speedup(rounds: Sequence[Round], baseline: str, contender: str) -> Estimate:
 
 
 def step_compression(records: Sequence[Mapping[str, Any]], codes: int) -> Estimate:
-    """Return codes per target pass over all pictures."""
+    """Return codes per target pass over all images."""
     passes = torch.tensor([[record["passes"]] for record in records], dtype=torch.float64)
     return bootstrap(passes, lambda sampled: codes / sampled[..., 0].mean(-1), seed=0)
 
@@ -194,7 +194,7 @@ def name_of(spec: str, variant: Variant) -> str:
 
 
 def record(made: Generation, seconds: float, number: int = 0) -> dict[str, Any]:
-    """Return the record of picture `number` of a batch."""
+    """Return the record of image `number` of a batch."""
     return {
         "seconds": seconds,
         "passes": int(made.passes[number]),
@@ -212,6 +212,6 @@ def pack(codes: Int[Tensor, " n"]) -> str:
 
 
 def unpack(texts: Sequence[str]) -> Int[Tensor, "b n"]:
-    """Decode the codes of several pictures from the text of `pack`."""
+    """Decode the codes of several images from the text of `pack`."""
     rows = [np.frombuffer(base64.b64decode(text), dtype="<u4").astype(np.int64) for text in texts]
     return torch.from_numpy(np.stack(rows))

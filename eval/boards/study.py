@@ -1,4 +1,4 @@
-"""The material of model figures: a model, its training pictures, and the pictures it makes of sets of prompts."""
+"""The material of model figures: a model, its training images, and the images it makes of sets of prompts."""
 
 import dataclasses
 import json
@@ -50,9 +50,9 @@ class Painting:
 class Study:
     """One run of figures. Values that several figures need are computed once, on first use.
 
-    packages: folder with the wheel of the retrieval network. prompts: folder of the evaluation prompts. pictures:
-    folder of contact sheets. limit: largest number of prompts of a set and of pictures to measure, 0 for all;
-    reference pictures are not limited. batch: pictures made at a time.
+    packages: folder with the wheel of the retrieval network. prompts: folder of the evaluation prompts. images:
+    folder of contact sheets. limit: largest number of prompts of a set and of images to measure, 0 for all;
+    reference images are not limited. batch: images made at a time.
     """
 
     model: Model
@@ -72,7 +72,7 @@ class Study:
     def vq(self) -> VQVAE:
         """The model's tokenizer; ValueError if it has none."""
         if not isinstance(self.model.vq, VQVAE):
-            raise ValueError(f"model {self.model.name} has no vqvae/ folder, which pictures need")
+            raise ValueError(f"model {self.model.name} has no vqvae/ folder, which images need")
         return self.model.vq
 
     @property
@@ -91,7 +91,7 @@ class Study:
 
     @cached_property
     def images(self) -> UInt8[Tensor, "n 3 h w"]:
-        """All prepared pictures."""
+        """All prepared images."""
         return self.prepared.images()
 
     @cached_property
@@ -103,7 +103,7 @@ class Study:
         """Return the records of a split, of one kind or (None) of all; ValueError if there are none."""
         found = [r for r in self.prepared.records if r.split == split and kind in (None, r.kind)]
         if not found:
-            raise ValueError(f"{self.prepared.folder} has no {kind or ''} pictures of split {split}: prepare it again")
+            raise ValueError(f"{self.prepared.folder} has no {kind or ''} images of split {split}: prepare it again")
         return found
 
     def some(self, items: Sequence, *, most: int = 0) -> list:
@@ -115,37 +115,37 @@ class Study:
         return [items[i] for i in sorted(order[: min(bounds)].tolist())]
 
     def images_of(self, records: Sequence[Record]) -> UInt8[Tensor, "n 3 h w"]:
-        """Return the pictures of records."""
+        """Return the images of records."""
         return self.images[[r.image for r in records]]
 
     @torch.inference_mode()
     def encode(self, pictures: UInt8[Tensor, "n 3 h w"]) -> Int[Tensor, "n codes"]:
-        """Encode pictures to codes, on the CPU."""
+        """Encode images to codes, on the CPU."""
         device = self.model.device
         blocks = self.bar(pictures.split(PIXEL_BATCH), "encode")
         return torch.cat([self.vq.encode(to_pixels(block).to(device)).cpu() for block in blocks])
 
     @cached_property
     def background(self) -> int:
-        """The code that training uses for white background."""
-        pictures = self.images_of(self.records("train"))
+        """The code that training uses for white background: the most frequent one of all prepared images."""
+        pictures = self.images
         return background_code(self.encode(pictures), background_patches(pictures, self.vq.config.downsample))
 
     def training_codes(self, pictures: UInt8[Tensor, "n 3 h w"]) -> Int[Tensor, "n codes"]:
-        """Encode pictures as for training of the target: white background gets one code."""
+        """Encode images as for training of the target: white background gets one code."""
         codes, bare = self.encode(pictures), background_patches(pictures, self.vq.config.downsample)
         return codes.masked_fill(bare, self.background) if bool(bare.any()) else codes
 
     @torch.inference_mode()
     def features(self, pictures: UInt8[Tensor, "n 3 h w"]) -> Float[Tensor, "n c"]:
-        """Return the retrieval network's features of pictures, on the CPU."""
+        """Return the retrieval network's features of images, on the CPU."""
         device = self.model.device
         blocks = self.bar(pictures.split(PIXEL_BATCH), "features")
         return torch.cat([self.network(block.to(device)).cpu() for block in blocks])
 
     @cached_property
     def gallery(self) -> Gallery:
-        """The features of the plain training pictures."""
+        """The features of the plain training images."""
         records = self.records("train")
         concepts = tuple(dict.fromkeys(r.concepts[0] for r in records))
         number = {concept: i for i, concept in enumerate(concepts)}
@@ -162,7 +162,7 @@ class Study:
         return Condition(embeddings=found.embeddings, mask=found.mask)
 
     def paint(self, prompts: Prompts, *, guidance: float | None = None) -> Painting:
-        """Make one picture of each prompt, with noise key (seed, index in the set); cached."""
+        """Make one image of each prompt, with noise key (seed, index in the set); cached."""
         sampling = self.sampling
         if guidance is not None:
             sampling = dataclasses.replace(sampling, guidance=guidance)
@@ -210,7 +210,7 @@ class Study:
         return Prompts("styled", tuple(styled_caption(r) for r in chosen), tuple(r.concepts[0] for r in chosen))
 
     def heldout_prompts(self) -> Prompts:
-        """Return prompts of held-out cells with their style: the concept is trained, the picture is not."""
+        """Return prompts of held-out cells with their style: the concept is trained, the image is not."""
         chosen = self.some(self.records("heldout"))
         return Prompts("heldout", tuple(styled_caption(r) for r in chosen), tuple(r.concepts[0] for r in chosen))
 

@@ -1,8 +1,8 @@
-"""CLIP score and preference scores: 100 x the cosine of a picture's and its prompt's embedding.
+"""CLIP score and preference scores: 100 x the cosine of an image's and its prompt's embedding.
 
 CLIP score (arXiv:2104.08718, without its factor) has two protocols: torchmetrics' (the prompt as it is, the mean
 clamped at 0) and LANTERN's (ViT-B/32, "A photo depicts" before each prompt). Both use OpenAI's ViT-B/32 unless another
-folder is given. The network is transformers', the tokens are open_clip's, and pictures are resized by Pillow as in
+folder is given. The network is transformers', the tokens are open_clip's, and images are resized by Pillow as in
 open_clip.
 
 Preference scores are HPSv2.1 (arXiv:2306.09341) and PickScore (arXiv:2305.01569), both fine-tuned CLIP ViT-H/14.
@@ -34,7 +34,7 @@ MEAN, SPREAD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2
 
 @dataclass(frozen=True)
 class Clip:
-    """Maps pictures and prompts to unit vectors of one space; `side` is the input size in pixels."""
+    """Maps images and prompts to unit vectors of one space; `side` is the input size in pixels."""
 
     network: Any  # transformers' CLIPModel; its annotations do not type-check
     weights: Found
@@ -42,11 +42,11 @@ class Clip:
 
     @property
     def side(self) -> int:
-        """Height and width of a prepared picture."""
+        """Height and width of a prepared image."""
         return int(self.network.config.vision_config.image_size)
 
     def prepare(self, pixels: np.ndarray) -> Float[Tensor, "3 side side"]:
-        """Return a picture (uint8, h w 3) as network input."""
+        """Return an image (uint8, h w 3) as network input."""
         from PIL import Image
 
         picture = Image.fromarray(pixels)
@@ -59,7 +59,7 @@ class Clip:
 
     @torch.inference_mode()
     def embed(self, inputs: Float[Tensor, "b 3 side side"]) -> Float[Tensor, "b c"]:
-        """Return unit vectors of prepared pictures, on the CPU."""
+        """Return unit vectors of prepared images, on the CPU."""
         found = self.network.get_image_features(pixel_values=inputs.to(self.device))
         return _unit(found)
 
@@ -103,7 +103,7 @@ def cut_prompts(prompts: Sequence[str]) -> int:
 
 
 def clip_scores(pictures: Float[Tensor, "n c"], prompts: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
-    """Return 100 x the cosine of each picture and its prompt, both given as unit vectors."""
+    """Return 100 x the cosine of each image and its prompt, both given as unit vectors."""
     return 100 * (pictures * prompts).sum(-1)
 
 

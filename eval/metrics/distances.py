@@ -57,7 +57,7 @@ def frechet_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: 
     """Return the Frechet distance of two sets of features, with a bootstrap interval centred on the value.
 
     Resampling raises the distance itself, so the draws are shifted to the value. The interval describes the variation
-    over pictures at these numbers of pictures, not the distance at larger numbers.
+    over images at these numbers of images, not the distance at larger numbers.
     """
     value = _frechet_of(x, y)
     if not draws:
@@ -123,8 +123,8 @@ def moments_of(
 def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: int, draws: int = DRAWS) -> Estimate:
     """Return KID (Binkowski 2018, arXiv:1801.01401), x 1: the unbiased squared MMD with the kernel (x.y / c + 1)^3.
 
-    All pairs of different pictures are used, not subsets. The interval is a bootstrap over pictures, without pairs of a
-    picture with itself. Of a set larger than MOST_KERNEL a random part is used. Memory does not grow with n or m.
+    All pairs of different images are used, not subsets. The interval is a bootstrap over images, without pairs of a
+    image with itself. Of a set larger than MOST_KERNEL a random part is used. Memory does not grow with n or m.
     """
     generator = torch.Generator().manual_seed(seed)
     x, y = (_at_most(one, generator) for one in (x, y))
@@ -149,7 +149,7 @@ def _kernel_mean(
     *,
     is_same: bool,
 ) -> Float[Tensor, " d"]:
-    """Return the mean of the kernel over pairs, weighted by how often a resample has each picture."""
+    """Return the mean of the kernel over pairs, weighted by how often a resample has each image."""
     total = torch.zeros(left.shape[1], dtype=torch.float64)
     for i in range(0, len(x), BLOCK):
         a = x[i : i + BLOCK].double()
@@ -167,7 +167,7 @@ def prdc(
 ) -> dict[str, Estimate]:
     """Return precision and recall (arXiv:1904.06991), density and coverage (arXiv:2002.09797), k nearest neighbours.
 
-    The intervals are bootstraps over pictures with fixed neighbourhoods. ValueError for sets of k pictures or fewer.
+    The intervals are bootstraps over images with fixed neighbourhoods. ValueError for sets of k images or fewer.
     """
     if min(len(real), len(fake)) <= nearest:
         raise ValueError(f"sets of {len(real)} and {len(fake)} features, expected more than {nearest} in each")
@@ -230,7 +230,7 @@ def bootstrap(
     seed: int,
     draws: int = DRAWS,
 ) -> Estimate:
-    """Return a statistic of rows (one per picture or round) with a 95 % percentile interval over resampled rows.
+    """Return a statistic of rows (one per image or round) with a 95 % percentile interval over resampled rows.
 
     `statistic` maps (..., n, *) to (...). Resamples are taken in blocks, so memory does not grow with n times `draws`.
     ValueError without rows.
@@ -248,7 +248,7 @@ def bootstrap(
 
 
 def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor, "n d"]:
-    """Return how often each resample has each picture; the first column is the set itself."""
+    """Return how often each resample has each image; the first column is the set itself."""
     picks = torch.randint(0, count, (draws, count), generator=generator)
     counts = torch.zeros(draws, count, dtype=torch.float64)
     counts.scatter_add_(1, picks, torch.ones_like(counts))

@@ -38,7 +38,7 @@ def norm(channels: int) -> nn.BatchNorm2d:
 
 
 def pad_same(x: Float[Tensor, "b c h w"], kernel: int, stride: int) -> Float[Tensor, "b c h2 w2"]:
-    """Pad a square picture so that ceil(h / stride) pixels remain; an odd pixel is added right and below."""
+    """Pad a square image so that ceil(h / stride) pixels remain; an odd pixel is added right and below."""
     side = x.shape[-1]
     total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
     before = total // 2
@@ -70,7 +70,7 @@ class Inverted(nn.Module):
 
 
 class EfficientNet(nn.Module):
-    """Maps pictures to unit feature vectors. Module names are those of the weights."""
+    """Maps images to unit feature vectors. Module names are those of the weights."""
 
     def __init__(self) -> None:
         super().__init__()

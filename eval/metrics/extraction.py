@@ -1,4 +1,4 @@
-"""Feature extraction: each picture is read once for all networks, and features are written to disk in a stream."""
+"""Feature extraction: each image is read once for all networks, and features are written to disk in a stream."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ RAW = "raw"
 
 
 class Judge(Protocol):
-    """A network that maps pictures to features."""
+    """A network that maps images to features."""
 
     @property
     def weights(self) -> Found:
@@ -27,17 +27,17 @@ class Judge(Protocol):
         ...
 
     def prepare(self, pixels: np.ndarray) -> Tensor:
-        """Return a picture (uint8, h w 3) as network input; called in reader threads."""
+        """Return an image (uint8, h w 3) as network input; called in reader threads."""
         ...
 
     def embed(self, inputs: Tensor) -> Float[Tensor, "b c"]:
-        """Return features of prepared pictures, on the CPU."""
+        """Return features of prepared images, on the CPU."""
         ...
 
 
 @dataclass
 class Seen:
-    """The features of a set of pictures, by network; the tensors are memory-mapped files."""
+    """The features of a set of images, by network; the tensors are memory-mapped files."""
 
     count: int
     features: dict[str, Float[Tensor, "n c"]] = field(default_factory=dict)
@@ -56,10 +56,10 @@ class Extracted:
 
 @dataclass(frozen=True)
 class Extraction:
-    """An extraction: networks for the pictures, networks for the reference, and measures of pairs of both by position.
+    """An extraction: networks for the images, networks for the reference, and measures of pairs of both by position.
 
-    folder: where features are written. batch: pictures at a time. workers: reader threads, 0 for the default.
-    before: a function applied to every picture first. reads_prompts: each picture must contain its prompt.
+    folder: where features are written. batch: images at a time. workers: reader threads, 0 for the default.
+    before: a function applied to every image first. reads_prompts: each image must contain its prompt.
     """
 
     folder: Path
@@ -81,7 +81,7 @@ class Extraction:
         streams = [self._stream(paths, judges) for paths, judges in ((pictures, self.ours), (reference, self.theirs))]
         values: dict[str, list[Tensor]] = {name: [] for name in self.pairs}
         total = len(pictures) + len(reference)
-        with tqdm(total=total, unit=" pictures", disable=True if self.is_quiet else None, leave=False) as bar:
+        with tqdm(total=total, unit=" images", disable=True if self.is_quiet else None, leave=False) as bar:
             for batches in zip_longest(*streams):
                 if self.reads_prompts and batches[0] is not None:
                     check_prompts(batches[0])
@@ -100,7 +100,7 @@ class Extraction:
             return
         names = ", ".join(self.pairs)
         if len(pictures) != len(reference):
-            got = f"{len(pictures)} pictures and {len(reference)} reference pictures"
+            got = f"{len(pictures)} images and {len(reference)} reference images"
             raise ValueError(f"{names}: got {got}, expected equal numbers")
         for one, other in zip(pictures, reference, strict=True):
             if one.stem != other.stem:
@@ -121,10 +121,10 @@ class Extraction:
 
 
 def check_prompts(batch: Batch) -> None:
-    """Raise ValueError for a picture without a prompt in its file."""
+    """Raise ValueError for an image without a prompt in its file."""
     for name, prompt in zip(batch.names, batch.prompts, strict=True):
         if prompt is None:
-            raise ValueError(f"{name} has no prompt in its file: give one per picture with --prompts")
+            raise ValueError(f"{name} has no prompt in its file: give one per image with --prompts")
 
 
 def feature_file(path: Path, count: int, width: int) -> Float[Tensor, "count width"]:
@@ -135,7 +135,7 @@ def feature_file(path: Path, count: int, width: int) -> Float[Tensor, "count wid
 
 
 def labels_of(concepts: Sequence[str]) -> tuple[tuple[str, ...], Int[Tensor, " n"]]:
-    """Return the distinct concepts in order of appearance, and the index of each picture's concept."""
+    """Return the distinct concepts in order of appearance, and the index of each image's concept."""
     different = tuple(dict.fromkeys(concepts))
     number = {concept: i for i, concept in enumerate(different)}
     return different, torch.tensor([number[concept] for concept in concepts])

@@ -39,7 +39,7 @@ LAYERS = (
 
 @dataclass(frozen=True)
 class Inception:
-    """Maps pictures to pooled features, after the resize named `resize`.
+    """Maps images to pooled features, after the resize named `resize`.
 
     network: maps (b 3 299 299), as (bytes - 128) / 128, to 2048 features. head: maps features to 1008 logits, or None.
     """
@@ -51,12 +51,12 @@ class Inception:
     device: torch.device
 
     def prepare(self, pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
-        """Return a picture (uint8, h w 3) at the network's size, values 0 to 255."""
+        """Return an image (uint8, h w 3) at the network's size, values 0 to 255."""
         return RESIZERS[self.resize](pixels)
 
     @torch.inference_mode()
     def embed(self, inputs: Float[Tensor, "b 3 299 299"]) -> Float[Tensor, "b 2048"]:
-        """Return the pooled features of prepared pictures, on the CPU."""
+        """Return the pooled features of prepared images, on the CPU."""
         return self.network((inputs.to(self.device) - 128) / 128).flatten(1).float().cpu()
 
     @torch.inference_mode()
@@ -70,7 +70,7 @@ class Inception:
         return self.head(features.to(self.device)).float().cpu()
 
     def __call__(self, pictures: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, "b 2048"]:
-        """Return the pooled features of pictures."""
+        """Return the pooled features of images."""
         return self.embed(torch.stack([self.prepare(one.permute(1, 2, 0).cpu().numpy()) for one in pictures]))
 
 

@@ -28,7 +28,7 @@ class Logits:
         return self.network.weights
 
     def prepare(self, pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
-        """Return a picture as network input."""
+        """Return an image as network input."""
         return self.network.prepare(pixels)
 
     def embed(self, inputs: Float[Tensor, "b 3 299 299"]) -> Float[Tensor, "b 1008"]:
@@ -45,7 +45,7 @@ class Recogniser:
     device: torch.device
 
     def prepare(self, pixels: np.ndarray) -> UInt8[Tensor, "3 h w"]:
-        """Return a picture as a tensor, unchanged."""
+        """Return an image as a tensor, unchanged."""
         return raw(pixels)
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Statistics of the target's distributions: nats per code of given pictures, and entropy of p while generating."""
+"""Statistics of the target's distributions: nats per code of given images, and entropy of p while generating."""
 
 from dataclasses import dataclass, field
 
@@ -79,7 +79,7 @@ class EntropyMeter:
         self.top10.append(best.sum(-1).cpu())
 
     def summary(self) -> dict[str, object]:
-        """Return mean and quantiles over all codes of all pictures."""
+        """Return mean and quantiles over all codes of all images."""
         entropies, top1 = torch.cat(self.entropies).double(), torch.cat(self.top1).double()
         cuts = torch.quantile(entropies, torch.tensor(QUANTILES, dtype=torch.float64))
         return {

@@ -1,4 +1,4 @@
-"""Memorisation: distances of generated pictures to their nearest training pictures."""
+"""Memorisation: distances of generated images to their nearest training images."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ SAME_CODES = 0.9
 
 @dataclass(frozen=True)
 class Nearest:
-    """Index of each picture's nearest training picture, and the root-mean-square difference of their bytes."""
+    """Index of each image's nearest training image, and the root-mean-square difference of their bytes."""
 
     index: Int[Tensor, " b"]
     rmse: Float[Tensor, " b"]
@@ -21,7 +21,7 @@ class Nearest:
 def nearest_pixels(
     pictures: UInt8[Tensor, "b 3 h w"], training: UInt8[Tensor, "n 3 h w"], *, block: int = 1024
 ) -> Nearest:
-    """Find the nearest training picture of each picture by squared distance of bytes."""
+    """Find the nearest training image of each image by squared distance of bytes."""
     queries = pictures.flatten(1).double()
     best = torch.full((len(queries),), torch.inf, dtype=torch.float64)
     index = torch.zeros(len(queries), dtype=torch.long)

@@ -21,7 +21,7 @@ class Moments:
     A feature is rounded to a fixed grid of 2**-33 of the limit (2**-28 at the default 32, which is float32 precision
     for values from 1/16 up) and split into a high and a low part. Products of parts are multiples of one step, and
     float64 holds the sum of 2**20 of them exactly, so order, split and kernel do not change a bit. `limit` is a power
-    of two above all features. `made_with` names network and resize; `sets` has the sha256 of the sets of pictures, if
+    of two above all features. `made_with` names network and resize; `sets` has the sha256 of the sets of images, if
     known. Moments that were made otherwise, or of a set that is included already, are not merged.
     """
 
@@ -69,7 +69,7 @@ class Moments:
         if other.made_with != self.made_with:
             raise ValueError(f"moments made with {other.made_with!r}, expected {self.made_with!r}")
         if twice := set(self.sets) & set(other.sets):
-            raise ValueError(f"the pictures of sha256 {min(twice)[:16]}... are included already: merge each set once")
+            raise ValueError(f"the images of sha256 {min(twice)[:16]}... are included already: merge each set once")
         self._make_room(other.count)
         self._sum += other._sum
         self._products += other._products

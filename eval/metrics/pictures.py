@@ -36,10 +36,10 @@ class Batch:
 
 @dataclass
 class Stream:
-    """Batches of pictures. After iteration, `sha256` is the digest of all files in order.
+    """Batches of images. After iteration, `sha256` is the digest of all files in order.
 
-    before: a function applied to every picture (uint8, h w 3). prepare: by network, a function from a picture to a
-    tensor. Both run in `workers` threads (Pillow and numpy release the GIL). ValueError for a file that is no picture.
+    before: a function applied to every image (uint8, h w 3). prepare: by network, a function from an image to a
+    tensor. Both run in `workers` threads (Pillow and numpy release the GIL). ValueError for a file that is no image.
     """
 
     paths: Sequence[Path]
@@ -84,7 +84,7 @@ class Stream:
             odd = next((i for i, one in enumerate(tensors) if one.shape != tensors[0].shape), None)
             if odd is not None:
                 got, expected = list(tensors[odd].shape), list(tensors[0].shape)
-                raise ValueError(f"{names[odd]} is {got}, {names[0]} is {expected}: expected pictures of the same size")
+                raise ValueError(f"{names[odd]} is {got}, {names[0]} is {expected}: expected images of the same size")
             inputs[judge] = torch.stack(tensors)
         return Batch(first, inputs, tuple(one.prompt for one in found), names)
 
@@ -108,20 +108,20 @@ def _read(path: Path, prepare: Mapping[str, Prepare], before: Callable[[np.ndarr
     except EnlargedError:
         raise
     except UnidentifiedImageError as error:  # its message has the address of a buffer
-        raise ValueError(f"{path} is not a complete picture: its format is not recognised") from error
+        raise ValueError(f"{path} is not a complete image: its format is not recognised") from error
     except (Image.DecompressionBombError, SyntaxError, ValueError) as error:
-        raise ValueError(f"{path} is not a complete picture: {one_line(error)}") from error
+        raise ValueError(f"{path} is not a complete image: {one_line(error)}") from error
     except OSError as error:
         if error.errno is not None:
             raise
-        raise ValueError(f"{path} is not a complete picture: {one_line(error)}") from error
+        raise ValueError(f"{path} is not a complete image: {one_line(error)}") from error
     pixels = before(pixels) if before else pixels
     inputs = {judge: one(pixels) for judge, one in prepare.items()}
     return _Read(path.name, hashlib.sha256(content).digest(), facts.get("prompt"), inputs)
 
 
 class EnlargedError(ValueError):
-    """A picture file was enlarged by a filter or in a format that cannot be undone."""
+    """A image file was enlarged by a filter or in a format that cannot be undone."""
 
 
 def raw_size(pixels: np.ndarray, facts: Mapping[str, str], path: Path, *, is_lossless: bool) -> np.ndarray:
@@ -134,14 +134,14 @@ def raw_size(pixels: np.ndarray, facts: Mapping[str, str], path: Path, *, is_los
         return pixels
     if scale != "1" and not (is_lossless and facts.get("resample") == "nearest"):
         raise EnlargedError(
-            f"{path} was enlarged {scale} times and metrics need the pixels of the model: make pictures for metrics"
+            f"{path} was enlarged {scale} times and metrics need the pixels of the model: make images for metrics"
             " with --scale 1"
         )
     return pixels[:: int(scale), :: int(scale)] if int(scale) > 1 else pixels
 
 
 def raw(pixels: np.ndarray) -> Tensor:
-    """Return a picture as a tensor of bytes, 3 h w."""
+    """Return an image as a tensor of bytes, 3 h w."""
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
@@ -151,7 +151,7 @@ def worker_count() -> int:
 
 
 def find_pictures(folder: Path) -> list[Path]:
-    """Return the pictures of a folder and its subfolders, sorted by path; ValueError if there are none."""
+    """Return the images of a folder and its subfolders, sorted by path; ValueError if there are none."""
     found, folders = [], [folder]
     while folders:
         with os.scandir(folders.pop()) as entries:
@@ -161,7 +161,7 @@ def find_pictures(folder: Path) -> list[Path]:
                 elif not entry.name.startswith(".") and os.path.splitext(entry.name)[1].lower() in SUFFIXES:
                     found.append(entry.path)
     if not found:
-        raise ValueError(f"{folder} has no pictures, expected files with suffix {', '.join(sorted(SUFFIXES))}")
+        raise ValueError(f"{folder} has no images, expected files with suffix {', '.join(sorted(SUFFIXES))}")
     return [Path(path) for path in sorted(found)]
 
 
@@ -169,12 +169,12 @@ Resize = Callable[[np.ndarray], np.ndarray]
 
 
 def resizing(name: str, size: int) -> Resize | None:
-    """Return the resize of a protocol, which maps pictures (uint8, h w 3) to squares of `size` pixels.
+    """Return the resize of a protocol, which maps images (uint8, h w 3) to squares of `size` pixels.
 
     "none" is None: no resize before the network's own. "crop-lanczos" crops the central square and resizes it with
     Pillow's Lanczos filter, as in the evaluations of GigaGAN, LlamaGen and LANTERN. "bicubic" is PyTorch's without
-    antialiasing, as in LlamaGen's evaluation of classes. A picture of the right size is returned unchanged. ValueError
-    for another name, and from "bicubic" for a picture that is not square.
+    antialiasing, as in LlamaGen's evaluation of classes. An image of the right size is returned unchanged. ValueError
+    for another name, and from "bicubic" for an image that is not square.
     """
     if name == "none":
         return None
@@ -202,7 +202,7 @@ def bicubic(pixels: np.ndarray, *, size: int) -> np.ndarray:
     import torch
 
     if pixels.shape[0] != pixels.shape[1]:
-        raise ValueError(f"a picture is {pixels.shape[1]} x {pixels.shape[0]}, expected a square one")
+        raise ValueError(f"a image is {pixels.shape[1]} x {pixels.shape[0]}, expected a square one")
     if pixels.shape[0] == size:
         return pixels
     planes = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()

@@ -1,4 +1,4 @@
-"""Quality figures of pictures, each with everything needed to repeat it."""
+"""Quality figures of images, each with everything needed to repeat it."""
 
 import dataclasses
 import hashlib
@@ -27,7 +27,7 @@ FEW = 2048  # dimension of Inception's features: with fewer pictures FID's covar
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a set of pictures and how it was computed; `interval` is a 95 % interval or None."""
+    """One figure of a set of images and how it was computed; `interval` is a 95 % interval or None."""
 
     name: str
     value: float
@@ -56,8 +56,8 @@ class Figure:
 class Options:
     """Options of a measurement.
 
-    reference_name, prompts_name: names in the results. concepts, reference_concepts: the concept of each picture of
-    either set, for retrieval. cache: folder of weights. draws: bootstrap draws. batch: pictures at a time. workers:
+    reference_name, prompts_name: names in the results. concepts, reference_concepts: the concept of each image of
+    either set, for retrieval. cache: folder of weights. draws: bootstrap draws. batch: images at a time. workers:
     reader threads, 0 for one per core. moments: folder for Inception's moments of both sets, to merge shards. resize,
     size: resize of both sets to `size` pixels before each network's own resize (`pictures.resizing`).
     """
@@ -87,10 +87,10 @@ def measure(
     seed: int = 0,
     options: Options | None = None,
 ) -> dict[str, Figure]:
-    """Return the figures of `metrics` by name; each picture is read once.
+    """Return the figures of `metrics` by name; each image is read once.
 
-    reference: folder, files, or statistics (see `open_reference`). prompts: one per picture in order, or None to read
-    them from the files. weights: files of networks by name. Below 2,048 pictures FID has a warning and KID is added.
+    reference: folder, files, or statistics (see `open_reference`). prompts: one per image in order, or None to read
+    them from the files. weights: files of networks by name. Below 2,048 images FID has a warning and KID is added.
     ValueError for missing inputs, FileNotFoundError for missing weights.
     """
     options = options or Options()
@@ -191,7 +191,7 @@ class _Taker:
         )
 
     def _resize(self, metric: Metric) -> str:
-        """Return all resizes of a picture, in order."""
+        """Return all resizes of an image, in order."""
         first = "" if self.options.resize == "none" else f"{self.options.resize} to {self.options.size}, then "
         return first + metric.resize
 
@@ -201,7 +201,7 @@ class _Taker:
 
     def _prompts_name(self, prompts: Sequence[str]) -> str:
         digest = hashlib.sha256("\n".join(prompts).encode()).hexdigest()
-        return f"{self.options.prompts_name or 'from the picture files'} (sha256 {digest})"
+        return f"{self.options.prompts_name or 'from the image files'} (sha256 {digest})"
 
     def _keep(self, judges: Mapping[str, Judge], found: Extracted) -> None:
         if self.options.moments is None:
@@ -225,20 +225,20 @@ def _check(
 ) -> None:
     """Raise ValueError for missing inputs of metrics, before anything is loaded."""
     if not pictures:
-        raise ValueError("got no pictures to measure")
+        raise ValueError("got no images to measure")
     if prompts is not None and len(prompts) != len(pictures):
         raise ValueError(
-            f"{len(prompts)} prompts for {len(pictures)} pictures, expected one each, in order of file names"
+            f"{len(prompts)} prompts for {len(pictures)} images, expected one each, in order of file names"
         )
     for name in names:
         needs = METRICS[name].needs
         if REFERENCE in needs and not reference.pictures and reference.statistics is None:
-            raise ValueError(f"{name} compares with real pictures: give them with --reference")
+            raise ValueError(f"{name} compares with real images: give them with --reference")
         is_frechet = name.startswith("fid")
         if REFERENCE in needs and not is_frechet and not reference.pictures:
-            raise ValueError(f"{name}: reference statistics support only FID, expected a folder of pictures")
+            raise ValueError(f"{name}: reference statistics support only FID, expected a folder of images")
         if CONCEPTS in needs and len(options.reference_concepts) != len(reference.pictures):
-            got = f"{len(options.reference_concepts)} concepts for {len(reference.pictures)} reference pictures"
+            got = f"{len(options.reference_concepts)} concepts for {len(reference.pictures)} reference images"
             raise ValueError(f"{name}: {got}, expected one each: give them with --reference-concepts")
 
 
@@ -253,7 +253,7 @@ def library_of(metric: Metric) -> str:
 
 
 def few_warning(images: int) -> str:
-    """Return the warning for FID of fewer than FEW pictures."""
+    """Return the warning for FID of fewer than FEW images."""
     return f"{images} images are fewer than {FEW}: FID is biased upwards and depends on their number; use KID"
 
 
@@ -267,7 +267,7 @@ def _warning(name: str, material: Material) -> str:
         unknown = "the reference file does not name its network and resize" if is_unknown else ""
         return "; ".join(part for part in (few, unknown) if part)
     if name == "psnr" and (equal := int(material.extracted.pairs["psnr"].isinf().sum())):
-        return f"{equal} pictures are equal to their reference and left out (infinite PSNR)"
+        return f"{equal} images are equal to their reference and left out (infinite PSNR)"
     if PROMPTS in METRICS[name].needs:
         from lantern.eval.metrics.clip_score import cut_prompts
 
@@ -277,7 +277,7 @@ def _warning(name: str, material: Material) -> str:
 
 
 def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> Figure:
-    """Return the FID of pictures made in shards, from the saved moments of each shard and of the reference."""
+    """Return the FID of images made in shards, from the saved moments of each shard and of the reference."""
     shards = [Moments.load(path) for path in paths]
     theirs, ours = Moments.load(reference), shards[0]
     for shard in shards[1:]:

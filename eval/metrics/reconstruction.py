@@ -37,7 +37,7 @@ def mean_squared_error(a: UInt8[Tensor, "b 3 h w"], b: UInt8[Tensor, "b 3 h w"])
 
 
 def psnr(a: UInt8[Tensor, "b 3 h w"], b: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, " b"]:
-    """Return the peak signal-to-noise ratio of each pair in dB, 10 log10(255^2 / MSE); infinite for equal pictures."""
+    """Return the peak signal-to-noise ratio of each pair in dB, 10 log10(255^2 / MSE); infinite for equal images."""
     return 10 * torch.log10(255.0**2 / mean_squared_error(a, b))
 
 
@@ -50,7 +50,7 @@ def codebook_use(codes: Int[Tensor, "n codes"], size: int) -> CodebookUse:
 
 @torch.inference_mode()
 def decode(vq: "VQVAE | Pixels", codes: Int[Tensor, "n codes"]) -> UInt8[Tensor, "n 3 h w"]:
-    """Decode codes to pictures, on the CPU."""
+    """Decode codes to images, on the CPU."""
     device = vq.codebook.device
     parts = [to_uint8(vq.decode(part.to(device))).permute(0, 3, 1, 2).cpu() for part in codes.split(PIXEL_BATCH)]
     return torch.cat(parts)
@@ -58,14 +58,14 @@ def decode(vq: "VQVAE | Pixels", codes: Int[Tensor, "n codes"]) -> UInt8[Tensor,
 
 @dataclass(frozen=True)
 class Lpips:
-    """LPIPS distance of pairs of pictures."""
+    """LPIPS distance of pairs of images."""
 
     network: nn.Module
     weights: Found
     device: torch.device
 
     def prepare(self, pixels: np.ndarray) -> UInt8[Tensor, "3 h w"]:
-        """Return a picture (uint8, h w 3) as a tensor, at its own size."""
+        """Return an image (uint8, h w 3) as a tensor, at its own size."""
         return raw(pixels)
 
     @torch.inference_mode()

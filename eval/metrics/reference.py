@@ -1,4 +1,4 @@
-"""References that pictures are compared with: folders of pictures, prepared training data, or saved statistics."""
+"""References that images are compared with: folders of images, prepared training data, or saved statistics."""
 
 import hashlib
 import tarfile
@@ -42,7 +42,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Reference:
-    """A named reference: pictures, statistics, or neither."""
+    """A named reference: images, statistics, or neither."""
 
     name: str
     pictures: Sequence[Path] = ()
@@ -50,11 +50,11 @@ class Reference:
 
 
 def open_reference(given: Path | Sequence[Path] | None, *, name: str = "") -> Reference:
-    """Open a folder, files of pictures, moments (.safetensors), or `mu` and `sigma` (.npz, as of clean-fid and ADM)."""
+    """Open a folder, files of images, moments (.safetensors), or `mu` and `sigma` (.npz, as of clean-fid and ADM)."""
     if given is None:
         return Reference("")
     if not isinstance(given, Path):
-        return Reference(name or f"{len(given)} pictures", tuple(given))
+        return Reference(name or f"{len(given)} images", tuple(given))
     if given.is_dir():
         return Reference(name or given.name, find_pictures(given))
     if given.suffix == ".safetensors":
@@ -62,7 +62,7 @@ def open_reference(given: Path | Sequence[Path] | None, *, name: str = "") -> Re
         return Reference(name or given.name, statistics=Statistics.of(moments, _sha256(given)))
     if given.suffix == ".npz":
         return Reference(name or given.name, statistics=_gaussian(given))
-    raise ValueError(f"got reference {given}, expected a folder of pictures, .npz with mu and sigma, or .safetensors")
+    raise ValueError(f"got reference {given}, expected a folder of images, .npz with mu and sigma, or .safetensors")
 
 
 def made_with(judge: Any) -> str:
@@ -91,7 +91,7 @@ THOUSAND = 1000
 
 @dataclass(frozen=True)
 class PreparedReference:
-    """Plain training pictures and the concept of each."""
+    """Plain training images and the concept of each."""
 
     pictures: list[Path]
     concepts: list[str]
@@ -103,14 +103,14 @@ def is_prepared(folder: Path) -> bool:
 
 
 def unpack(folder: Path, out: Path) -> PreparedReference:
-    """Write the plain training pictures of a prepared folder below `out`; existing files are kept.
+    """Write the plain training images of a prepared folder below `out`; existing files are kept.
 
-    Files are named by picture number, in folders of a thousand. ValueError for an incomplete folder.
+    Files are named by image number, in folders of a thousand. ValueError for an incomplete folder.
     """
     prepared = Prepared.open(folder)
     chosen = [record for record in prepared.records if record.kind == "plain" and record.split == "train"]
     if not chosen:
-        raise ValueError(f"{folder} has no plain training pictures: prepare it again with `lantern train data`")
+        raise ValueError(f"{folder} has no plain training images: prepare it again with `lantern train data`")
     places = {f"{one.image:06d}.png": out / f"{one.image // THOUSAND:03d}" / f"{one.image:06d}.png" for one in chosen}
     lacking = {name: path for name, path in places.items() if not path.is_file()}
     if lacking:

@@ -45,7 +45,7 @@ class Material:
     def sets(self, judge: str) -> tuple[Float[Tensor, "n c"], Float[Tensor, "m c"]]:
         """Return the features of both sets; ValueError if the reference has only statistics."""
         if self.statistics is not None:
-            raise ValueError("reference statistics support only FID, expected a folder of pictures")
+            raise ValueError("reference statistics support only FID, expected a folder of images")
         return self.extracted.ours.features[judge], self.extracted.theirs.features[judge]
 
     @cached_property
@@ -55,7 +55,7 @@ class Material:
         return prdc(theirs, ours, seed=self.seed)
 
     def frechet(self, judge: str) -> Estimate:
-        """Return the FID to pictures, or to statistics, which the bootstrap holds fixed."""
+        """Return the FID to images, or to statistics, which the bootstrap holds fixed."""
         if self.statistics is None:
             ours, theirs = self.sets(judge)
             draws = min(self.draws, 100 if len(ours) + len(theirs) <= MANY else 20)
@@ -65,13 +65,13 @@ class Material:
         return frechet_to(ours, real.mean, real.covariance, seed=self.seed, draws=min(self.draws, 20))
 
     def alignment(self, judge: str, *, prefix: str = "") -> Float[Tensor, " n"]:
-        """Return 100 x the cosine of each picture and its prompt."""
+        """Return 100 x the cosine of each image and its prompt."""
         network: Any = self.judges[judge]
         prompts = network.embed_prompts([prefix + prompt for prompt in self.prompts])
         return clip_score.clip_scores(self.extracted.ours.features[judge], prompts)
 
     def hits(self) -> Float[Tensor, " n"]:
-        """Return 1 for each picture whose nearest real picture has the same concept, else 0."""
+        """Return 1 for each image whose nearest real image has the same concept, else 0."""
         ours, theirs = self.sets("retrieval")
         concepts, labels = labels_of(self.reference_concepts)
         gallery = retrieval.Gallery(theirs, labels, ("",) * len(labels), concepts)
@@ -83,14 +83,14 @@ class Material:
         return (torch.cat(found) == 0).double()
 
     def mean(self, values: Float[Tensor, " n"]) -> Estimate:
-        """Return the mean of values over pictures."""
+        """Return the mean of values over images."""
         return mean_estimate(values, seed=self.seed, draws=self.draws)
 
 
 def _finite(values: Float[Tensor, " n"]) -> Float[Tensor, " m"]:
     found = values[values.isfinite()]
     if not len(found):
-        raise ValueError("every picture is equal to its reference, so PSNR is infinite: leave psnr out")
+        raise ValueError("every image is equal to its reference, so PSNR is infinite: leave psnr out")
     return found
 
 
@@ -184,7 +184,7 @@ METRICS: dict[str, Metric] = {
         lambda material: material.mean(material.hits()),
         "PyTorch bicubic to 224, antialiased",
         ("lantern",),
-        "share of pictures nearest to a real one of their concept, EfficientNet-Lite0",
+        "share of images nearest to a real one of their concept, EfficientNet-Lite0",
     ),
     "lpips": Metric(
         "lpips",
@@ -200,6 +200,6 @@ METRICS: dict[str, Metric] = {
         lambda material: material.mean(_finite(material.extracted.pairs["psnr"])),
         "none",
         ("lantern",),
-        "decibels, mean of pictures",
+        "decibels, mean of images",
     ),
 }

@@ -1,4 +1,4 @@
-"""Retrieval accuracy: whether a picture is nearest to its own concept in the features of an independent network."""
+"""Retrieval accuracy: whether an image is nearest to its own concept in the features of an independent network."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ DRAWS = 2000
 
 @dataclass(frozen=True)
 class Gallery:
-    """Real pictures: unit features, concept of each (an index into `concepts`) and style."""
+    """Real images: unit features, concept of each (an index into `concepts`) and style."""
 
     features: Float[Tensor, "n c"]
     labels: Int[Tensor, " n"]
@@ -30,7 +30,7 @@ class Gallery:
     def similarity(
         self, features: Float[Tensor, "b c"], hidden: Bool[Tensor, "b n"] | None = None
     ) -> Float[Tensor, "b k"]:
-        """Return the similarity to each concept: the largest cosine over its visible pictures, else -inf."""
+        """Return the similarity to each concept: the largest cosine over its visible images, else -inf."""
         cosine = features @ self.features.T
         if hidden is not None:
             cosine = cosine.masked_fill(hidden, -torch.inf)
@@ -38,7 +38,7 @@ class Gallery:
         return empty.scatter_reduce(1, self.labels.expand(len(features), -1), cosine, "amax")
 
     def of_other_styles(self) -> tuple[Float[Tensor, "m k"], Int[Tensor, " m"]]:
-        """Return the similarity of the gallery's pictures to concepts in other styles, and their labels."""
+        """Return the similarity of the gallery's images to concepts in other styles, and their labels."""
         styles = torch.tensor([sorted(set(self.styles)).index(style) for style in self.styles])
         similarity = self.similarity(self.features, styles[:, None] == styles)
         has_other = similarity.gather(1, self.labels[:, None])[:, 0] > -torch.inf
@@ -46,7 +46,7 @@ class Gallery:
 
 
 def ranks(similarity: Float[Tensor, "b k"], labels: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-    """Return the number of concepts more similar than the picture's own; 0 is a hit."""
+    """Return the number of concepts more similar than the image's own; 0 is a hit."""
     return (similarity > similarity.gather(1, labels[:, None])).sum(1)
 
 
@@ -70,6 +70,6 @@ def accuracy(found: Int[Tensor, " b"], *, seed: int) -> dict[str, object]:
 def misses(
     gallery: Gallery, similarity: Float[Tensor, "b k"], prompts: Sequence[str], found: Int[Tensor, " b"]
 ) -> list[list[str]]:
-    """Return prompt and most similar concept of each picture whose own concept is not among the nearest five."""
+    """Return prompt and most similar concept of each image whose own concept is not among the nearest five."""
     nearest = similarity.argmax(1).tolist()
     return [[str(prompts[i]), gallery.concepts[nearest[i]]] for i in (found >= 5).nonzero()[:, 0].tolist()]

@@ -1,12 +1,12 @@
-"""Generation of pictures for evaluation: sharded, resumable and idempotent.
+"""Generation of images for evaluation: sharded, resumable and idempotent.
 
-    OUT/pictures/012/012345.png     picture 12345 of the set, in a folder of a thousand
-    OUT/manifest-1-of-4.jsonl       finished pictures of shard 1 of 4 (`lantern.eval.protocols.manifest`)
+    OUT/pictures/012/012345.png     image 12345 of the set, in a folder of a thousand
+    OUT/manifest-1-of-4.jsonl       finished images of shard 1 of 4 (`lantern.eval.protocols.manifest`)
     OUT/staging/1-of-4/             temporary files of shard 1
 
-Pictures are made in batches of consecutive numbers, and a shard is every n-th batch. A batch therefore contains the
-same pictures in every sharding; on resume it is decoded again as a whole. A kill loses at most the current batch of
-each worker (one picture with the default batch of 1). Noise depends on (seed, number) only and files contain no time,
+Images are made in batches of consecutive numbers, and a shard is every n-th batch. A batch therefore contains the
+same images in every sharding; on resume it is decoded again as a whole. A kill loses at most the current batch of
+each worker (one image with the default batch of 1). Noise depends on (seed, number) only and files contain no time,
 so any sharding and any number of kills give the same bytes. On another machine, or when batches are halved because
 memory runs out, codes may differ by rounding.
 """
@@ -69,25 +69,25 @@ class Shard:
 
 
 def picture_path(folder: Path, number: int) -> Path:
-    """Return the path of a picture of a set."""
+    """Return the path of an image of a set."""
     return folder / "pictures" / f"{number // THOUSAND:03d}" / f"{number:06d}.png"
 
 
 def finished(folder: Path, fingerprint: Mapping[str, Any] | None = None) -> dict[int, Entry]:
-    """Return the pictures in the manifests of a folder whose files have the recorded size, by number."""
+    """Return the images in the manifests of a folder whose files have the recorded size, by number."""
     return {number: entry for number, entry in read_entries(folder, fingerprint).items() if _is_there(folder, entry)}
 
 
 def batches_of(requested: Sequence[Request], size: int) -> list[Sequence[Request]]:
-    """Split all pictures into batches of consecutive numbers, the same in every sharding."""
+    """Split all images into batches of consecutive numbers, the same in every sharding."""
     return [requested[first : first + size] for first in range(0, len(requested), size)]
 
 
 class Worker:
-    """Writes batches of pictures to a folder and records each in a manifest; a context manager.
+    """Writes batches of images to a folder and records each in a manifest; a context manager.
 
-    `name` is the name of its manifest, which no other process may write; `done` are the numbers of finished pictures.
-    `shield` returns a context that defers signals while a picture is written. ValueError for a folder with pictures of
+    `name` is the name of its manifest, which no other process may write; `done` are the numbers of finished images.
+    `shield` returns a context that defers signals while an image is written. ValueError for a folder with images of
     another fingerprint.
     """
 
@@ -109,9 +109,9 @@ class Worker:
         self.done = set(finished(folder, fingerprint))
 
     def make(self, batch: Sequence[Request]) -> int:
-        """Write the missing pictures of a batch; return their number.
+        """Write the missing images of a batch; return their number.
 
-        The whole batch is decoded if any picture is missing, so that codes do not depend on what was there.
+        The whole batch is decoded if any image is missing, so that codes do not depend on what was there.
         """
         if not self._missing(batch):
             return 0
@@ -151,7 +151,7 @@ class Worker:
             raise
 
     def _keep(self, picture: Picture) -> None:
-        """Write a picture to a temporary path, rename it, then record it."""
+        """Write an image to a temporary path, rename it, then record it."""
         assert picture.pixels is not None
         number = picture.request.number
         path, temporary = picture_path(self.folder, number), self._staging / f"{number:06d}.png"
@@ -167,7 +167,7 @@ class Worker:
 def produce(
     worker: Worker, requested: Sequence[Request], *, batch: int = 1, shard: Shard | None = None, is_quiet: bool = False
 ) -> int:
-    """Write the missing pictures of a shard, with a progress bar; return their number."""
+    """Write the missing images of a shard, with a progress bar; return their number."""
     shard, count = shard or Shard(), 0
     mine = batches_of(requested, batch)[shard.number - 1 :: shard.count]
     already = sum(request.number in worker.done for some in mine for request in some)
@@ -180,7 +180,7 @@ def produce(
 
 
 def images_bar(total: int, done: int, *, is_quiet: bool = False) -> Any:
-    """Return a progress bar over pictures, shown if stderr is a terminal."""
+    """Return a progress bar over images, shown if stderr is a terminal."""
     from tqdm import tqdm
 
     return tqdm(
@@ -195,7 +195,7 @@ def images_bar(total: int, done: int, *, is_quiet: bool = False) -> Any:
 
 
 def facts_of(decoder: Generator, picture: Picture) -> dict[str, Any]:
-    """Return the metadata of a picture's file; nothing in it differs between runs."""
+    """Return the metadata of an image's file; nothing in it differs between runs."""
     request = picture.request
     return {
         "prompt": request.prompt,

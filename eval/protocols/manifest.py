@@ -1,10 +1,10 @@
-"""Manifests of finished pictures: append-only JSON lines, one per picture, after a header with the fingerprint.
+"""Manifests of finished images: append-only JSON lines, one per image, after a header with the fingerprint.
 
     {"fingerprint": {"weights": ..., "config": ..., "versions": ...}}
     {"id": 0, "bytes": 5120, "sha256": ..., "tokens_sha256": ..., "statistics": {...}}
 
 A folder has one manifest per writer, named after its shard, so no two processes write to one file. Together they
-list all finished pictures. Pictures of another fingerprint are rejected. A line is written after its picture and
+list all finished images. Images of another fingerprint are rejected. A line is written after its image and
 flushed to disk; an incomplete last line, left by a kill, is removed when the writer resumes.
 """
 
@@ -27,7 +27,7 @@ LOCKED_BYTE = 1 << 40  # far beyond the end of the file: on some systems a locke
 
 @dataclass(frozen=True)
 class Entry:
-    """A finished picture: number in the set, size and sha256 of its file, sha256 of its codes, statistics.
+    """A finished image: number in the set, size and sha256 of its file, sha256 of its codes, statistics.
 
     `statistics` holds the fields of `lantern.generation.images.Statistics`.
     """
@@ -39,7 +39,7 @@ class Entry:
     statistics: Mapping[str, Any]
 
     def figures(self) -> Statistics:
-        """Return the statistics of the picture."""
+        """Return the statistics of the image."""
         given = dict(self.statistics)
         for name in ("accepted", "reached"):
             given[name] = tuple(given[name])
@@ -49,7 +49,7 @@ class Entry:
 class Manifest:
     """One writer's manifest, open for appending and locked against other processes; a context manager.
 
-    ValueError for pictures of another fingerprint in the folder. BlockingIOError if another process writes the file.
+    ValueError for images of another fingerprint in the folder. BlockingIOError if another process writes the file.
     """
 
     def __init__(self, folder: Path, name: str, fingerprint: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ class Manifest:
 def read_entries(folder: Path, fingerprint: Mapping[str, Any] | None = None) -> dict[int, Entry]:
     """Return the entries of all manifests of a folder by number; incomplete last lines are ignored.
 
-    ValueError for a damaged line and, if `fingerprint` is given, for pictures of another one.
+    ValueError for a damaged line and, if `fingerprint` is given, for images of another one.
     """
     entries: dict[int, Entry] = {}
     for path in sorted(folder.glob(PATTERN)):
@@ -117,14 +117,14 @@ def read_entries(folder: Path, fingerprint: Mapping[str, Any] | None = None) -> 
         if header is None:
             continue
         if not isinstance(header.get("fingerprint"), dict):
-            raise ValueError(f"{path} is not a manifest of pictures: choose another folder")
+            raise ValueError(f"{path} is not a manifest of images: choose another folder")
         if fingerprint is not None:
             check_fingerprint(header["fingerprint"], fingerprint, path)
         for number, line in enumerate(lines, start=2):
             try:
                 entry = Entry(**line)
             except TypeError as error:
-                raise ValueError(f"{path}, line {number} is not an entry of a picture: delete that line") from error
+                raise ValueError(f"{path}, line {number} is not an entry of an image: delete that line") from error
             entries[entry.id] = entry
     return entries
 
@@ -135,7 +135,7 @@ def check_fingerprint(there: Mapping[str, Any], here: Mapping[str, Any], path: P
     for name in sorted(was.keys() | now.keys()):
         if was.get(name) != now.get(name):
             raise ValueError(
-                f"{path.parent} has pictures with {name} {_short(was.get(name))}, now it is "
+                f"{path.parent} has images with {name} {_short(was.get(name))}, now it is "
                 f"{_short(now.get(name))}: use another --out or the same settings"
             )
 

@@ -50,7 +50,7 @@ class PromptSet:
 
 @dataclass(frozen=True)
 class Reference:
-    """The reference pictures: name, number, and origin.
+    """The reference images: name, number, and origin.
 
     `sha256` is that of a single file; None for a folder, or if the publisher gives none.
     """
@@ -67,10 +67,10 @@ class Reference:
 
 @dataclass(frozen=True)
 class Protocol:
-    """The settings that a row of figures fixes: pictures of `prompts` or of `classes` classes, `pictures_each` times.
+    """The settings that a row of figures fixes: images of `prompts` or of `classes` classes, `pictures_each` times.
 
-    `sizes` are the allowed picture sizes of a model in pixels. `guidance` applies to every model, or
-    `guidance_by_model` to LlamaGen's sizes by name. Pictures and reference are resized to `evaluated_size` by `resize`
+    `sizes` are the allowed image sizes of a model in pixels. `guidance` applies to every model, or
+    `guidance_by_model` to LlamaGen's sizes by name. Images and reference are resized to `evaluated_size` by `resize`
     (`pictures.resizing`) before each network's own resize. `source` is the paper or code of the figures; `departs`
     lists where this protocol differs from it.
 
@@ -115,7 +115,7 @@ class Protocol:
 
     @property
     def pictures(self) -> int:
-        """Total number of pictures."""
+        """Total number of images."""
         return (self.prompts.count if self.prompts else self.classes) * self.pictures_each
 
     @property
@@ -126,7 +126,7 @@ class Protocol:
 
     @property
     def sampled(self) -> dict[str, Any]:
-        """The fields that pictures depend on, besides the sampling settings."""
+        """The fields that images depend on, besides the sampling settings."""
         prompts = self.prompts and self.prompts.sha256
         return {"prompts": prompts, "classes": self.classes, "pictures_each": self.pictures_each, "seed": self.seed}
 
@@ -159,10 +159,10 @@ class Protocol:
             size = model.target.config.raster.rows * model.vq.config.downsample
             if size not in self.sizes:
                 expected = " or ".join(map(str, self.sizes))
-                raise ValueError(f"{self.name} needs pictures of {expected} pixels, {model.name} makes {size}")
+                raise ValueError(f"{self.name} needs images of {expected} pixels, {model.name} makes {size}")
 
     def requests(self, prompts: list[str] | None = None) -> list[Request]:
-        """Return the requests of all pictures in order, the subjects repeated; picture i has noise key (seed, i)."""
+        """Return the requests of all images in order, the subjects repeated; image i has noise key (seed, i)."""
         if self.prompts is not None:
             assert prompts is not None
             subjects = [Request(prompt=prompt) for prompt in prompts]

@@ -1,6 +1,6 @@
 """Generation on many machines: a Ray Data job over the batches of `lantern.eval.protocols.generation`.
 
-Each actor of a pool loads one model, processes batches, and records pictures in its own manifest, in a folder that all
+Each actor of a pool loads one model, processes batches, and records images in its own manifest, in a folder that all
 machines share. An interrupted job resumes when it is run again, with or without Ray. A killed actor loses its current
 batch; Ray starts another actor, which reads the manifests first.
 """
@@ -30,7 +30,7 @@ BLOCKS = 4096  # largest number of tasks; a task is one or more batches
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything an actor needs to make pictures, as plain values that can be sent to another machine."""
+    """Everything an actor needs to make images, as plain values that can be sent to another machine."""
 
     model: str
     device: str
@@ -73,7 +73,7 @@ class Actor:
             self._failure = sendable(error)
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        """Make the batches of some rows; return the number of pictures and the error of each."""
+        """Make the batches of some rows; return the number of images and the error of each."""
         import numpy as np
 
         done = [self._make(int(number)) for number in rows["number"]]
@@ -114,7 +114,7 @@ def produce_on_ray(
     address: str | None = None,
     is_quiet: bool = False,
 ) -> int:
-    """Write the missing pictures of a set; return their number.
+    """Write the missing images of a set; return their number.
 
     `actors` is the number of models, by default one per GPU, or one per machine without GPUs. `address` is that of a
     cluster; None starts Ray locally. ImportError without Ray. Errors of actors are raised here.
@@ -168,7 +168,7 @@ def _quiet_data() -> Iterator[None]:
 
 
 def _count(rows: Iterable[Mapping[str, Any]], bar: Any) -> int:
-    """Return the number of pictures made; raise the first error of an actor."""
+    """Return the number of images made; raise the first error of an actor."""
     from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
 
     count = 0

@@ -1,4 +1,4 @@
-"""`lantern reproduce`: a row of figures by a protocol: pictures, metrics, and a `row.json` that repeats it.
+"""`lantern reproduce`: a row of figures by a protocol: images, metrics, and a `row.json` that repeats it.
 
 OUT/pictures/, OUT/manifest-*.jsonl     `lantern.eval.protocols.generation`
 OUT/row.json                            protocol, choices, fingerprint, machine, digests and figures
@@ -38,7 +38,7 @@ class Row:
     """A requested row. `protocol` is a name, a protocol's .json file, or a `row.json` to repeat.
 
     `model` None means that of the repeated row, else the embedded one. `method` is a spec as for
-    `contenders.method_of`; None means the model's own. `limit` takes only the first pictures of the set; 0 means all.
+    `contenders.method_of`; None means the model's own. `limit` takes only the first images of the set; 0 means all.
     `metrics` None means the protocol's; empty means none. `prompts`, `reference` and `weights` are paths. `ray` (an
     address, or "" to start Ray locally) and `actors` make it a Ray job.
     """
@@ -87,7 +87,7 @@ class Task:
 def fingerprint_of(
     model: Model, method: Method, protocol: Protocol, *, batch: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Return everything that a picture's bytes depend on besides its number: weights, config, versions."""
+    """Return everything that an image's bytes depend on besides its number: weights, config, versions."""
     weights: dict[str, str | None] = {"model": model.fingerprint}
     for part in add_ons_of(method):
         weights[part] = _digest_of(model.folder, part)
@@ -179,9 +179,9 @@ def _obstacle(task: Task, name: str) -> str:
         known = task.protocol.reference
         return f"give its reference with --reference{f': {known.name} ({known.origin})' if known else ''}"
     if REFERENCE in metric.needs and given is not None and not given.is_dir() and not name.startswith("fid"):
-        return f"{given.name} is a file of statistics, expected a folder of pictures with --reference"
+        return f"{given.name} is a file of statistics, expected a folder of images with --reference"
     if CONCEPTS in metric.needs and given is not None and not is_prepared(given):
-        return f"{given.name} has no concepts of its pictures, expected a folder written by `lantern train data`"
+        return f"{given.name} has no concepts of its images, expected a folder written by `lantern train data`"
     network = metric.judge.partition(":")[0]
     network = {"logits": "inception-logits", "psnr": ""}.get(network, network)
     if network == "inception" and network not in task.row.weights and "inception-logits" in task.row.weights:
@@ -234,7 +234,7 @@ def prepare(row: Row) -> Task:
 
 
 def make(task: Task, *, shield: Callable[[], AbstractContextManager[Any]] = nullcontext, callback: Any = None) -> int:
-    """Write the missing pictures, in this process or on Ray; return their number."""
+    """Write the missing images, in this process or on Ray; return their number."""
     row = task.row
     if row.ray is not None:
         return produce_on_ray(
@@ -251,7 +251,7 @@ def make(task: Task, *, shield: Callable[[], AbstractContextManager[Any]] = null
 
 
 def complete(task: Task) -> dict[int, Entry] | None:
-    """Return the entries of all pictures by number, or None if some are missing."""
+    """Return the entries of all images by number, or None if some are missing."""
     done = finished(task.folder, task.recipe.fingerprint)
     expected = {request.number: done[request.number] for request in task.requested if request.number in done}
     return expected if len(expected) == len(task.requested) else None
@@ -284,14 +284,14 @@ def digest(digests: Any) -> str:
 
 
 def speed_of(entries: Mapping[int, Entry]) -> dict[str, Any]:
-    """Return codes per pass, seconds per picture and, for relaxed methods, total variation, over all pictures."""
+    """Return codes per pass, seconds per image and, for relaxed methods, total variation, over all images."""
     found = totals([entry.figures() for entry in entries.values()])
     seconds = sum(found["seconds"].values()) / len(entries)
     return found | {"seconds_per_picture": round(seconds, 4)}
 
 
 def is_repeated(task: Task, row: Mapping[str, Any]) -> bool | None:
-    """Return whether the pictures equal those of the repeated row byte for byte; None without a repeated row."""
+    """Return whether the images equal those of the repeated row byte for byte; None without a repeated row."""
     if task.before is None:
         return None
     return all(row[name] == task.before.get(name) for name in ("pictures", "pictures_sha256", "tokens_sha256"))

@@ -1,6 +1,6 @@
 """`lantern bench` (or `python -m lantern.eval.speed.bench`): speedup over the fastest plain decoding.
 
-All contenders make the same pictures in one process, in interleaved rounds. Decoding is timed from the text encoder's
+All contenders make the same images in one process, in interleaved rounds. Decoding is timed from the text encoder's
 features to codes, prefill included. Text encoding and VQ decoding cost every method the same and are reported apart.
 """
 
@@ -118,7 +118,7 @@ def own_methods(model: Model) -> list[str]:
 
 
 def jobs_of(model: Model, options: BenchOptions, batch: int) -> list[Job]:
-    """Return the jobs of all rounds, with different pictures: at least `images` of them in at least three rounds."""
+    """Return the jobs of all rounds, with different images: at least `images` of them in at least three rounds."""
     rounds = max(math.ceil(options.images / batch), min(MIN_ROUNDS, options.images))
     numbers = [range(first * batch, (first + 1) * batch) for first in range(rounds)]
     return [
@@ -140,7 +140,7 @@ def race_figures(entries: Sequence[Entry], batch: int, copy_gbps: float, rows: i
 
 
 def roofline_of(entry: Entry, copy_gbps: float, rows: int) -> dict[str, float]:
-    """Return `phases.roofline` of an entry; a batch takes as many steps as its pictures take on average."""
+    """Return `phases.roofline` of an entry; a batch takes as many steps as its images take on average."""
     spent = entry.spread.median / max(median(made.steps for made in entry.made), 1.0)
     return roofline(entry.contender, rows=rows, copy_gbps=copy_gbps, step_seconds=spent)
 
@@ -205,7 +205,7 @@ def memory_figures(
 
 
 def seconds_beside(model: Model, options: BenchOptions) -> dict[str, float]:
-    """Return the seconds that are the same for every method: text encoding and VQ decoding of one picture."""
+    """Return the seconds that are the same for every method: text encoding and VQ decoding of one image."""
     found = {}
     work: dict[str, Callable[[], object]] = {}
     if model.takes_prompts:
@@ -226,7 +226,7 @@ def broken_promises(races: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return one line for each exact method whose codes differ from plain decoding's where they must not."""
     return [
         f"{one['method']} ({one['variant']}, batch {race['batch']}) differs from plain decoding in "
-        f"{one['differing_images']} of {one['images']} pictures"
+        f"{one['differing_images']} of {one['images']} images"
         for race in races
         for one in race["identity"]
         if one["must_be_identical"] and one["differing_codes"]

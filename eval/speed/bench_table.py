@@ -61,7 +61,7 @@ def _model_lines(figures: Mapping[str, Any]) -> list[str]:
     lines += ["", *_phase_lines(figures["phases"])]
     lines += _curve_lines(figures["verify"], figures["races"][0]["batch"])
     if figures["memory"]:
-        lines += ["", "peak memory of one picture: weights, memory added by decoding, ratio of the sum to plain's"]
+        lines += ["", "peak memory of one image: weights, memory added by decoding, ratio of the sum to plain's"]
         rows = [("method", "dtype", "weights MiB", "added MiB", "ratio")]
         rows += [
             (one["method"], one["dtype"], f"{one['weights']:.1f}", f"{one['added']:.1f}", f"{one['ratio']:.2f}")

@@ -149,13 +149,13 @@ class Contender:
         return self.method.spec.promise == "codes"
 
     def decode(self, job: "Job", **watching: Any) -> Generation:
-        """Decode the pictures of a job, prefill included; `watching` is passed to `Decoder.generate`."""
+        """Decode the images of a job, prefill included; `watching` is passed to `Decoder.generate`."""
         return self.parts.generate(job.condition, keys=job.keys, prompts=None, **watching)
 
 
 @dataclass(frozen=True)
 class Job:
-    """The pictures of one round: their condition and their noise keys (seed, number)."""
+    """The images of one round: their condition and their noise keys (seed, number)."""
 
     condition: Condition
     keys: list[tuple[int, int]]
@@ -269,7 +269,7 @@ def warm_up(lineup: Lineup, run: Callable[[Contender], object]) -> None:
 
 
 def condition_of(model: Model, prompts: Sequence[str], numbers: Sequence[int]) -> Condition:
-    """Return the condition of pictures with these numbers; prompts, or classes, are used in order and repeated."""
+    """Return the condition of images with these numbers; prompts, or classes, are used in order and repeated."""
     if not model.takes_prompts:
         classes = model.target.config.num_classes
         return Condition(labels=torch.tensor([number % classes for number in numbers], device=model.device))
@@ -293,4 +293,4 @@ def until_done(contender: Contender, job: Job, watch: Callable[[Step], None]) ->
         contender.decode(job, callback=watch)
     except DoneError as done:
         return done.seconds
-    raise RuntimeError("the picture was finished before the measurement: give fewer codes")
+    raise RuntimeError("the image was finished before the measurement: give fewer codes")

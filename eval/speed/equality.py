@@ -1,8 +1,8 @@
 """`python -m lantern.eval.speed.equality`: compare exact methods with plain decoding, code for code.
 
-Every exact method with Gumbel verification makes the same pictures as plain decoding, alone and in batches. Differing
-codes are counted. At the first difference of a picture, the gap between the best two codes is compared with the
-largest change that rounding can cause. Results are written after every block of pictures; a later run resumes.
+Every exact method with Gumbel verification makes the same images as plain decoding, alone and in batches. Differing
+codes are counted. At the first difference of an image, the gap between the best two codes is compared with the
+largest change that rounding can cause. Results are written after every block of images; a later run resumes.
 """
 
 import argparse
@@ -117,7 +117,7 @@ def tie(picture: int, code: int, plain: Place, method: Place) -> Tie:
 
 
 def first_difference(one: Int[Tensor, "b n"], other: Int[Tensor, "b n"]) -> list[int | None]:
-    """Return the first differing code of each picture, or None."""
+    """Return the first differing code of each image, or None."""
     differs = one != other
     first = differs.long().argmax(1)
     return [int(j) if bool(row.any()) else None for j, row in zip(first, differs, strict=True)]
@@ -224,7 +224,7 @@ def promising(model: "Model") -> list[str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """The pictures to compare, in blocks of `block`, and the settings `what` that the results depend on."""
+    """The images to compare, in blocks of `block`, and the settings `what` that the results depend on."""
 
     requested: "list[Request]"
     what: Mapping[str, Any]
@@ -298,7 +298,7 @@ class Made:
 
 
 def draw(decoder: "Generator", requested: "Sequence[Request]") -> Made:
-    """Decode pictures and record gaps."""
+    """Decode images and record gaps."""
     model, config = decoder.model, decoder.model.target.config
     keys = [(request.seed, request.number) for request in requested]
     noise = Noise(keys, positions=config.block_size, vocab_size=config.vocab_size, device=model.device)
@@ -315,7 +315,7 @@ def plain_batch(decoder: "Generator", batch: int, block: int) -> int:
 
 
 def draw_all(decoder: "Generator", requested: "Sequence[Request]", batch: int) -> Made:
-    """Decode pictures in batches, and return them as one."""
+    """Decode images in batches, and return them as one."""
     made = [draw(decoder, requested[start : start + batch]) for start in range(0, len(requested), batch)]
     margins = copy.copy(made[0].margins)
     margins.gaps = torch.cat([one.margins.gaps for one in made])
@@ -324,7 +324,7 @@ def draw_all(decoder: "Generator", requested: "Sequence[Request]", batch: int) -
 
 
 def enter(cell: dict[str, Any], made: Made, plain: Made, start: int, first: int) -> None:
-    """Add a batch to a cell: its image i is image start + i of the block and picture first + start + i."""
+    """Add a batch to a cell: its image i is image start + i of the block and image first + start + i."""
     count = len(made.codes)
     expected = plain.codes[start : start + count]
     cell["pictures"] += count
@@ -369,7 +369,7 @@ def line(cell: Mapping[str, Any]) -> str:
     what = cell["what"]
     return (
         f"{what['method']['name']}, {what['dtype']}, guidance {what['guidance']:g}, batch {what['batch']}: "
-        f"{cell['pictures']} of {cell['of']} pictures, {cell['differing_pictures']} differ "
+        f"{cell['pictures']} of {cell['of']} images, {cell['differing_pictures']} differ "
         f"in {cell['differing_codes']} of {cell['codes']} codes, {cell['ties_beyond_rounding']} beyond rounding"
     )
 

@@ -1,6 +1,6 @@
 """Peak memory of a method, measured in its own process: `python -m lantern.eval.speed.memory '{"model": ...}'`.
 
-On a CPU the resident set is read after loading and at its peak while one picture is decoded. Peak memory is the bytes
+On a CPU the resident set is read after loading and at its peak while one image is decoded. Peak memory is the bytes
 of the weights plus what decoding added, as a GPU's allocator reports it. The interpreter and its libraries (some
 hundreds of MiB) are left out, since they would hide every difference.
 """
@@ -19,7 +19,7 @@ CLEAR = Path("/proc/self/clear_refs")
 
 
 def peak_of(requested: Mapping[str, Any]) -> dict[str, float]:
-    """Return the MiB of decoding one picture: `weights`, what decoding `added`, and their sum `peak`.
+    """Return the MiB of decoding one image: `weights`, what decoding `added`, and their sum `peak`.
 
     `requested` has model, method (as for --methods), dtype, device, threads and sampling. OSError with the last line
     of the process's stderr if it fails.
@@ -33,7 +33,7 @@ def peak_of(requested: Mapping[str, Any]) -> dict[str, float]:
 
 
 def measure(requested: Mapping[str, Any]) -> dict[str, float]:
-    """Load the model and decode one picture, in the child process."""
+    """Load the model and decode one image, in the child process."""
     import torch
 
     from lantern.eval.speed.contenders import PLAIN, PROMPTS, assemble, condition_of, method_of

@@ -23,7 +23,7 @@ PASSES, ROUNDS = 5, 3
 
 @dataclass(frozen=True)
 class PassCurve:
-    """Times target passes over trees of any size while a picture is decoded."""
+    """Times target passes over trees of any size while an image is decoded."""
 
     stable: Stable
     sampling: Sampling

@@ -101,7 +101,7 @@ def copy_bandwidth(device: torch.device, *, size: int | None = None) -> float:
 def pass_bytes(target: nn.Module, *, rows: int, nodes: int = 1, cached: int | None = None) -> int:
     """Return the bytes that a pass reads: weights without embedding tables, and keys and values of `cached` code slots.
 
-    `cached` is by default all slots of a picture. The cache of a CPU is in fp32 for every dtype.
+    `cached` is by default all slots of an image. The cache of a CPU is in fp32 for every dtype.
     """
     config: Any = target.config
     assert isinstance(config, TransformerConfig)
@@ -114,7 +114,7 @@ def pass_bytes(target: nn.Module, *, rows: int, nodes: int = 1, cached: int | No
 def roofline(contender: Contender, *, rows: int, copy_gbps: float, step_seconds: float) -> dict[str, float]:
     """Return the least milliseconds of a pass (`floor_ms`) and its share of a step's time (`roofline`), for JSON.
 
-    A pass must at least read the weights and, on average over a picture, half of the keys and values; at the bandwidth
+    A pass must at least read the weights and, on average over an image, half of the keys and values; at the bandwidth
     of a copy this takes `floor_ms`. Weights that stay in a processor's cache can be read faster, and the share then
     exceeds 1. The step's time includes drafting and verification.
     """

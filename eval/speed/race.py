@@ -1,4 +1,4 @@
-"""A race: contenders make the same pictures in interleaved rounds; spreads, ratios and claims from their seconds."""
+"""A race: contenders make the same images in interleaved rounds; spreads, ratios and claims from their seconds."""
 
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -158,7 +158,7 @@ class Made:
 
     @property
     def steps(self) -> float:
-        """Passes per picture."""
+        """Passes per image."""
         return self.passes / max(len(self.codes), 1)
 
     @classmethod

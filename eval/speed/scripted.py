@@ -139,7 +139,7 @@ class FixedDrafter(DrafterDefaults):
         self._tokens = torch.arange(nodes) % vocab_size
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
-        """Build the tree on the device of the pictures."""
+        """Build the tree on the device of the images."""
         device = prefill.features.device
         place = torch.arange(self.max_nodes, device=device)
         ancestors = torch.eye(self.max_nodes, dtype=torch.bool, device=device)

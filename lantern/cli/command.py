@@ -629,7 +629,7 @@ def add_judges(group: Any) -> None:
 
 @dataclass(frozen=True)
 class Judges:
-    """The requested quality metrics: real pictures, files of networks by name, the folder of the retrieval network."""
+    """The requested quality metrics: real images, files of networks by name, the folder of the retrieval network."""
 
     data: Path | None
     weights: Mapping[str, Path]
@@ -638,11 +638,11 @@ class Judges:
 
     @property
     def least(self) -> int:
-        """Fewest pictures that the metrics are computed from."""
+        """Fewest images that the metrics are computed from."""
         return LEAST if "inception" in self.weights else 1
 
     def check(self, images: int) -> None:
-        """Raise ValueError for metrics without real pictures or with too few images, and for data without a metric."""
+        """Raise ValueError for metrics without real images or with too few images, and for data without a metric."""
         needing = ["--weights inception"] if "inception" in self.weights else []
         needing += ["--packages"] if self.packages is not None else []
         if needing and self.data is None:
@@ -655,7 +655,7 @@ class Judges:
             )
 
     def open(self, sweep: "Sweep | Leaderboard", *, cache: Path, seed: int) -> "Judge | None":
-        """Return what computes the metrics of a sweep's pictures, None without any metric."""
+        """Return what computes the metrics of a sweep's images, None without any metric."""
         if self.data is None and not self.weights:
             return None
         from lantern.eval.boards.judge import Judge

@@ -1,4 +1,4 @@
-"""`lantern demo`: a page in the browser on which plain decoding and a method fill their pictures side by side."""
+"""`lantern demo`: a page in the browser on which plain decoding and a method fill their images side by side."""
 
 import argparse
 import importlib.util

@@ -1,4 +1,4 @@
-"""`lantern eval`: quality metrics of pictures, each with its interval, reference and warnings."""
+"""`lantern eval`: quality metrics of images, each with its interval, reference and warnings."""
 
 import argparse
 import json

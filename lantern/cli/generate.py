@@ -1,6 +1,6 @@
-"""`lantern-generate`: pictures from prompts or class labels, by any method, with statistics on request.
+"""`lantern-generate`: images from prompts or class labels, by any method, with statistics on request.
 
-`run` checks the arguments; a `Job` makes, saves and reports the pictures.
+`run` checks the arguments; a `Job` makes, saves and reports the images.
 """
 
 import argparse
@@ -65,9 +65,9 @@ LABEL_LINES = 2
 
 @dataclass(frozen=True)
 class Results:
-    """Where the results of a run go, and in which form. `place` is None for no pictures.
+    """Where the results of a run go, and in which form. `place` is None for no images.
 
-    tokens: a file, or STDOUT. scale: None for the model's. columns: of a sheet of all pictures, 0 for about as many
+    tokens: a file, or STDOUT. scale: None for the model's. columns: of a sheet of all images, 0 for about as many
     columns as rows, None for a file each.
     """
 
@@ -242,7 +242,7 @@ def _results(group: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the arguments, load the model, make the pictures, save and report them."""
+    """Check the arguments, load the model, make the images, save and report them."""
     if args.list_words:
         from lantern.core.io import resolve_model
         from lantern.models.folder import read_words
@@ -370,7 +370,7 @@ def _results_of(args: argparse.Namespace) -> Results:
 
 
 def _check_needed(args: argparse.Namespace, place: Any) -> None:
-    """Raise ValueError for options of pictures where none is written."""
+    """Raise ValueError for options of images where none is written."""
     given = {"--name": args.name, "--format": args.format, "--quality": args.quality, "--scale": args.scale}
     for option, value in (given | {"--grid": args.grid}).items():
         if value is not None and place is None:
@@ -438,9 +438,9 @@ class Job:
         self.halved: int | None = None
 
     def make(self, *, batch: int, debug: bool) -> None:
-        """Make the pictures, save each when it is done, write the codes, print paths or statistics.
+        """Make the images, save each when it is done, write the codes, print paths or statistics.
 
-        After a signal or an error, codes and statistics are those of the finished pictures.
+        After a signal or an error, codes and statistics are those of the finished images.
         """
         from lantern.generation.generator import generate
 
@@ -468,7 +468,7 @@ class Job:
         self._finish(done, batch, recorder)
 
     def compare(self, *, repeats: int) -> None:
-        """Make each picture by plain decoding and by the method, print the comparison, save both side by side."""
+        """Make each image by plain decoding and by the method, print the comparison, save both side by side."""
         from lantern.generation.comparison import compare
 
         reported: list[dict[str, Any]] = []
@@ -561,7 +561,7 @@ class Job:
         return dict(values[0]) | {"prompt": slug(", ".join(subjects)), "image": f"grid{len(values)}"}
 
     def _check_sheet(self) -> None:
-        """Raise ValueError if the sheet would be too large for a picture file."""
+        """Raise ValueError if the sheet would be too large for an image file."""
         from lantern.generation.images import MAX_SIDE, sheet_size
 
         assert self.model.vq is not None
@@ -588,7 +588,7 @@ class Job:
         return to_image(enlarge(pixels, self.scale, self.results.resample))
 
     def _write(self, image: "Image", path: Path, facts: dict[str, Any]) -> None:
-        """Write a picture or sheet and remember its path."""
+        """Write an image or sheet and remember its path."""
         from lantern.generation.images import QUALITY, save_image
 
         enlarged = {"scale": str(self.scale), "resample": self.results.resample} if self.scale > 1 else {}
@@ -596,7 +596,7 @@ class Job:
         self.paths.append(path)
 
     def _save(self, picture: "Picture") -> "Picture":
-        """Save a picture, unless it goes to a sheet; return it, without pixels that are not needed any more."""
+        """Save an image, unless it goes to a sheet; return it, without pixels that are not needed any more."""
         if picture.pixels is None or self.results.columns is not None:
             return picture
         path = self.planned[picture.request].pop(0)
@@ -606,7 +606,7 @@ class Job:
         return dataclasses.replace(picture, pixels=None)
 
     def _save_sheet(self, done: Sequence["Picture"]) -> None:
-        """Save the finished pictures on one sheet, with their prompts if there are several."""
+        """Save the finished images on one sheet, with their prompts if there are several."""
         from lantern.generation.images import sheet
 
         path = self.planned[self.requested[0]][0]
@@ -623,7 +623,7 @@ class Job:
             _print(str(path))
 
     def _report_pair(self, comparison: "Comparison") -> dict[str, Any]:
-        """Save both pictures side by side and print the comparison; return it as JSON values."""
+        """Save both images side by side and print the comparison; return it as JSON values."""
         from lantern.generation.images import sheet
 
         pair = [picture.pixels for picture in (comparison.plain, comparison.other)]
@@ -637,7 +637,7 @@ class Job:
         return comparison.as_dict() | {"path": str(path)}
 
     def _facts(self, picture: "Picture") -> dict[str, Any]:
-        """Return the metadata of a picture's file."""
+        """Return the metadata of an image's file."""
         request, head = picture.request, self._head()
         return {
             "prompt": request.prompt if self.results.has_prompt else None,
@@ -654,7 +654,7 @@ class Job:
         }
 
     def _head(self) -> dict[str, Any]:
-        """Return the JSON values that all pictures of the run share."""
+        """Return the JSON values that all images of the run share."""
         import torch
 
         from lantern import __version__
@@ -674,7 +674,7 @@ class Job:
         }
 
     def _ending(self, error: BaseException | None = None) -> dict[str, Any]:
-        """Return how many pictures were requested, and why the run ended before they were done."""
+        """Return how many images were requested, and why the run ended before they were done."""
         stopped = explained(error) if isinstance(error, Exception) else str(error) if error is not None else None
         return {"asked": len(self.requested), "stopped": stopped}
 
@@ -730,7 +730,7 @@ def reporter(is_quiet: bool) -> Callable[[str], None]:
 
 
 def _write_tokens(path: Path, done: Sequence["Picture"], *, is_list: bool) -> None:
-    """Write the code grid of one picture as rows of codes, or a list of such grids, to a file or standard output."""
+    """Write the code grid of one image as rows of codes, or a list of such grids, to a file or standard output."""
     from lantern.core.io import atomic_write
 
     grids = [picture.grid for picture in done]

@@ -1,4 +1,4 @@
-"""`lantern reproduce`: makes and measures the pictures of a protocol; a stopped run resumes."""
+"""`lantern reproduce`: makes and measures the images of a protocol; a stopped run resumes."""
 
 import argparse
 import sys

@@ -69,7 +69,7 @@ def random_words(
     count: int,
     iterations: Int[Tensor, " b"] | None = None,
 ) -> Int[Tensor, "b n count"]:
-    """Return the first `count` 32-bit words of each picture's stream at each code number, shared or per picture."""
+    """Return the first `count` 32-bit words of each image's stream at each code number, shared or per image."""
     key = purpose_key(seeds, purpose, iterations)
     streams = Key(key.low[:, None, None], key.high[:, None, None])
     blocks = torch.arange(-(-count // 4), device=positions.device)[None, None]
@@ -96,7 +96,7 @@ def random_uniforms(
 
 
 class Noise:
-    """The noise of a batch of pictures: one (seed, image number) each, whatever their place in the batch.
+    """The noise of a batch of images: one (seed, image number) each, whatever their place in the batch.
 
     Gumbel noise is a table `(b positions v)` per purpose, made at first use in blocks of positions. With `is_silent`
     (greedy decoding) Gumbel noise is 0 and no table is made. `make_uniforms` is a faster function with the numbers of
@@ -127,7 +127,7 @@ class Noise:
         self._uniform: dict[tuple[int, ...], Tensor] = {}
 
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = Purpose.TARGET) -> Float[Tensor, "b n v"]:
-        """Return standard Gumbel noise of every code at these code numbers (clamped to the picture)."""
+        """Return standard Gumbel noise of every code at these code numbers (clamped to the image)."""
         table = self.gumbel_table(purpose)
         if table is None:
             return torch.zeros(1, 1, 1, device=self.device).expand(*positions.shape, self.vocab_size)

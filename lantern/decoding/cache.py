@@ -36,7 +36,7 @@ class StaticCache:
                           path of image 1: a, b   codes 7.. -> [.. a b]
 
     Memory starts as zeros, since masked values must be finite. The last code's slot is never read (nothing follows
-    the last code), so writes past the end of the picture go there. A target pads its passes to `least_rows`.
+    the last code), so writes past the end of the image go there. A target pads its passes to `least_rows`.
 
     With `columns` a row of codes is followed by a newline, which the loop does not see: behind the `slots` of masks
     lies one slot for the newline of each row of codes, and one for a newline behind each staged node. `commit` copies
@@ -416,7 +416,7 @@ def start(
 ) -> Start:
     """Score the prompt, or take its state from `prompts`; `cache` is reused if it has the right size.
 
-    The cache has slots for `codes` codes, by default for all of a picture. `forced` are given codes, -1
+    The cache has slots for `codes` codes, by default for all of an image. `forced` are given codes, -1
     where codes are sampled (`ForcedCodes`).
 
     With `reproducible` prompts are read one by one, and the cache is that of reproducible decoding (`make_cache`).

@@ -1,4 +1,4 @@
-"""Forced codes: codes of a picture that are given, so that decoding samples only the others.
+"""Forced codes: codes of an image that are given, so that decoding samples only the others.
 
 At a forced code the target's distribution is that code alone, and so is the draft. Every verifier then accepts it, no
 relaxation moves mass there, and the codes that follow are conditioned on it.
@@ -45,7 +45,7 @@ class ForcedCodes:
         return max(int((self.codes >= 0).long().cumprod(1).sum(1).min()), 1)  # sync
 
     def at(self, places: Int[Tensor, "b n"]) -> Int[Tensor, "b n"]:
-        """Return the codes of these numbers; past the end of the picture, the last."""
+        """Return the codes of these numbers; past the end of the image, the last."""
         return self.codes.gather(1, places.clamp(max=self.codes.shape[1] - 1))
 
     def logits(self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]) -> Float[Tensor, "b r n v"]:

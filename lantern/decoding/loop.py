@@ -88,7 +88,7 @@ class Totals:
 class Counters:
     """Keeps the verdicts of all steps, a few numbers each. Statistics are computed once, at the end.
 
-    Codes past the end of the picture are not counted. `bound` is the verifier's, `passes` those before the first step.
+    Codes past the end of the image are not counted. `bound` is the verifier's, `passes` those before the first step.
     """
 
     def __init__(self, codes: int) -> None:
@@ -273,7 +273,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Verified:
-    """Result of a tree: the verdict, the codes it adds, and how many of them lie within the picture."""
+    """Result of a tree: the verdict, the codes it adds, and how many of them lie within the image."""
 
     verdict: Verdict
     fresh: Int[Tensor, "b m"]
@@ -283,7 +283,7 @@ class Verified:
 def verify(run: "Run", verifier: Verifier, tree: DraftTree, scores: Scores) -> Verified:
     """Verify a tree by its scores, and keep the accepted path in the codes and the cache.
 
-    Row i of the scores is for the code that follows node i. Codes past the end of the picture are dropped.
+    Row i of the scores is for the code that follows node i. Codes past the end of the image are dropped.
     """
     tree = tree.walkable
     places = (run.known[:, None] + tree.shape.depths).clamp(max=run.count - 1)
@@ -333,7 +333,7 @@ class Programs:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How a batch of pictures is decoded and observed: the arguments that `generate` of every decoder takes.
+    """How a batch of images is decoded and observed: the arguments that `generate` of every decoder takes.
 
     `keys` are the (seed, image number) of each image's noise. `callback` is called with every step; with `keep_steps`
     the result holds all steps; with `is_timed` it holds the seconds of each phase. `cache` is reused if it fits, and

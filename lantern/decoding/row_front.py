@@ -2,7 +2,7 @@
 
 A code is sampled from the target's distribution given the codes that exist by then: those of the rows above as far as
 they were decoded, and those of its own row. Its distribution is therefore not that of plain decoding, and the total
-variation between both is measured at the end, in passes over the finished picture.
+variation between both is measured at the end, in passes over the finished image.
 """
 
 import math
@@ -82,7 +82,7 @@ class Layout:
 
     @property
     def codes(self) -> int:
-        """Codes of a picture."""
+        """Codes of an image."""
         return self.rows * self.columns
 
     @property

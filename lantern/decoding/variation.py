@@ -1,4 +1,4 @@
-"""The total variation of finished pictures, measured in passes over them."""
+"""The total variation of finished images, measured in passes over them."""
 
 import torch
 from jaxtyping import Float, Int

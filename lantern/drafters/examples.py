@@ -17,9 +17,9 @@ def fused_layers(count: int) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Examples:
-    """Codes of pictures that the target made, with its features. Entry i of a feature axis predicts code i.
+    """Codes of images that the target made, with its features. Entry i of a feature axis predicts code i.
 
-    `rows` are features after the final norm, conditional and unconditional; `scales` is the guidance of each picture.
+    `rows` are features after the final norm, conditional and unconditional; `scales` is the guidance of each image.
     `words` and `mask` are its caption's features, padded on the left. Only for modules whose `reads` names them:
     `prompt`, features of the caption's slots before the one that predicts code 0; `layers`, the inputs of the layers
     that `fused_layers` names.
@@ -39,7 +39,7 @@ class Examples:
         return self.guide(self.rows)
 
     def guide(self, rows: Float[Tensor, "b 2 *rest"]) -> Float[Tensor, " b *rest"]:
-        """Combine the two rows of a tensor by each picture's guidance."""
+        """Combine the two rows of a tensor by each image's guidance."""
         scales = self.scales.view(-1, *[1] * (rows.ndim - 2))
         return rows[:, 1] + scales * (rows[:, 0] - rows[:, 1])
 

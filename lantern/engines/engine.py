@@ -171,11 +171,11 @@ class Engine(ABC):
         return self.rounds_wide and target.tok_embeddings.weight.device.type == "cpu" and nodes <= MAX_REPRODUCIBLE
 
     def needs_waves(self, target: "Target") -> str | None:
-        """Return why a picture cannot join a batch that is under way, or None if it can."""
+        """Return why an image cannot join a batch that is under way, or None if it can."""
         if not self.has_free_rows or self.compiles_steps:
-            return f"the {self.name} engine prepares steps for a fixed number of pictures"
+            return f"the {self.name} engine prepares steps for a fixed number of images"
         if target.tok_embeddings.weight.device.type != "cpu":
-            return "on a GPU one step of a whole batch has less overhead than a step of each picture"
+            return "on a GPU one step of a whole batch has less overhead than a step of each image"
         return None
 
     def most_nodes(self, lines: int) -> int | None:

@@ -29,7 +29,7 @@ GROUP = 32
 def weights_of(module: Any) -> tuple[Any, ...]:
     """Return a value that changes whenever a weight does, or its dtype or device, or a submodule is replaced.
 
-    It is computed several times for every picture, and `module.parameters()`, which wrappers of modules have to do
+    It is computed several times for every image, and `module.parameters()`, which wrappers of modules have to do
     with, takes more than twice as long.
     """
     if not isinstance(module, nn.Module):

@@ -1,4 +1,4 @@
-"""Acceptance maps: for each cell of a picture, the length of its run, and whether its code was relaxed.
+"""Acceptance maps: for each cell of an image, the length of its run, and whether its code was relaxed.
 
 A run is the codes that one pass of the target committed: accepted drafts and the code that follows them.
 """
@@ -46,7 +46,7 @@ MARK_WORDS = "dot: relaxed, accepted only because of the relaxation"
 
 @dataclass(frozen=True)
 class AcceptanceMap:
-    """The map of one picture: `runs` are the codes of each pass in raster order, `relaxed` (cell, probability) pairs.
+    """The map of one image: `runs` are the codes of each pass in raster order, `relaxed` (cell, probability) pairs.
 
     ValueError for runs that do not fill complete rows of `columns` cells.
     """
@@ -62,7 +62,7 @@ class AcceptanceMap:
 
     @property
     def cells(self) -> int:
-        """Number of codes of the picture."""
+        """Number of codes of the image."""
         return sum(self.runs)
 
     @property
@@ -97,7 +97,7 @@ def read_map(steps: Sequence[Step], image: int, codes: int, *, columns: int | No
 
         start 5, counts 3, verdict of length 2:     cells 5 and 6 are accepted drafts, 7 is the target's own code
 
-    ValueError if the steps do not add up to the `codes` codes of one picture.
+    ValueError if the steps do not add up to the `codes` codes of one image.
     """
     runs: list[int] = []
     relaxed: list[tuple[int, float]] = []
@@ -125,7 +125,7 @@ def shade_of(run: int) -> Shade:
 
 
 def draw_map(found: AcceptanceMap, picture: str, *, title: str) -> str:
-    """Return the map over its picture as an SVG element; `picture` is the URI of an image."""
+    """Return the map over its image as an SVG element; `picture` is the URI of an image."""
     rows = found.cells // found.columns
     width, height = found.columns * CELL, rows * CELL
     runs = found.run_of_cell
@@ -179,12 +179,12 @@ def legend() -> str:
 
 
 def mean_share(maps: Sequence[AcceptanceMap], least: int) -> float:
-    """Return the share of cells of several pictures in runs of `least` or more codes."""
+    """Return the share of cells of several images in runs of `least` or more codes."""
     return sum(one.share(least) for one in maps) / len(maps)
 
 
 def data_uri(pixels: UInt8[Tensor, "h w 3"], *, effort: int = 6) -> str:
-    """Return a picture as the data URI of a WebP file; `effort` from 0 (fast) to 6 (small) is that of the encoder."""
+    """Return an image as the data URI of a WebP file; `effort` from 0 (fast) to 6 (small) is that of the encoder."""
     kept = BytesIO()
     to_image(pixels).save(kept, format="WEBP", quality=WEBP_QUALITY, method=effort)
     return URI + base64.b64encode(kept.getvalue()).decode("ascii")

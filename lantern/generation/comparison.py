@@ -1,4 +1,4 @@
-"""A method compared with plain decoding: the same picture both ways, alternately, in one process."""
+"""A method compared with plain decoding: the same image both ways, alternately, in one process."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ WARM_UP_PASSES = 8
 
 @dataclass(frozen=True)
 class Comparison:
-    """One picture by plain decoding and by a method, with the seconds of decoding of each (median of all runs)."""
+    """One image by plain decoding and by a method, with the seconds of decoding of each (median of all runs)."""
 
     plain: Picture
     other: Picture
@@ -90,7 +90,7 @@ def compare(
     with_pixels: bool = True,
     callback: Callback | None = None,
 ) -> Iterator[Comparison]:
-    """Make each picture by plain decoding and by `method`, alternately, `repeats` times, after a warm-up of both.
+    """Make each image by plain decoding and by `method`, alternately, `repeats` times, after a warm-up of both.
 
     All runs of a method give the same codes; only their times differ. ValueError for plain decoding against itself.
     """

@@ -1,4 +1,4 @@
-"""The page of `lantern demo`: plain decoding and a method fill their pictures side by side.
+"""The page of `lantern demo`: plain decoding and a method fill their images side by side.
 
 The method decodes first, plain decoding after it, so that neither slows the other. While plain decoding runs, the page
 shows its rows as they are completed, and beside them the rows that the method had after the same seconds.
@@ -51,7 +51,7 @@ class StoppedError(Exception):
 
 
 class Mark(NamedTuple):
-    """How far a picture was after some seconds."""
+    """How far an image was after some seconds."""
 
     seconds: float
     known: int
@@ -59,7 +59,7 @@ class Mark(NamedTuple):
 
 
 class Track:
-    """Callback of one picture: what was decoded after which seconds.
+    """Callback of one image: what was decoded after which seconds.
 
     `marks` holds (seconds since the first code, known codes, passes) of each pass, without the seconds that callbacks
     took; these are `spent`. `look` is called with the track after each pass that completes a row.
@@ -98,14 +98,14 @@ class Track:
         return max(mark for mark in self.marks if mark.seconds <= seconds)
 
     def view(self, mark: Mark) -> "View":
-        """Return the picture as it was at a mark."""
+        """Return the image as it was at a mark."""
         codes = torch.where(torch.arange(self.size) < mark.known, self.codes, -1).to(self.generator.model.device)
         return View(mark, partial_pixels(self.generator, codes))
 
 
 @dataclass(frozen=True)
 class View:
-    """A picture under way: its mark and its pixels, grey where no code is known."""
+    """A image under way: its mark and its pixels, grey where no code is known."""
 
     mark: Mark
     pixels: UInt8[Tensor, "h w 3"]
@@ -119,7 +119,7 @@ class View:
 
 @dataclass(frozen=True)
 class Result:
-    """Both finished pictures compared, and the acceptance map of the method's."""
+    """Both finished images compared, and the acceptance map of the method's."""
 
     comparison: Comparison
     accepted: AcceptanceMap
@@ -127,7 +127,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Moment:
-    """Both pictures after the same seconds; the last moment has the result."""
+    """Both images after the same seconds; the last moment has the result."""
 
     plain: View
     other: View
@@ -225,19 +225,19 @@ class SideBySide:
 
 
 def decode(generator: Generator, request: Request, track: Track) -> tuple[Picture, float]:
-    """Return the picture of a request and its seconds of decoding, without those of the track."""
+    """Return the image of a request and its seconds of decoding, without those of the track."""
     (picture,) = make_batch(generator, [request], with_pixels=True, callback=track)
     return picture, picture.statistics.seconds["decode"] - track.spent
 
 
 def image_html(pixels: UInt8[Tensor, "h w 3"], caption: str) -> str:
-    """Return a picture with its caption as HTML."""
+    """Return an image with its caption as HTML."""
     uri = data_uri(pixels, effort=0)
     return f'<figure class="side"><img src="{uri}" alt=""/><figcaption>{escape(caption)}</figcaption></figure>'
 
 
 def map_html(result: Result) -> str:
-    """Return the acceptance map of a result over its picture, with its legend, as HTML."""
+    """Return the acceptance map of a result over its image, with its legend, as HTML."""
     picture = result.comparison.other
     assert picture.pixels is not None
     title = f"acceptance map of {picture.statistics.method}"
@@ -315,7 +315,7 @@ def launch_options() -> dict[str, Any]:
 
 
 def warning_lines(model: Model, request: Request) -> list[str]:
-    """Return why the picture will not be of its prompt."""
+    """Return why the image will not be of its prompt."""
     lines: list[str] = []
     with warnings.catch_warnings():
         with_warnings(model, [request], warn=lines.append)

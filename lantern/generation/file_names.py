@@ -1,4 +1,4 @@
-"""Names of picture files: from a template, distinct within a run, and never of a file that exists."""
+"""Names of image files: from a template, distinct within a run, and never of a file that exists."""
 
 import hashlib
 import re
@@ -38,7 +38,7 @@ TEMPLATE = "{prompt}-{method}-{settings}-{dtype}-{weights}-g{guidance}-seed{seed
 
 @dataclass(frozen=True)
 class Destination:
-    """Where pictures are written: `out` is a file, or a folder of files with names of a template.
+    """Where images are written: `out` is a file, or a folder of files with names of a template.
 
     suffix: of the files of a folder. overwrites: files that exist are replaced; otherwise only `out` itself is.
     """
@@ -50,10 +50,10 @@ class Destination:
     overwrites: bool = False
 
     def paths(self, values: Sequence[Mapping[str, Any]]) -> list[Path]:
-        """Return distinct paths for pictures with these values of FIELDS; ValueError if one exists or has no name.
+        """Return distinct paths for images with these values of FIELDS; ValueError if one exists or has no name.
 
-        A name does not depend on the other pictures of the run, except where two names would be equal: the second one
-        ends in ".2". With a file as `out`, several pictures are numbered after it.
+        A name does not depend on the other images of the run, except where two names would be equal: the second one
+        ends in ".2". With a file as `out`, several images are numbered after it.
         """
         if self.is_file and len(values) == 1:
             return [self.out]
@@ -82,7 +82,7 @@ def check_absent(paths: Sequence[Path]) -> None:
 def destination(
     out: Path | None, *, template: str | None = None, form: str | None = None, overwrites: bool = False
 ) -> Destination:
-    """Return where pictures go for --out, --name and --format; ValueError if they are invalid or contradict."""
+    """Return where images go for --out, --name and --format; ValueError if they are invalid or contradict."""
     place = out if out is not None else Path(".")
     ending = place.suffix.lower()
     is_file = ending in FORMATS and not place.is_dir()

@@ -1,4 +1,4 @@
-"""From prompts or classes to pictures, for the command line, the pipeline and the evaluation.
+"""From prompts or classes to images, for the command line, the pipeline and the evaluation.
 
 Where memory runs out, on a CPU or a GPU, the batch is halved and made again.
 """
@@ -74,7 +74,7 @@ def release_memory() -> None:
 
 
 def warn_of_halving(tried: int, fits: int) -> None:
-    """Warn that fewer pictures are made at once than was requested."""
+    """Warn that fewer images are made at once than was requested."""
     warnings.warn(halving_message(tried, fits), RuntimeWarning, stacklevel=2)
 
 
@@ -84,7 +84,7 @@ def halving_message(tried: int, fits: int) -> str:
 
 
 class BatchSize:
-    """Number of pictures made at once. It is halved, permanently, each time memory runs out.
+    """Number of images made at once. It is halved, permanently, each time memory runs out.
 
     After the first batch that fits, `report` is called with the size that did not fit and the one that does.
     """
@@ -94,7 +94,7 @@ class BatchSize:
         self._too_many = 0
 
     def halve(self, tried: int, error: BaseException) -> None:
-        """Halve the size after memory ran out with `tried` pictures; MemoryError if that was a single one."""
+        """Halve the size after memory ran out with `tried` images; MemoryError if that was a single one."""
         if tried < 2:
             raise MemoryError(f"out of memory with a single image: {one_line(error)}") from error
         self._too_many = self._too_many or tried
@@ -154,18 +154,18 @@ def generate(
     keep_rows: int | None = None,
     mask_image: "str | Path | Image | None" = None,
 ) -> Iterator[Picture]:
-    """Make pictures, `batch` at a time, and yield each when its batch is done.
+    """Make images, `batch` at a time, and yield each when its batch is done.
 
-    A request may be a prompt or a class label, whose pictures then have the noise of `seed`.
+    A request may be a prompt or a class label, whose images then have the noise of `seed`.
     `method` is a name of the registry or a method, None the model's default; `settings` are options of the method, see
-    `choose_method`. All arguments are checked before the first picture: ValueError. `record` receives the drafts of
-    every step. Pictures keep the first `keep_rows` rows of codes of `init_image`, or what `mask_image` does not cover
+    `choose_method`. All arguments are checked before the first image: ValueError. `record` receives the drafts of
+    every step. Images keep the first `keep_rows` rows of codes of `init_image`, or what `mask_image` does not cover
     (`with_init_image`).
 
-    UnknownPromptWarning for a prompt without a known word; the statistics of its pictures have the message too.
+    UnknownPromptWarning for a prompt without a known word; the statistics of its images have the message too.
     Where memory runs out the batch is halved and `on_halved` is called with the size that did not fit and the one that
-    does; the pictures do not change. MemoryError if a single picture does not fit. NotFiniteError, after the other
-    pictures of its batch, for a picture with a distribution that was NaN or infinite; with `debug` (None: by
+    does; the images do not change. MemoryError if a single image does not fit. NotFiniteError, after the other
+    images of its batch, for an image with a distribution that was NaN or infinite; with `debug` (None: by
     LANTERN_DEBUG) it names the layer.
     """
     if not isinstance(model, Model):
@@ -265,7 +265,7 @@ def both(callback: Callback | None, record: "Recorder | None") -> Callback | Non
 class Generator:
     """A model with a method and a sampling, assembled once for many batches.
 
-    `size` is the number of pictures made at once; `debug` and `record` are those of `generate`.
+    `size` is the number of images made at once; `debug` and `record` are those of `generate`.
     """
 
     def __init__(
@@ -328,11 +328,11 @@ class Generator:
 
     @property
     def needs_waves(self) -> str | None:
-        """Why a picture cannot join those under way (`begin`), or None if it can."""
+        """Why an image cannot join those under way (`begin`), or None if it can."""
         return "layers are watched" if self.debug else self.parts.needs_waves
 
     def begin(self, request: Request) -> tuple[RowStepper, Step]:
-        """Begin a picture whose steps `decoding.joint` takes; return its stepper and the step of code 0."""
+        """Begin an image whose steps `decoding.joint` takes; return its stepper and the step of code 0."""
         keys, forced = [(request.seed, request.number)], forced_of([request], self.model.target.config.block_size)
         return self.parts.begin(self.condition([request]), keys=keys, forced=forced)
 
@@ -360,7 +360,7 @@ class Generator:
 def make_batches(
     generator: Generator, requested: Sequence[Request], *, with_pixels: bool, callback: Callback | None = None
 ) -> Iterator[list[Picture]]:
-    """Yield the pictures batch by batch; where memory runs out the batches get smaller."""
+    """Yield the images batch by batch; where memory runs out the batches get smaller."""
 
     def attempt(batch: Sequence[Request]) -> list[Picture]:
         return make_batch(generator, batch, with_pixels=with_pixels, callback=callback)
@@ -371,7 +371,7 @@ def make_batches(
 def make_batch(
     generator: Generator, requested: Sequence[Request], *, with_pixels: bool, callback: Callback | None = None
 ) -> list[Picture]:
-    """Make the pictures of one batch; NotFiniteError, which holds the finite ones, if some are not finite."""
+    """Make the images of one batch; NotFiniteError, which holds the finite ones, if some are not finite."""
     clock = Stopwatch(generator.model.device, True)
     condition = generator.condition(requested)
     clock.lap("text")
@@ -389,7 +389,7 @@ def finish_batch(
     with_pixels: bool,
     images: int | None = None,
 ) -> list[Picture]:
-    """Return the pictures of a decoded batch; NotFiniteError, which holds the finite ones, if some are not finite.
+    """Return the images of a decoded batch; NotFiniteError, which holds the finite ones, if some are not finite.
 
     `seconds` are those spent so far, by phase; `images` is the largest number decoded together, None: those requested.
     """
@@ -469,7 +469,7 @@ def _warn_once(line: str) -> None:
 def _statistics(
     method: Method, generation: Generation, i: int, seconds: Mapping[str, float], promise: Promise, forced: int
 ) -> Statistics:
-    """Return the statistics of picture `i` of a batch."""
+    """Return the statistics of image `i` of a batch."""
     codes, exact = generation.codes.shape[1], method.exact
     largest, distance = generation.total_variation_max, generation.latent_distance
     excess = generation.excess
@@ -493,7 +493,7 @@ def _statistics(
 
 
 def forced_of(requested: Sequence[Request], codes: int) -> Int[Tensor, "b n"] | None:
-    """Return the codes that pictures keep, -1 where they are generated; None if no request keeps any."""
+    """Return the codes that images keep, -1 where they are generated; None if no request keeps any."""
     free = torch.full((codes,), -1)
     given = [request.forced for request in requested]
     return None if all(one is None for one in given) else torch.stack([free if one is None else one for one in given])

@@ -1,6 +1,6 @@
-"""Finished pictures and their statistics; pixels as images, enlarged for the eye, on sheets, and as files.
+"""Finished images and their statistics; pixels as images, enlarged for the eye, on sheets, and as files.
 
-The metadata of a file are the settings of the picture and the marks of a generated picture: "Source: AI generated" and
+The metadata of a file are the settings of the image and the marks of a generated image: "Source: AI generated" and
 IPTC's digital source type. PNG files have them as text chunks, JPEG and WebP files as JSON in EXIF's UserComment; all
 formats have the source type as XMP.
 """
@@ -46,7 +46,7 @@ MAX_SIDE = 16383  # pixels of a side of a sheet: the most that WebP holds
 
 
 class NotFiniteError(FloatingPointError):
-    """A distribution was NaN or infinite. `sound` are the pictures of the same batch that are not affected."""
+    """A distribution was NaN or infinite. `sound` are the images of the same batch that are not affected."""
 
     def __init__(self, message: str, sound: "Sequence[Picture]" = ()) -> None:
         super().__init__(message)
@@ -60,17 +60,17 @@ def measured(value: float) -> float | None:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of one picture.
+    """Statistics of one image.
 
     `accepted[d]` of `reached[d]` steps accepted a drafted code at depth d + 1. `relaxed` is the share of codes that
     only a relaxation accepted, `total_variation` what it spent per code, `total_variation_max` the most that it spent
     on one code; both are NaN (null in JSON) if they were not measured. `latent_distance` is the probability mass it
     moved times the L2 distance between the codes' vectors, per code; None where the model has no codebook. `excess` is
     the mean over codes of max(total variation - bound, 0) where the rule has a bound, such as LANTERN's delta; else
-    None. `seconds` are by phase; each picture of a batch has an equal share.
-    `method_reason` is why method "auto" chose this method; empty if it was given. `promise` is what the picture has
+    None. `seconds` are by phase; each image of a batch has an equal share.
+    `method_reason` is why method "auto" chose this method; empty if it was given. `promise` is what the image has
     in common with plain decoding's of the same batch (`lantern.methods.spec.PROMISES`), as far as the engine keeps it.
-    It is None for an interrupted picture: `codes` then counts the decoded ones, and what was not measured is NaN.
+    It is None for an interrupted image: `codes` then counts the decoded ones, and what was not measured is NaN.
     `forced` of the codes were kept of an init image; they count as drafted codes that were accepted.
     """
 
@@ -96,7 +96,7 @@ class Statistics:
         return self.codes / max(self.passes, 1)
 
     def interrupted(self, codes: int) -> "Statistics":
-        """Return the statistics of a picture that was stopped after `codes` codes, without what was not measured."""
+        """Return the statistics of an image that was stopped after `codes` codes, without what was not measured."""
         unknown = 0.0 if self.is_exact else math.nan
         spent = {"relaxed": unknown, "total_variation": unknown, "total_variation_max": unknown}
         return replace(self, codes=codes, promise=None, latent_distance=0.0 if self.is_exact else None, **spent)
@@ -124,9 +124,9 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Picture:
-    """A finished picture: its request, codes in raster order, pixels if they were requested, and statistics.
+    """A finished image: its request, codes in raster order, pixels if they were requested, and statistics.
 
-    `columns` is the number of codes in a row, `batch` that of pictures that were made at once.
+    `columns` is the number of codes in a row, `batch` that of images that were made at once.
     """
 
     request: Request
@@ -143,7 +143,7 @@ class Picture:
 
     @property
     def latency(self) -> float:
-        """Seconds from the start of the picture's batch to its end."""
+        """Seconds from the start of the image's batch to its end."""
         return sum(self.statistics.seconds.values()) * self.batch
 
     def as_dict(self) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def acceptance(accepted: Sequence[int], reached: Sequence[int]) -> list[float | 
 
 
 def totals(done: Sequence[Statistics]) -> dict[str, Any]:
-    """Return the statistics of several pictures of one method together."""
+    """Return the statistics of several images of one method together."""
     codes, passes = sum(one.codes for one in done), sum(one.passes for one in done)
     depth = max(len(one.reached) for one in done)
     accepted = [sum(one.accepted[d] for one in done) for d in range(depth)]
@@ -256,9 +256,9 @@ def sheet(
     gap: int = GAP,
     margin: int = GAP,
 ) -> "Image":
-    """Return pictures of one size in rows of `columns` on white, `gap` pixels apart and `margin` from the edge.
+    """Return images of one size in rows of `columns` on white, `gap` pixels apart and `margin` from the edge.
 
-    With `labels` each picture has its label below it, in at most `lines` lines.
+    With `labels` each image has its label below it, in at most `lines` lines.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -280,7 +280,7 @@ def sheet(
 def sheet_size(
     cell: tuple[int, int], count: int, columns: int, *, lines: int = 0, gap: int = GAP, margin: int = GAP
 ) -> tuple[int, int]:
-    """Return width and height in pixels of a sheet of `count` pictures of (width, height) `cell`."""
+    """Return width and height in pixels of a sheet of `count` images of (width, height) `cell`."""
     columns = min(columns, count)
     rows = -(-count // columns)
     width, height = cell[0] + gap, cell[1] + gap + lines * LINE
@@ -299,7 +299,7 @@ def save_sheet(image: "Image", path: str | Path) -> None:
 
 
 def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, quality: int = QUALITY) -> None:
-    """Write a picture atomically in the format of its suffix, with `facts` and the marks of a generated picture.
+    """Write an image atomically in the format of its suffix, with `facts` and the marks of a generated image.
 
     `quality` is that of JPEG and WebP, from 1 to 100. OSError names `path`.
     """
@@ -308,7 +308,7 @@ def save_image(image: "Image", path: str | Path, facts: Mapping[str, Any], *, qu
     marks = {
         "Software": f"lantern {__version__}",
         "Source": "AI generated",
-        "Comment": "AI generated: this picture was made by a generative model",
+        "Comment": "AI generated: this image was made by a generative model",
         "DigitalSourceType": SOURCE_TYPE,
     }
     texts = marks | {name: _text(value) for name, value in facts.items() if value is not None}

@@ -38,13 +38,13 @@ def with_init_image(
     keep_rows: int | None = None,
     mask_image: "str | Path | Image | None" = None,
 ) -> list[Request]:
-    """Return the requests with the codes that their pictures keep of `init_image`, a file or a PIL image.
+    """Return the requests with the codes that their images keep of `init_image`, a file or a PIL image.
 
     `keep_rows` keeps the first rows of codes. `mask_image`, as large as the image, is white where codes are generated:
     a code is kept if all its pixels are darker than MASKED. Codes are made in raster order: a generated code depends on
     kept codes before it, not on those behind it. What is kept are codes, that is the VQ reconstruction of the image.
     Without an image the requests are returned as they are. ValueError for a model without a VQ encoder, an image of
-    another size than the model's pictures, and for rows or a mask that do not fit.
+    another size than the model's images, and for rows or a mask that do not fit.
     """
     check_init_image(init_image, keep_rows, mask_image)
     if init_image is None:
@@ -72,7 +72,7 @@ def with_init_image(
 
 
 def _read(source: "str | Path | Image", mode: str, size: tuple[int, int], name: str) -> UInt8[Tensor, "*n"]:
-    """Return the pixels of a picture (h w 3), or of a mask (h w); ValueError for another size (width, height)."""
+    """Return the pixels of an image (h w 3), or of a mask (h w); ValueError for another size (width, height)."""
     from PIL import Image, ImageOps
 
     image = source

@@ -167,7 +167,7 @@ class LanternOutput(BaseOutput):
 
 
 class LanternPipeline(DiffusionPipeline):
-    """Text or class to picture by speculative decoding.
+    """Text or class to image by speculative decoding.
 
     `method` is how codes are decoded: "plain", "eagle1", "lantern", "lantern++" or another method of the registry, or
     "auto", the one that `lantern tune` found fastest here. `engine` is how passes are run: a
@@ -209,7 +209,7 @@ class LanternPipeline(DiffusionPipeline):
         """Load by name ("lantern-emoji"), folder or hub id; in fp32 unless `dtype` (or `torch_dtype`) is given.
 
         `engine` and `weights` ("full", "int8" or "int4") set `pipe.engine`; ValueError for names that there are not.
-        A folder of transformers takes `size`, (height, width) in pixels, if its model makes pictures of several.
+        A folder of transformers takes `size`, (height, width) in pixels, if its model makes images of several.
         `variant` and `device_map` of diffusers are refused: there is one file of weights, and `to` moves the pipeline.
         """
         for option, instead in INSTEAD.items():
@@ -470,15 +470,15 @@ class LanternPipeline(DiffusionPipeline):
         keep_rows: int | None = None,
         mask_image: Any = None,
     ) -> LanternOutput | tuple[Any, ...]:
-        """Make pictures of prompts or of class labels.
+        """Make images of prompts or of class labels.
 
-        Arguments that are None take the model's default. `generator` is a torch.Generator or a seed, and picture i of a
-        prompt has the noise of (seed, i); or a list with one of these per picture. Only `initial_seed()` is read, so a
-        generator always gives the same pictures, in any batch. `output_type` is "pil", "pt" (b 3 h w in [0, 1]),
+        Arguments that are None take the model's default. `generator` is a torch.Generator or a seed, and image i of a
+        prompt has the noise of (seed, i); or a list with one of these per image. Only `initial_seed()` is read, so a
+        generator always gives the same images, in any batch. `output_type` is "pil", "pt" (b 3 h w in [0, 1]),
         "np" (b h w 3 in [0, 1]) or "latent" (code grids). `settings` are options of the method, such as {"delta": 0.1}.
         `callback_on_step_end(pipe, step, timestep, {"codes": grids, "known": counts})` is called after every pass:
-        timestep is the number of codes that every picture of the batch has, `known` that of each picture, and codes
-        still unknown are -1. `batch_size` limits how many pictures run at once; where memory runs out it is halved with
+        timestep is the number of codes that every image of the batch has, `known` that of each image, and codes
+        still unknown are -1. `batch_size` limits how many images run at once; where memory runs out it is halved with
         a warning and the batch is repeated. With `debug` NotFiniteError names the layer that gave NaN.
         `scale` enlarges the images by `resample` ("lanczos" or "nearest"), 1 is the raw size, `pipe.size`; `height` and
         `width`, multiples of that size, are another way to give it.
@@ -523,7 +523,7 @@ class LanternPipeline(DiffusionPipeline):
 
     @property
     def size(self) -> int:
-        """Height of a picture in pixels, as the model was trained; 16 pixels a code where there is no VQ tokenizer."""
+        """Height of an image in pixels, as the model was trained; 16 pixels a code where there is no VQ tokenizer."""
         return self.transformer.config.raster.rows * self._code_side
 
     @property
@@ -572,7 +572,7 @@ class LanternPipeline(DiffusionPipeline):
     def decode_latents(
         self, codes: Tensor, output_type: str = "pil", *, scale: int | None = None, resample: str = "lanczos"
     ) -> Any:
-        """Return the pictures of code grids (b rows columns), as `output_type="latent"` gives them.
+        """Return the images of code grids (b rows columns), as `output_type="latent"` gives them.
 
         `output_type`: "pil", "pt" (b 3 h w in [0, 1]) or "np" (b h w 3 in [0, 1]). `scale` and `resample` are those of
         a call. ValueError for codes out of range and for grids of another size than the model's; TypeError for what is
@@ -601,7 +601,7 @@ class LanternPipeline(DiffusionPipeline):
         *,
         with_pixels: bool,
     ) -> list[Picture]:
-        """Make all pictures, with diffusers' progress bar, until `_interrupt` is set."""
+        """Make all images, with diffusers' progress bar, until `_interrupt` is set."""
         self._interrupt = False
         progress_bar: Any = self.progress_bar
         with progress_bar(total=len(requested) * maker.model.target.config.block_size) as bar:

@@ -20,7 +20,7 @@ INTERVAL = 0.1  # seconds between two reads from the device
 
 
 def describe_progress(known: Sequence[int], codes: int, passes: int) -> str:
-    """Return the progress of a batch as text: codes per pass of one picture, finished and slowest of several."""
+    """Return the progress of a batch as text: codes per pass of one image, finished and slowest of several."""
     if len(known) == 1:
         return f"{known[0] / max(passes, 1):.2f} codes per pass"
     return f"{sum(count >= codes for count in known)}/{len(known)} done, slowest {min(known)}/{codes}"
@@ -29,7 +29,7 @@ def describe_progress(known: Sequence[int], codes: int, passes: int) -> str:
 class Progress:
     """A bar over the codes of a run, shown only where stderr is a terminal.
 
-    It is a context manager and the callback of a generation of `pictures` pictures of `codes` codes each. Codes of a
+    It is a context manager and the callback of a generation of `pictures` images of `codes` codes each. Codes of a
     batch that ran out of memory are subtracted when the next batch begins. Counts are read from the device at most ten
     times a second.
     """
@@ -66,7 +66,7 @@ class Progress:
         self._bar.write(line, file=sys.stderr)
 
     def _begin(self) -> None:
-        """Count the pictures of the previous batch, if it was finished."""
+        """Count the images of the previous batch, if it was finished."""
         if self._known is not None and int(self._known.min()) >= self._codes:  # sync
             self._done += len(self._known) * self._codes
         self._known, self._next = None, 0.0
@@ -108,7 +108,7 @@ class Canvas:
 
     @property
     def known(self) -> Int[Tensor, " b"]:
-        """Number of known codes of each picture."""
+        """Number of known codes of each image."""
         return (self.codes >= 0).sum(1)
 
     def generation(self) -> Generation:
@@ -119,7 +119,7 @@ class Canvas:
 
 
 def partial_pixels(generator: Generator, codes: Int[Tensor, " n"]) -> UInt8[Tensor, "h w 3"]:
-    """Return the picture of a grid in which some codes are still -1: the rows below the last known code are grey."""
+    """Return the image of a grid in which some codes are still -1: the rows below the last known code are grey."""
     raster = generator.model.target.config.raster
     known = int((codes >= 0).sum())
     last = codes[max(known - 1, 0)].clamp(min=0)
@@ -147,7 +147,7 @@ class Watcher:
         return bool(self._pipe.interrupt)
 
     def finish(self, pictures: int) -> None:
-        """Count finished pictures."""
+        """Count finished images."""
         self._done += pictures * self._codes
 
     def __call__(self, step: Step) -> None:
@@ -167,7 +167,7 @@ class Watcher:
 def make_watched(
     generator: Generator, requested: Sequence[Request], watcher: Watcher, *, with_pixels: bool
 ) -> list[Picture]:
-    """Make all pictures; after an interruption those of the last batch have code 0 in place of missing codes.
+    """Make all images; after an interruption those of the last batch have code 0 in place of missing codes.
 
     Their statistics promise nothing, and count the codes that were decoded, as does a warning.
     """

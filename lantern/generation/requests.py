@@ -1,4 +1,4 @@
-"""Requests: which prompt or class a picture shows and which noise it gets; and prompts from files."""
+"""Requests: which prompt or class an image shows and which noise it gets; and prompts from files."""
 
 import json
 import secrets
@@ -30,12 +30,12 @@ COLUMNS = ("prompt", "caption", "text")
 
 @dataclass(frozen=True)
 class Request:
-    """One picture to make: of a prompt or of a class, with the noise of (seed, image number).
+    """One image to make: of a prompt or of a class, with the noise of (seed, image number).
 
-    warning: why the picture will not be of its prompt, as `with_warnings` finds; the picture's statistics have it.
+    warning: why the image will not be of its prompt, as `with_warnings` finds; the image's statistics have it.
     condition: conditioning of one image in place of what the text encoder makes of the prompt, which may then be None.
-    negative_prompt: the text of the condition's negative caption, for the picture's metadata.
-    forced: codes (n) that the picture keeps of another, -1 where they are generated, as `with_init_image` adds them.
+    negative_prompt: the text of the condition's negative caption, for the image's metadata.
+    forced: codes (n) that the image keeps of another, -1 where they are generated, as `with_init_image` adds them.
     """
 
     prompt: str | None = None
@@ -58,7 +58,7 @@ class Request:
 def requests(
     *, prompts: Sequence[str] = (), labels: Sequence[int] = (), seed: int = 0, count: int = 1
 ) -> list[Request]:
-    """Return requests for `count` pictures of each prompt and class, numbered from 0 within each."""
+    """Return requests for `count` images of each prompt and class, numbered from 0 within each."""
     subjects = [Request(prompt=prompt, seed=seed) for prompt in prompts]
     subjects += [Request(label=label, seed=seed) for label in labels]
     return [
@@ -71,7 +71,7 @@ def requests(
 def as_requests(items: Sequence[Request | str | int], seed: int = 0) -> list[Request]:
     """Return requests as they are, and prompts (texts) and class labels (integers) as requests with this seed.
 
-    The first occurrence of a prompt or class is its picture 0, the next one its picture 1, and so on.
+    The first occurrence of a prompt or class is its image 0, the next one its image 1, and so on.
     """
     if isinstance(items, str) or not isinstance(items, Sequence):
         raise TypeError(f"requests are of type {type(items).__name__}, wanted a list of prompts or class labels")
@@ -100,7 +100,7 @@ def subjects_of_call(prompt: Any, labels: Any) -> list[Request]:
 def with_noise(subjects: Sequence[Request], images: int, generator: Any) -> list[Request]:
     """Return `images` requests for each subject, subject by subject.
 
-    `generator` is a torch.Generator, a seed, a list with one of these per picture, or None for a random seed.
+    `generator` is a torch.Generator, a seed, a list with one of these per image, or None for a random seed.
     """
     total = len(subjects) * images
     if isinstance(generator, list | tuple):

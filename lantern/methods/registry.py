@@ -223,7 +223,7 @@ class Decoder:
 
     @property
     def needs_waves(self) -> str | None:
-        """Why pictures cannot join a batch that is under way (`begin`), or None if they can."""
+        """Why images cannot join a batch that is under way (`begin`), or None if they can."""
         if self.method.spec.loop is not None:
             return f"method {self.method.name} has a loop of its own"
         return self.engine.needs_waves(self.target)
@@ -252,7 +252,7 @@ class Decoder:
         return DraftedRow(stepper), first
 
     def promise(self, images: int) -> Promise:
-        """Return what the pictures of a batch have in common with plain decoding's, as this engine keeps it."""
+        """Return what the images of a batch have in common with plain decoding's, as this engine keeps it."""
         promise = self.method.spec.promise
         if promise == "codes" and self.target.processes > 1:  # sums are rounded in another order than in one process
             return "distribution"

@@ -3,7 +3,7 @@
 from lantern.methods.spec import MethodSpec, Setting
 
 LOOP = "lantern.decoding.row_front:generate"
-PRICED = Setting("priced", True, "measure the total variation in passes over the finished picture; else it is NaN")
+PRICED = Setting("priced", True, "measure the total variation in passes over the finished image; else it is NaN")
 METHODS = (
     MethodSpec(
         "zipar",

@@ -156,7 +156,7 @@ class MethodSpec:
 
     `drafter` builds the drafter: a function of (method, context), or its "module:name"; None is plain decoding, or a
     method with a `loop` of its own: a function, or its "module:name", with the arguments of `decoding.plain.generate`
-    and the settings. It commits codes in another order, so its pictures have another distribution.
+    and the settings. It commits codes in another order, so its images have another distribution.
     `tree` is the default draft tree, a name of `lantern.drafters.trees.static`; None for drafters that shape their
     drafts themselves. `mode` is how children are sampled. `verifier` is a name of `lantern.methods.registry.VERIFIERS`.
     `policy` and `relaxation` are classes, or their "module:name". Fields of theirs and of the verifier that are
@@ -186,7 +186,7 @@ class MethodSpec:
 
     @property
     def promise(self) -> Promise:
-        """What its pictures have in common with plain decoding's; see PROMISES."""
+        """What its images have in common with plain decoding's; see PROMISES."""
         if self.relaxation is not None or self.loop is not None:
             return "relaxed"
         return "codes" if self.verifier == "gumbel" else "distribution"
@@ -247,7 +247,7 @@ class Method:
 
     @property
     def exact(self) -> bool:
-        """Whether pictures follow the model's own distribution."""
+        """Whether images follow the model's own distribution."""
         return self.spec.promise != "relaxed"
 
     @property

@@ -2,7 +2,7 @@
 
     model_index.json    the components, and under "generation" the defaults of a call
     transformer/        the target
-    vqvae/              pictures from codes; neighbours.safetensors beside it
+    vqvae/              images from codes; neighbours.safetensors beside it
     text_encoder/ tokenizer/    for models that take prompts
     drafter/            EAGLE-1, which most methods use
     words.txt           the words of the training captions, if they are recorded
@@ -81,7 +81,7 @@ ADVICE = "train one for it (lantern train drafter), or decode with --method plai
 class Defaults(Sampling):
     """The defaults of a call in `model_index.json`; ValueError for an unknown method.
 
-    scale: how many times picture files are as wide and high as the pixels of the model.
+    scale: how many times image files are as wide and high as the pixels of the model.
     """
 
     method: str = "auto"
@@ -155,7 +155,7 @@ class Model:
         return ", ".join(word for word, holds in words.items() if holds) or "as torch runs them"
 
     def pictures(self, codes: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
-        """Return the pictures of codes, decoded as the engine runs the VQ tokenizer; ValueError as `VQVAE.decode`."""
+        """Return the images of codes, decoded as the engine runs the VQ tokenizer; ValueError as `VQVAE.decode`."""
         assert self.vq is not None
         return to_uint8(self.engine.prepare_vq(self.vq).decode(codes))
 
@@ -176,7 +176,7 @@ class Model:
 
     @property
     def scale(self) -> int:
-        """How many times picture files are as wide and high as the model's pixels, unless a call decides otherwise."""
+        """How many times image files are as wide and high as the model's pixels, unless a call decides otherwise."""
         return int(self.generation.get("scale", 1))
 
     def sampling(self, **given: Any) -> Sampling:
@@ -216,7 +216,7 @@ def load_model(
     where exact methods guarantee equal codes, and bf16 on a GPU.
     `engine` is how passes are run: an engine or its name; "auto" is the fastest one that is ready. `verify` compares
     weight files with their SHA-256 where the folder lists it, which reads every file once more. `size` is (height,
-    width) in pixels, for models of transformers that make pictures of several sizes. With
+    width) in pixels, for models of transformers that make images of several sizes. With
     `processes`, those that `torchrun` started, each holds a share of the layers of a transformers model, and all of
     them make the same calls.
     ValueError names what is missing or invalid.
@@ -237,7 +237,7 @@ def load_model(
         own["add_ons"] = AddOns(folder, found.target, model_name=shown, verify=verify, size=size)
         return model_of(found, engine=make_engine(engine), **own)
     if size is not None:
-        raise ValueError(f"model {shown_name(name, folder)} makes pictures of one size: omit the size")
+        raise ValueError(f"model {shown_name(name, folder)} makes images of one size: omit the size")
     if processes > 1:
         raise ValueError(f"model {shown_name(name, folder)} runs in one process, not by torchrun")
     index = read_index(folder)
@@ -444,7 +444,7 @@ class AddOns(Mapping[str, nn.Module]):
     """The add-ons of a model's folder, on the device of its target; none if there is no folder.
 
     An add-on with a buffer `rope` keeps it in fp32, as targets and drafters do. ValueError at the first use of one
-    whose config names another target. One that is itself a model of transformers makes pictures of the same `size`.
+    whose config names another target. One that is itself a model of transformers makes images of the same `size`.
     """
 
     def __init__(
@@ -512,7 +512,7 @@ def check_sizes(
 ) -> None:
     """Raise ValueError if the drafter has another codebook, width or grid than the target."""
     got, expected = (
-        f"{sizes.vocab_size} codes of width {sizes.dim}, {sizes.block_size} per picture" for sizes in (drafter, target)
+        f"{sizes.vocab_size} codes of width {sizes.dim}, {sizes.block_size} per image" for sizes in (drafter, target)
     )
     if got != expected:
         raise ValueError(

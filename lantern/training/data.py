@@ -1,8 +1,8 @@
-"""Prepared data: pictures of one size, captions with weights, and where they came from, in one small folder.
+"""Prepared data: images of one size, captions with weights, and where they came from, in one small folder.
 
 A folder holds `pictures.tar` (PNG files, numbered), `records.jsonl` (one record per line) and `summary.json`.
-`write_prepared` writes it, `Prepared.open` reads it. `sources.py` and recipes provide the pictures. A packed folder
-(`pack.py`) has codes instead of pictures, and compressed records.
+`write_prepared` writes it, `Prepared.open` reads it. `sources.py` and recipes provide the images. A packed folder
+(`pack.py`) has codes instead of images, and compressed records.
 """
 
 import gzip
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Record:
-    """One picture with its captions.
+    """One image with its captions.
 
     image: its number. captions: (text, weight) pairs, weights summing to one. kind: one of KINDS. concepts: names, one
     for plain, colour and count, two for a pair (left, right), none if unknown. style: name of the style or "".
@@ -81,7 +81,7 @@ class Summary:
     bytes: int = 0
 
     def __str__(self) -> str:
-        return f"{self.records} pictures, {self.bytes / 2**20:.1f} MiB, {self.num_skipped} inputs left out"
+        return f"{self.records} images, {self.bytes / 2**20:.1f} MiB, {self.num_skipped} inputs left out"
 
 
 Made = tuple[np.ndarray, Record]  # a picture (h w 3, bytes) with its record
@@ -89,7 +89,7 @@ Made = tuple[np.ndarray, Record]  # a picture (h w 3, bytes) with its record
 
 @dataclass
 class Writer:
-    """Writes pictures and records one by one; `close` completes the folder."""
+    """Writes images and records one by one; `close` completes the folder."""
 
     folder: Path
     records: list[Record] = field(default_factory=list)
@@ -100,11 +100,11 @@ class Writer:
         self.tar = tarfile.open(path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 (closed by close)
 
     def add(self, picture: UInt8[np.ndarray, "h w 3"], record: Record) -> None:
-        """Append a picture; the record's `image` is set to its number."""
+        """Append an image; the record's `image` is set to its number."""
         self._append(encode_png(picture), record)
 
     def add_all(self, jobs: Iterable[Callable[[], Made | str]], *, workers: int | None = None) -> Iterator[str | None]:
-        """Append the picture of each job in order; yield None, or the text that a job returns instead of a picture.
+        """Append the image of each job in order; yield None, or the text that a job returns instead of an image.
 
         Jobs run in threads on all cores, or in `workers`: Pillow and NumPy release Python's lock in most of the work.
         The number of workers does not change what is written.
@@ -138,7 +138,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A folder of prepared data. Pictures are decoded on access."""
+    """A folder of prepared data. Images are decoded on access."""
 
     folder: Path
     records: list[Record]
@@ -157,7 +157,7 @@ class Prepared:
         return cls(folder, records, summary)
 
     def image(self, number: int) -> UInt8[Tensor, "3 h w"]:
-        """Return one picture by its number."""
+        """Return one image by its number."""
         with tarfile.open(self.folder / "pictures.tar") as tar:
             file = tar.extractfile(f"{number:06d}.png")
             assert file is not None
@@ -172,7 +172,7 @@ class Prepared:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def images(self) -> UInt8[Tensor, "n 3 h w"]:
-        """Return all pictures in order of their numbers, mapped from a cache of decoded pictures."""
+        """Return all images in order of their numbers, mapped from a cache of decoded images."""
         path = self.folder / CACHE
         pictures = None if path.exists() else self._decode()
         try:
@@ -186,11 +186,11 @@ class Prepared:
         except (EOFError, ValueError) as error:
             raise ValueError(f"{path} cannot be read ({one_line(error)}): remove it") from error
         if len(found) != len(self.records):
-            raise ValueError(f"{self.folder}: {len(found)} pictures but {len(self.records)} records: prepare it again")
+            raise ValueError(f"{self.folder}: {len(found)} images but {len(self.records)} records: prepare it again")
         return found
 
     def _decode(self) -> UInt8[Tensor, "n 3 h w"]:
-        """Decode all pictures on all cores; Pillow releases Python's lock meanwhile."""
+        """Decode all images on all cores; Pillow releases Python's lock meanwhile."""
         if not (self.folder / "pictures.tar").is_file():
             raise ValueError(f"{self.folder} has no pictures.tar: packed data serves only what it was packed for")
         with tarfile.open(self.folder / "pictures.tar") as tar:
@@ -219,7 +219,7 @@ def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], *, work
 
 
 def encode_png(picture: UInt8[np.ndarray, "h w 3"]) -> bytes:
-    """Return a picture as a PNG file."""
+    """Return an image as a PNG file."""
     from PIL import Image
 
     buffer = BytesIO()
@@ -267,8 +267,8 @@ def write_prepared(
 ) -> Summary:
     """Prepare data into `out`, which is replaced as a whole once everything is written.
 
-    `fill` adds pictures and records to the writer. `origin` names the input in the error that no picture is usable.
-    Raises ValueError, in one line, if `out` holds something else or no picture is usable.
+    `fill` adds images and records to the writer. `origin` names the input in the error that no image is usable.
+    Raises ValueError, in one line, if `out` holds something else or no image is usable.
     """
     if out.exists() and not (out.is_dir() and {path.name for path in out.iterdir()} <= FILES):
         raise ValueError(f"{out} exists and is no prepared data: choose another folder or remove it")
@@ -280,7 +280,7 @@ def write_prepared(
         writer.close()
         if not writer.records:
             raise ValueError(
-                f"{origin}: no usable picture with a caption among {len(filled.skipped)}, first of them: "
+                f"{origin}: no usable image with a caption among {len(filled.skipped)}, first of them: "
                 f"{', '.join(filled.skipped[:3]) or 'none'}"
             )
         summary = summarise(writer, filled, source=source, seed=seed, size=size)

@@ -1,4 +1,4 @@
-"""Quality of a drafter on held-out pictures: acceptance by depth, hit rates under Gumbel coupling, sample pictures."""
+"""Quality of a drafter on held-out images: acceptance by depth, hit rates under Gumbel coupling, sample images."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ Distributions = Callable[[Examples], list[Draft]]
 
 
 class HeldOutDrafts:
-    """Drafts for held-out pictures, a few at a time, always with the same noise."""
+    """Drafts for held-out images, a few at a time, always with the same noise."""
 
     def __init__(self, examples: list[Examples], distributions: Distributions) -> None:
         self._examples, self._distributions = examples, distributions
@@ -61,7 +61,7 @@ class HeldOutDrafts:
 
     @torch.no_grad()
     def maps(self, columns: int) -> UInt8[Tensor, "d 3 h w"]:
-        """Return acceptance over the grid, one picture per depth: white is 1, codes without a draft are black."""
+        """Return acceptance over the grid, one image per depth: white is 1, codes without a draft are black."""
         grids: dict[int, list[Tensor]] = {}
         for draft, _, examples in self._drafts():
             grid = torch.zeros(examples.codes.shape, device=examples.codes.device)
@@ -73,7 +73,7 @@ class HeldOutDrafts:
 
     @torch.no_grad()
     def pictures(self, vq: VQVAE) -> UInt8[Tensor, "k 3 h w"]:
-        """Return pictures of the first batch: the target's, then for each depth those of its first drafts alone."""
+        """Return images of the first batch: the target's, then for each depth those of its first drafts alone."""
         found: list[Tensor] = []
         for draft, noise, examples in self._drafts():
             if not found:

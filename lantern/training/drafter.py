@@ -1,6 +1,6 @@
-"""Training of a drafter of any kind on pictures that the target generates (`lantern train drafter`).
+"""Training of a drafter of any kind on images that the target generates (`lantern train drafter`).
 
-Online, the target generates pictures when they are needed; offline, they are generated once and cached. The losses
+Online, the target generates images when they are needed; offline, they are generated once and cached. The losses
 compare the drafter's distributions with the target's, after guidance and filters, at every depth of a training-time
 test (arXiv:2503.01840): see losses.py.
 """
@@ -45,10 +45,10 @@ LLAMAGEN = ("t2i", "c2i")  # model_type of a transformer component
 class DrafterConfig:
     """Settings of a drafter. `kind` is the name of a trained drafter, `model` changes fields of its config.
 
-    `source`: "offline" generates `pictures` pictures first and caches their features, `shard` per file; "online"
+    `source`: "offline" generates `pictures` images first and caches their features, `shard` per file; "online"
     generates them when they are needed, new ones in every batch if `pictures` is 0. They are sampled at `guidance` with
     `temperature`, `top_k` and `top_p`; the losses compare distributions under the same filters, at a guidance scale
-    sampled from `scales` per picture of a batch. The first `held_out` pictures are held out. `unroll` is the number of
+    sampled from `scales` per image of a batch. The first `held_out` images are held out. `unroll` is the number of
     depths that the drafter learns.
     """
 
@@ -84,7 +84,7 @@ class DrafterConfig:
 
     @property
     def sampling(self) -> Sampling:
-        """How pictures are sampled."""
+        """How images are sampled."""
         return Sampling(self.guidance, self.temperature, self.top_k, self.top_p)
 
     @classmethod
@@ -94,7 +94,7 @@ class DrafterConfig:
 
 
 class DrafterTask(Task):
-    """The part of training that all drafters share: source of pictures, losses of drafts, held-out figures."""
+    """The part of training that all drafters share: source of images, losses of drafts, held-out figures."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class DrafterTask(Task):
 
     @property
     def held(self) -> HeldOutDrafts:
-        """The held-out pictures, at the guidance that they were sampled with."""
+        """The held-out images, at the guidance that they were sampled with."""
         if self._held is None:
             config, device = self.config, next(self.drafter.parameters()).device
             numbers = list(range(config.held_out))
@@ -211,11 +211,11 @@ class DrafterTask(Task):
         return self._held
 
     def evaluate(self) -> dict[str, float]:
-        """Return acceptance and hit rates of every depth on held-out pictures."""
+        """Return acceptance and hit rates of every depth on held-out images."""
         return self.held.measure()
 
     def sample(self, path: Path) -> None:
-        """Write a map of acceptance per depth, or, with a VQ tokenizer, pictures made of first drafts."""
+        """Write a map of acceptance per depth, or, with a VQ tokenizer, images made of first drafts."""
         if len(self.frozen) == 1:
             maps = self.held.maps(self.target.config.raster.columns)
             save_sheet(maps, path, columns=len(maps))
@@ -229,7 +229,7 @@ class DrafterTask(Task):
 
 
 def make_source(config: DrafterConfig, teacher: AnyTeacher, root: Path, signature: str) -> Source:
-    """Return the teacher itself, or the cache of its pictures on disk, which is filled first."""
+    """Return the teacher itself, or the cache of its images on disk, which is filled first."""
     if config.source == "online":
         return teacher
     cache = FeatureCache(root / f"features-{signature}", pictures=config.pictures, shard=config.shard)
@@ -238,7 +238,7 @@ def make_source(config: DrafterConfig, teacher: AnyTeacher, root: Path, signatur
 
 
 def main_captions(prepared: Prepared) -> list[str]:
-    """Return the first caption of each training picture."""
+    """Return the first caption of each training image."""
     return [record.captions[0][0] for record in prepared.records if record.split == "train"]
 
 
@@ -269,14 +269,14 @@ def made_module(config: DrafterConfig, model: Any, init: Path | None) -> torch.n
 def make_teacher(
     config: DrafterConfig, target: Transformer, captions: Captions, prepared: Prepared, reads: frozenset[str]
 ) -> Teacher:
-    """Return a teacher that generates pictures for the main captions of training pictures."""
+    """Return a teacher that generates images for the main captions of training images."""
     return Teacher(
         target, captions, main_captions(prepared), sampling=config.sampling, seed=config.loop.seed, reads=reads
     )
 
 
 def sign(config: DrafterConfig, teacher: AnyTeacher, read: str) -> str:
-    """Return a name for a teacher's pictures that depends on weights, captions, sampling and extras."""
+    """Return a name for a teacher's images that depends on weights, captions, sampling and extras."""
     weights, numbers = weights_digest(teacher.target.state_dict()), (config.loop.seed, config.pictures, config.shard)
     made = repr((weights, read, numbers, teacher.slots, teacher.sampling, sorted(teacher.reads)))
     return hashlib.sha256(made.encode()).hexdigest()[:16]
@@ -302,10 +302,10 @@ def train(
     """Train a drafter for a target and write `out/drafter`; resume what `out` holds.
 
     `target` is a transformer component, whose captions `text_encoder` encodes, or a model folder of transformers, for
-    pictures of `size` (height, width) in pixels; for the latter see `for_tokens`.
+    images of `size` (height, width) in pixels; for the latter see `for_tokens`.
 
     `init` is a trained drafter of the same kind to start from, LANTERN's released ones included; it keeps its sizes.
-    With `vq`, samples are pictures. Features of captions and pictures are cached in `cache`, by default `out`; runs may
+    With `vq`, samples are images. Features of captions and images are cached in `cache`, by default `out`; runs may
     share them.
     """
     if kind is not None and kind != config.kind:

@@ -1,6 +1,6 @@
 """Pictures of a teacher with their features on disk: sharded safetensors, filled once, read at random.
 
-A folder holds `00000.safetensors`, `00001.safetensors`, ...: shard k starts with picture k * shard. Shards are written
+A folder holds `00000.safetensors`, `00001.safetensors`, ...: shard k starts with image k * shard. Shards are written
 to a temporary file and renamed, so that a stopped build continues with the first missing shard.
 """
 
@@ -31,7 +31,7 @@ def format_bytes(size: float) -> str:
 
 
 class FeatureCache:
-    """The first `pictures` pictures of a teacher, `shard` per file."""
+    """The first `pictures` images of a teacher, `shard` per file."""
 
     def __init__(self, folder: Path, *, pictures: int, shard: int) -> None:
         self.folder, self.pictures, self.shard = folder, pictures, shard
@@ -42,7 +42,7 @@ class FeatureCache:
         return range(-(-self.pictures // self.shard))
 
     def estimate(self, teacher: AnyTeacher) -> int:
-        """Return the bytes of the tensors of all pictures."""
+        """Return the bytes of the tensors of all images."""
         each = sum(math.prod(shape) * dtype.itemsize for shape, dtype in teacher.shapes().values())
         return each * self.pictures
 
@@ -64,7 +64,7 @@ class FeatureCache:
         state.wait_for_everyone()
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Return the tensors of these pictures."""
+        """Return the tensors of these images."""
         from safetensors import safe_open
 
         rows: dict[int, dict[str, Tensor]] = {}
@@ -83,10 +83,10 @@ class FeatureCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         total, free = self.estimate(teacher), shutil.disk_usage(self.folder).free
         each = format_bytes(total / self.pictures)
-        text = f"feature cache {self.folder}: {self.pictures} pictures of {each}, {format_bytes(total)}"
+        text = f"feature cache {self.folder}: {self.pictures} images of {each}, {format_bytes(total)}"
         print(f"{text}; {format_bytes(total * share)} to write, {format_bytes(free)} free", file=sys.stderr)
         if total * share + SPARE > free:
-            advice = 'use fewer pictures, or "source": "online"'
+            advice = 'use fewer images, or "source": "online"'
             raise ValueError(f"{text} do not fit on a disk with {format_bytes(free)} left: {advice}")
 
     def _make(self, teacher: AnyTeacher, shards: Sequence[int], *, is_quiet: bool) -> None:

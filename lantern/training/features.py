@@ -1,7 +1,7 @@
-"""Inputs of the target, computed once and cached on disk: codes of pictures and features of captions.
+"""Inputs of the target, computed once and cached on disk: codes of images and features of captions.
 
-The tokenizer's norms and attention see the whole picture, so its codes for a white background differ from picture to
-picture: six nats of noise per code on a third of all codes. A target learns to recognise a training picture by that
+The tokenizer's norms and attention see the whole image, so its codes for a white background differ from image to
+image: six nats of noise per code on a third of all codes. A target learns to recognise a training image by that
 noise and then ignores the caption. `unify_background` removes it: background patches get the one code that they have
 most often.
 """
@@ -56,7 +56,7 @@ def training_device() -> torch.device:
 
 @torch.no_grad()
 def encode_pictures(vq: VQVAE, prepared: Prepared, *, batch: int = 64) -> Int[Tensor, "n codes"]:
-    """Return the codes of every prepared picture as int16, computed on the training device."""
+    """Return the codes of every prepared image as int16, computed on the training device."""
     device = training_device()
     vq.to(device)
     return torch.cat([vq.encode(to_pixels(x).to(device)).short().cpu() for x in prepared.images().split(batch)])
@@ -65,10 +65,10 @@ def encode_pictures(vq: VQVAE, prepared: Prepared, *, batch: int = 64) -> Int[Te
 def picture_codes(
     vq: VQVAE, prepared: Prepared, *, vq_folder: Path, cache: Path, unify: bool
 ) -> Int[Tensor, "n codes"]:
-    """Return the codes of all prepared pictures as int16, optionally with one code for the background.
+    """Return the codes of all prepared images as int16, optionally with one code for the background.
 
     They are cached in one file in `cache`, or in the prepared folder if it is packed; code c of a background patch
-    is stored as -1 - c. With this file no pictures are needed.
+    is stored as -1 - c. With this file no images are needed.
     """
     name = codes_name(vq_folder, prepared)
 
@@ -86,7 +86,7 @@ def picture_codes(
 
 
 def codes_name(vq_folder: Path, prepared: Prepared) -> str:
-    """Return the name of the file of codes, which depends on the tokenizer's weights and on the pictures."""
+    """Return the name of the file of codes, which depends on the tokenizer's weights and on the images."""
     about = f"{fingerprint([vq_folder / 'model.safetensors'])} {prepared.digest} signed"
     return f"codes-{hashlib.sha256(about.encode()).hexdigest()[:16]}.safetensors"
 
@@ -119,11 +119,11 @@ class Classes(Conditions):
 
     @classmethod
     def of(cls, prepared: Prepared) -> "Classes":
-        """Number the concepts of prepared pictures by name; ValueError for a picture that has not exactly one."""
+        """Number the concepts of prepared images by name; ValueError for an image that has not exactly one."""
         for record in prepared.records:
             if len(record.concepts) != 1:
                 found = ", ".join(record.concepts) or "none"
-                raise ValueError(f"{prepared.folder}: picture {record.image} has the classes {found}, wanted one")
+                raise ValueError(f"{prepared.folder}: image {record.image} has the classes {found}, wanted one")
         names = tuple(sorted({record.concepts[0] for record in prepared.records}))
         numbers = {name: number for number, name in enumerate(names)}
         index = {text: numbers[record.concepts[0]] for record in prepared.records for text, _ in record.captions}
@@ -172,7 +172,7 @@ def background_patches(pictures: UInt8[Tensor, "b 3 h w"], patch: int) -> Bool[T
 def background_code(codes: Int[Tensor, "b n"], is_background: Bool[Tensor, "b n"]) -> int:
     """Return the most frequent code of background patches; ValueError if there are none."""
     if not bool(is_background.any()):
-        raise ValueError("no picture has a white background: set unify_background to false in the config")
+        raise ValueError("no image has a white background: set unify_background to false in the config")
     return int(codes[is_background].long().bincount().argmax())
 
 

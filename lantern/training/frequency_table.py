@@ -1,8 +1,8 @@
 """The table of frequent codes that FR-Spec drafts from, and how much of the target's distribution a subset covers.
 
-`python -m lantern.training.frequency_table` samples pictures of some prompts and counts their codes (the add-on
-"fr-spec"). Along other pictures of the same prompts it sums p(S) for three choices of a set S of codes: the most
-frequent, those of the prompt's other picture first, and half frequent ones with those near the left and upper
+`python -m lantern.training.frequency_table` samples images of some prompts and counts their codes (the add-on
+"fr-spec"). Along other images of the same prompts it sums p(S) for three choices of a set S of codes: the most
+frequent, those of the prompt's other image first, and half frequent ones with those near the left and upper
 neighbours. At most p(S) of the drafts from S can be accepted.
 """
 
@@ -37,7 +37,7 @@ def sizes_for(vocab_size: int) -> list[int]:
 
 
 class Coverage:
-    """Sums p(S) along pictures for every size and choice. `counts` are those of each prompt's other picture."""
+    """Sums p(S) along images for every size and choice. `counts` are those of each prompt's other image."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Coverage:
 
 
 def measure(model: Model, prompts: Sequence[str]) -> tuple[FrequencyTable, dict[str, Any]]:
-    """Return the table of a model and its coverage on other pictures; ValueError for a model without a codebook."""
+    """Return the table of a model and its coverage on other images; ValueError for a model without a codebook."""
     codebook, config = model.codebook, model.target.config
     if codebook is None:
         raise ValueError(f"model {model.name} has no vqvae/ folder, without which codes have no neighbours")

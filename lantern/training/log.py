@@ -1,4 +1,4 @@
-"""What a training run reports: a progress bar, log.jsonl, TensorBoard events and sheets of sample pictures."""
+"""What a training run reports: a progress bar, log.jsonl, TensorBoard events and sheets of sample images."""
 
 import json
 import sys
@@ -57,7 +57,7 @@ class TrainingLog:
             file.write(json.dumps(line) + "\n")
 
     def show(self, step: int, picture: Path) -> None:
-        """Add a sample picture to the events, if the task wrote one."""
+        """Add a sample image to the events, if the task wrote one."""
         if self._events is None or not picture.exists():
             return
         import numpy as np

@@ -61,7 +61,7 @@ class Task(nn.Module):
         return {}
 
     def sample(self, path: Path) -> None:
-        """Write a picture that shows the state of training, or nothing."""
+        """Write an image that shows the state of training, or nothing."""
 
     @abstractmethod
     def export(self, folder: Path) -> None:

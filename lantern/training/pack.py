@@ -1,6 +1,6 @@
-"""A folder with all that training a target needs, small enough to copy to a machine without network and pictures.
+"""A folder with all that training a target needs, small enough to copy to a machine without network and images.
 
-It holds codes instead of pictures, compressed records, the VQ tokenizer, the text encoder and the config. Features of
+It holds codes instead of images, compressed records, the VQ tokenizer, the text encoder and the config. Features of
 captions are not in it, since they are much larger than the text encoder: training computes them once.
 """
 
@@ -42,7 +42,7 @@ def pack(
     tokenizer: Path | None = None,
     init: Path | None = None,
 ) -> PackSummary:
-    """Write what `lantern train target` needs to `out`, a new or packed folder; pictures are encoded if they were not.
+    """Write what `lantern train target` needs to `out`, a new or packed folder; images are encoded if they were not.
 
     ValueError if `out` holds something else, or if a model of captions has no text encoder.
     """

@@ -62,7 +62,7 @@ class PolicyConfig:
 
 
 def held_out(records: Records) -> Bool[Tensor, " s"]:
-    """Return which drafts are of held-out pictures, or of the second half of the picture if there is only one."""
+    """Return which drafts are of held-out images, or of the second half of the image if there is only one."""
     pictures = int(records.picture.max()) + 1
     if pictures < HELD_OUT:
         return records.picture == pictures - 1 if pictures > 1 else records.start > records.start.median()
@@ -124,7 +124,7 @@ def _nodes(records: Records, rows: Bool[Tensor, " s"]) -> tuple[Float[Tensor, "m
     assert records.traits is not None
     tested = records.is_tested & rows[:, None]
     if not tested.any():
-        raise ValueError("the records hold too few drafts to hold some out: record more pictures")
+        raise ValueError("the records hold too few drafts to hold some out: record more images")
     return records.traits[tested], records.is_taken[tested].float()
 
 

@@ -1,7 +1,7 @@
 """The tables that SAM drafts from, and the lengths of matching suffixes.
 
-`python -m lantern.training.sam_tables` samples pictures of some prompts as a corpus (the add-on "sam": the pictures and
-the super-codes). At each code of other pictures it finds the longest suffix that occurred before: among the picture's
+`python -m lantern.training.sam_tables` samples images of some prompts as a corpus (the add-on "sam": the images and
+the super-codes). At each code of other images it finds the longest suffix that occurred before: among the image's
 own codes, among its super-codes, and among the corpus's super-codes.
 """
 
@@ -50,7 +50,7 @@ def shares(lengths: Sequence[int]) -> list[float]:
 
 
 def agreement(tables: SamTables, codes: Int[Tensor, "p n"]) -> dict[str, Any]:
-    """Return shares of matches by length for pictures that are not in the corpus."""
+    """Return shares of matches by length for images that are not in the corpus."""
     groups = tables.group_of.long()
     separated = [[*row, tables.config.groups] for row in groups[tables.corpus.long()].tolist()]
     corpus = SuffixAutomaton(symbol for row in separated for symbol in row)

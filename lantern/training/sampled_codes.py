@@ -18,7 +18,7 @@ Watch = Callable[[Sequence[int], Step], None]
 def sampled_codes(
     model: Model, prompts: Sequence[str], *, seed: int, watch: Watch | None = None, batch: int = BATCH
 ) -> Int[Tensor, "n codes"]:
-    """Sample one picture per prompt by plain decoding; `watch` is called with the pictures and result of every step."""
+    """Sample one image per prompt by plain decoding; `watch` is called with the images and result of every step."""
     from tqdm import tqdm
 
     found = []

@@ -1,6 +1,6 @@
 """Sources of training data: a folder with captions, class folders, webdataset shards (`lantern train data`).
 
-Each is a stream of (name, picture file, captions, class). Inputs that cannot be read are listed and left out.
+Each is a stream of (name, image file, captions, class). Inputs that cannot be read are listed and left out.
 """
 
 import json
@@ -28,8 +28,8 @@ class DataConfig:
     """What to prepare.
 
     source: one of SOURCES. path: the folder or file to read, relative to the folder of the config. size: side of
-    a picture in pixels, 8 to 4096. held_out: share of pictures kept from training, from 0 to below 0.5. mirrors: add
-    the mirror image of every training picture. seed: written to the summary; nothing here is random.
+    an image in pixels, 8 to 4096. held_out: share of images kept from training, from 0 to below 0.5. mirrors: add
+    the mirror image of every training image. seed: written to the summary; nothing here is random.
     """
 
     source: str = "folder"
@@ -61,7 +61,7 @@ def check_sizes(size: int, held_out: float) -> None:
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture file and its captions, which may be none. `label` is its class or ""."""
+    """One image file and its captions, which may be none. `label` is its class or ""."""
 
     name: str
     data: bytes
@@ -70,10 +70,10 @@ class Sample:
 
 
 def prepare(config: DataConfig, *, out: Path, path: Path | None = None, progress: Progress | None = None) -> Summary:
-    """Prepare the pictures of a source into `out`, which is replaced as a whole once everything is written.
+    """Prepare the images of a source into `out`, which is replaced as a whole once everything is written.
 
     `path` replaces that of the config. `progress` is called with (done, total), total 0 if it is not known. Raises
-    ValueError, in one line, for a wrong path or if no picture is usable.
+    ValueError, in one line, for a wrong path or if no image is usable.
     """
     if path is None and not config.path:
         raise ValueError(f"path is empty, wanted the {config.source} data to read: give --path")
@@ -100,12 +100,12 @@ def prepare(config: DataConfig, *, out: Path, path: Path | None = None, progress
 
 
 def make(sample: Sample, config: DataConfig, variant: str = "original") -> Made | str:
-    """Return the picture and the record of a sample or its mirror, or "name: reason" if it cannot be used."""
+    """Return the image and the record of a sample or its mirror, or "name: reason" if it cannot be used."""
     if not sample.captions:
         return f"{sample.name}: no caption"
     picture = read_square(sample.data, config.size)
     if picture is None:
-        return f"{sample.name}: not a picture that can be read"
+        return f"{sample.name}: not an image that can be read"
     if variant == "mirror":
         picture = np.ascontiguousarray(picture[:, ::-1])
     return picture, replace(record_for(sample, config.held_out), variant=variant)
@@ -130,7 +130,7 @@ def is_held_out(sample: Sample, held_out: float) -> bool:
 
 
 def read_square(data: bytes, size: int) -> UInt8[np.ndarray, "h w 3"] | None:
-    """Return the centre square of a picture file on white at `size` pixels, None if it cannot be decoded."""
+    """Return the centre square of an image file on white at `size` pixels, None if it cannot be decoded."""
     from PIL import Image, ImageOps
 
     try:
@@ -145,7 +145,7 @@ def read_square(data: bytes, size: int) -> UInt8[np.ndarray, "h w 3"] | None:
 
 
 def read_folder(path: Path) -> Iterator[Sample]:
-    """Yield pictures at any depth; `NAME.txt` beside a picture holds its captions, one per line."""
+    """Yield images at any depth; `NAME.txt` beside an image holds its captions, one per line."""
     for file in list_pictures(path):
         text = file.with_suffix(".txt")
         captions = text.read_text(encoding="utf-8", errors="replace") if text.is_file() else ""
@@ -153,7 +153,7 @@ def read_folder(path: Path) -> Iterator[Sample]:
 
 
 def read_classes(path: Path) -> Iterator[Sample]:
-    """Yield pictures below `CLASS_NAME/`; the caption is the folder's name with spaces for underscores."""
+    """Yield images below `CLASS_NAME/`; the caption is the folder's name with spaces for underscores."""
     for file in list_pictures(path):
         name = file.relative_to(path)
         label = " ".join(name.parts[0].replace("_", " ").split()) if len(name.parts) > 1 else ""
@@ -162,12 +162,12 @@ def read_classes(path: Path) -> Iterator[Sample]:
 
 
 def list_pictures(path: Path) -> list[Path]:
-    """Return all picture files below the folder, sorted; ValueError if it is no folder or holds none."""
+    """Return all image files below the folder, sorted; ValueError if it is no folder or holds none."""
     if not path.is_dir():
-        raise ValueError(f"{path} is not a folder, wanted one with pictures: check the path")
+        raise ValueError(f"{path} is not a folder, wanted one with images: check the path")
     found = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and f.is_file())
     if not found:
-        raise ValueError(f"{path} holds no picture, wanted files such as {', '.join(sorted(SUFFIXES))}")
+        raise ValueError(f"{path} holds no image, wanted files such as {', '.join(sorted(SUFFIXES))}")
     return found
 
 
@@ -200,7 +200,7 @@ def read_shard(tar: tarfile.TarFile, shard: str) -> Iterator[Sample]:
 
 
 def sample_of(name: str, parts: dict[str, bytes]) -> Iterator[Sample]:
-    """Yield the sample of these members if a picture is among them."""
+    """Yield the sample of these members if an image is among them."""
     picture = next((data for suffix, data in parts.items() if suffix in SUFFIXES), None)
     if picture is not None:
         captions = clean_lines(parts.get(".txt", b"").decode("utf-8", errors="replace"))

@@ -65,7 +65,7 @@ STAGES = {
         "lantern.training.sources",
         "prepare",
         "DataConfig",
-        summary="read a folder or archive of captioned pictures into prepared data",
+        summary="read a folder or archive of captioned images into prepared data",
         optional=("path",),
         ignored=("packages",),
         reports_progress=True,
@@ -74,7 +74,7 @@ STAGES = {
         "lantern.training.tokenizer",
         "train",
         "TokenizerConfig",
-        summary="train a VQ tokenizer: pictures to codes and back",
+        summary="train a VQ tokenizer: images to codes and back",
         required=("data",),
         optional=("packages", "init", "steps", "decay", "minutes"),
     ),
@@ -90,7 +90,7 @@ STAGES = {
         "lantern.training.pack",
         "pack",
         "TargetConfig",
-        summary="write codes and captions to train a target from, without the pictures",
+        summary="write codes and captions to train a target from, without the images",
         required=("data", "vq"),
         optional=("text_encoder", "tokenizer", "init"),
     ),
@@ -124,7 +124,7 @@ ALL = "all"
 ALL_SUMMARY = "run every stage of a model in order and put the model folder together"
 ALL_OPTIONS = ("data", "keep", "minutes", "model", "only", "packages", "path", "steps", "text_encoder", "tokenizer")
 OPTIONS = {
-    "cache": Option("folder for features of captions and pictures, which runs may share; default --out", "path"),
+    "cache": Option("folder for features of captions and images, which runs may share; default --out", "path"),
     "data": Option("folder written by `lantern train data`"),
     "decay": Option("steps of the final decay of the learning rate", "count"),
     "init": Option("a trained component to start from"),

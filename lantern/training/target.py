@@ -1,4 +1,4 @@
-"""Training of the target: a LlamaGen transformer on codes of pictures with captions or classes (arXiv:2406.06525)."""
+"""Training of the target: a LlamaGen transformer on codes of images with captions or classes (arXiv:2406.06525)."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -33,13 +33,13 @@ CLASSES_NAME = "classes.json"  # names of the classes of a class-conditional tar
 class TargetConfig:
     """Model and settings of the target. `kinds` weighs the kinds of records, `slots` is the number of caption slots.
 
-    A model of type t2i is conditioned on captions. One of type c2i is conditioned on classes: each picture's concept;
+    A model of type t2i is conditioned on captions. One of type c2i is conditioned on classes: each image's concept;
     its `num_classes` is set to their number.
 
-    `unify_background` gives white background one code. `corruption` is input noise: up to this share of a picture's
+    `unify_background` gives white background one code. `corruption` is input noise: up to this share of an image's
     input codes, never the codes to be predicted, is replaced: each by one of its `corruption_neighbours` nearest codes,
-    or, with probability `corruption_others`, by the code at the same place of another picture of the batch. The target
-    so learns to continue from sampled codes, which differ from those of training pictures, and to rely on the caption.
+    or, with probability `corruption_others`, by the code at the same place of another image of the batch. The target
+    so learns to continue from sampled codes, which differ from those of training images, and to rely on the caption.
     """
 
     model: TransformerConfig
@@ -67,7 +67,7 @@ class TargetConfig:
             if not 0 <= share <= 1:
                 raise ValueError(f"{name} is {share}, wanted a share from 0 to 1")
         if self.corruption_others and self.batch < 2:
-            raise ValueError(f"corruption_others needs other pictures: batch is {self.batch}, wanted 2 or more")
+            raise ValueError(f"corruption_others needs other images: batch is {self.batch}, wanted 2 or more")
 
     @classmethod
     def load(cls, path: Path) -> "TargetConfig":
@@ -129,13 +129,13 @@ def translate(
 ) -> dict[str, Tensor]:
     """Return weights of a target of one VQ tokenizer for another one's codes.
 
-    `before` and `after` are codes of the same pictures by both. A code's rows of embedding and head are the mean of
+    `before` and `after` are codes of the same images by both. A code's rows of embedding and head are the mean of
     the rows of the codes that stand at the same places; those of a code that never occurs, the mean of all.
     ValueError for grids of other sizes.
     """
     if before.shape != after.shape:
         raise ValueError(
-            f"the VQ tokenizers give {before.shape[1]} and {after.shape[1]} codes a picture, wanted equally many"
+            f"the VQ tokenizers give {before.shape[1]} and {after.shape[1]} codes an image, wanted equally many"
         )
     old = len(state["output.weight"])
     pairs = after.flatten().long() * old + before.flatten().long()
@@ -178,7 +178,7 @@ class TargetTask(Task):
         self._first_caption = torch.tensor([0, *(len(w) for w in weights)]).cumsum(0)
         empty = [kind for kind, pool in zip(config.kinds, pools, strict=True) if not pool]
         if empty:
-            raise ValueError(f'no prepared pictures of kind "{empty[0]}": prepare them or leave it out of "kinds"')
+            raise ValueError(f'no prepared images of kind "{empty[0]}": prepare them or leave it out of "kinds"')
         self._loss = torch.compile(self._token_loss) if config.compile else self._token_loss
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -223,7 +223,7 @@ class TargetTask(Task):
         return tuple(t.to(device) for t in (features, mask, codes, given, is_dropped))
 
     def _corrupt(self, codes: Int[Tensor, "b n"], shares: Float[Tensor, " b"], generator: torch.Generator) -> Tensor:
-        """Return the codes with a share of each picture's replaced by near ones or by those of the next picture."""
+        """Return the codes with a share of each image's replaced by near ones or by those of the next image."""
         place = torch.rand(codes.shape, generator=generator)
         column = torch.randint(0, self._near.shape[1], codes.shape, generator=generator)
         others = self.config.corruption_others
@@ -257,7 +257,7 @@ class TargetTask(Task):
             return {"loss": self._loss(features, mask, codes, given, is_dropped).mean()}
 
     def evaluate(self) -> dict[str, float]:
-        """Return the cross-entropy on held-out pictures (nats per code) and the gain by captions (nats per picture)."""
+        """Return the cross-entropy on held-out images (nats per code) and the gain by captions (nats per image)."""
         losses = {}
         device = self.target.norm.weight.device
         features, mask, codes = (t.to(device) for t in self._examples(self._held))
@@ -269,7 +269,7 @@ class TargetTask(Task):
         return {**losses, "caption_nats_per_picture": gap * codes.shape[1]}
 
     def sample(self, path: Path) -> None:
-        """Write pictures sampled for sixteen training captions, above the pictures of these captions."""
+        """Write images sampled for sixteen training captions, above the images of these captions."""
         from lantern.core.sampling import Sampling
         from lantern.decoding.plain import generate
 
@@ -294,7 +294,7 @@ class TargetTask(Task):
 def conditions_of(
     config: TargetConfig, prepared: Prepared, cache: Path, text_encoder: Path | None, tokenizer: Path | None
 ) -> Conditions:
-    """Return the classes of the pictures, or the features of their captions, which are cached in a file in `cache`."""
+    """Return the classes of the images, or the features of their captions, which are cached in a file in `cache`."""
     if config.model.model_type == "c2i":
         return Classes.of(prepared)
     if text_encoder is None:
@@ -317,7 +317,7 @@ def train(
     decay: int | None = None,
     minutes: float | None = None,
 ) -> None:
-    """Train a target on prepared pictures and write `out/transformer`; resume what `out` holds.
+    """Train a target on prepared images and write `out/transformer`; resume what `out` holds.
 
     A target of type t2i needs a text encoder; ValueError without one. `init` is a trained target to start from, of the
     same width and the same or a smaller depth; `init_vq` is its VQ tokenizer, if that is not `vq` (`translate`).

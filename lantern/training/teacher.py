@@ -1,4 +1,4 @@
-"""The target as a teacher: pictures by plain decoding, with the features of the target along them."""
+"""The target as a teacher: images by plain decoding, with the features of the target along them."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,10 +23,10 @@ Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class Source(Protocol):
-    """A source of pictures by number; picture i is the same from every source of one teacher."""
+    """A source of images by number; image i is the same from every source of one teacher."""
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Return codes, rows and other fields of `Examples` of these pictures."""
+        """Return codes, rows and other fields of `Examples` of these images."""
         ...
 
 
@@ -83,7 +83,7 @@ def read_pictures(
 
 
 class TokenTeacher:
-    """A target of transformers as a teacher: pictures by number, as `Teacher` makes them.
+    """A target of transformers as a teacher: images by number, as `Teacher` makes them.
 
     ValueError for `sampling` without guidance, and for extras other than `layers`: rows of guidance have prompts of
     their own, which are not given slot by slot.
@@ -110,7 +110,7 @@ class TokenTeacher:
         self._layers = fused_layers(target.config.n_layer) if self.reads else ()
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Generate these pictures on the target's device."""
+        """Generate these images on the target's device."""
         texts = [self.texts[step_seed(self.seed, number, 0) % len(self.texts)] for number in numbers]
         keys = [(self.seed, number) for number in numbers]
         condition = self.prompts.condition(texts)
@@ -125,7 +125,7 @@ class TokenTeacher:
         return found
 
     def shapes(self) -> Shapes:
-        """Return shape and dtype of one picture's tensors."""
+        """Return shape and dtype of one image's tensors."""
         config = self.target.config
         size, half = (config.block_size, config.dim), torch.bfloat16
         layers: Shapes = {"layers": ((2, len(self._layers), *size), half)} if self._layers else {}
@@ -133,7 +133,7 @@ class TokenTeacher:
 
 
 class Teacher:
-    """Generates picture number i with a caption and noise that depend on the seed and i alone, not on the batch.
+    """Generates image number i with a caption and noise that depend on the seed and i alone, not on the batch.
 
     `texts` are the captions to choose from; `reads` names the extra fields that a drafter reads. A drafter that reads
     the prompt gets every slot of it, padding included. Features are in bf16, as in a feature cache.
@@ -156,7 +156,7 @@ class Teacher:
         self.slots = config.cls_token_num if "prompt" in self.reads else captions.features.shape[1]
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Generate these pictures on the target's device."""
+        """Generate these images on the target's device."""
         chosen = self._rows[[step_seed(self.seed, number, 0) % len(self._rows) for number in numbers]]
         device = self.target.tok_embeddings.weight.device
         missing = self.slots - self._captions.features.shape[1]
@@ -169,7 +169,7 @@ class Teacher:
         return {"codes": codes.int(), "mask": mask, **kept}
 
     def shapes(self) -> Shapes:
-        """Return shape and dtype of one picture's tensors."""
+        """Return shape and dtype of one image's tensors."""
         config, half = self.target.config, torch.bfloat16
         found: Shapes = {
             "codes": ((config.block_size,), torch.int32),

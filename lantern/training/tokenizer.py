@@ -1,7 +1,7 @@
 """Training of the VQ tokenizer, and of its decoder alone under fixed codes.
 
 The tokenizer has a reconstruction and a perceptual loss, a codebook of moving averages, and unused codes are replaced.
-The decoder alone improves the pictures of a trained target: half the time it reads the codes as the encoder gives
+The decoder alone improves the images of a trained target: half the time it reads the codes as the encoder gives
 them, half the time with one code for the background, as a target with `unify_background` generates them.
 """
 
@@ -28,8 +28,8 @@ from lantern.training.schedule import adjusted
 class TokenizerConfig:
     """Model and settings of the tokenizer.
 
-    `shift` moves pictures by up to so many pixels. `perceptual` weighs the perceptual loss, 0 for none. `free_steps` is
-    how long the encoder learns before its vectors are quantised. `composites` is the share of pictures that are not of
+    `shift` moves images by up to so many pixels. `perceptual` weighs the perceptual loss, 0 for none. `free_steps` is
+    how long the encoder learns before its vectors are quantised. `composites` is the share of images that are not of
     kind plain.
     """
 
@@ -87,7 +87,7 @@ class TokenizerTask(Task):
         return [torch.optim.AdamW(trained, lr=self.config.lr, betas=(0.9, 0.95), weight_decay=0.01)]
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
-        """Return pictures, flipped and shifted on white, and the step."""
+        """Return images, flipped and shifted on white, and the step."""
         config = self.config
         generator = torch.Generator().manual_seed(step_seed(config.loop.seed, step, rank))
         draw = torch.rand(config.batch, 3, generator=generator)
@@ -162,7 +162,7 @@ class TokenizerTask(Task):
         self.vq.quantize.embedding.weight.copy_(F.normalize(self.sums, dim=-1))
 
     def evaluate(self) -> dict[str, float]:
-        """Return PSNR (dB, of bytes) on held-out pictures, use and perplexity of the codebook on training ones."""
+        """Return PSNR (dB, of bytes) on held-out images, use and perplexity of the codebook on training ones."""
         device = self.sums.device
         errors, used = [], []
         for x in self._held.split(64):
@@ -181,7 +181,7 @@ class TokenizerTask(Task):
         }
 
     def sample(self, path: Path) -> None:
-        """Write held-out pictures above their reconstructions."""
+        """Write held-out images above their reconstructions."""
         x = self._held[:16]
         made = to_uint8(self.vq.decode(self.vq.encode(to_pixels(x).to(self.sums.device)))).permute(0, 3, 1, 2).cpu()
         save_sheet(torch.cat([x, made]), path, columns=16)
@@ -202,7 +202,7 @@ def train(
     decay: int | None = None,
     minutes: float | None = None,
 ) -> None:
-    """Train a tokenizer on prepared pictures and write `out/vqvae`; resume what `out` holds.
+    """Train a tokenizer on prepared images and write `out/vqvae`; resume what `out` holds.
 
     `packages` is the folder of the network of the perceptual loss, see `Perceptual`. `init` is a trained tokenizer to
     start from.
@@ -228,7 +228,7 @@ class DecoderTask(TokenizerTask):
         self._codes = torch.stack(kinds)
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
-        """Return pictures and their codes."""
+        """Return images and their codes."""
         config = self.config
         generator = torch.Generator().manual_seed(step_seed(config.loop.seed, step, rank))
         draw = torch.rand(config.batch, 3, generator=generator)

@@ -73,8 +73,8 @@ def test_drafter_of_another_size_is_refused_before_anything_is_copied(
     save_component(drafter.state_dict(), drafter.config, tmp_path / "d2")
     assert main([str(tmp_path / "model"), *options({**components, "drafter": tmp_path / "d2"})]) == 2
     error = capsys.readouterr().err.strip()
-    assert f"drafter {tmp_path / 'd2'} drafts 30 codes of width 48, 16 per picture" in error
-    assert "but model model has 24 codes of width 32, 16 per picture" in error and "--method plain" in error
+    assert f"drafter {tmp_path / 'd2'} drafts 30 codes of width 48, 16 per image" in error
+    assert "but model model has 24 codes of width 32, 16 per image" in error and "--method plain" in error
     assert not (tmp_path / "model").exists()
     assert "\n" not in error
 

@@ -142,14 +142,14 @@ def test_data_preparation_reports_progress_and_ignores_packages(
     def prepare(config: object, *, out: Path, progress: Any) -> str:
         progress(3, 0)
         progress(5, 10)
-        return "5 pictures"
+        return "5 images"
 
     fake = SimpleNamespace(prepare=prepare, DataConfig=SimpleNamespace(load=lambda path: None))
     monkeypatch.setattr(train, "import_module", lambda name: fake)
     (tmp_path / "x.json").write_text("{}")
     folder = str(tmp_path)
     assert main(["train", "data", "--config", f"{folder}/x.json", "--out", folder, "--packages", folder]) == 0
-    assert "5 pictures" in capsys.readouterr().out
+    assert "5 images" in capsys.readouterr().out
 
 
 def test_old_keys_of_a_target_config_are_read_with_a_warning(

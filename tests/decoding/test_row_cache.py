@@ -1,4 +1,4 @@
-"""Plain decoding with a cache of few rows, against masked passes over the whole picture and enumerated pictures."""
+"""Plain decoding with a cache of few rows, against masked passes over the whole image and enumerated images."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def test_with_all_rows_codes_are_those_of_plain_decoding(first: int, last: int, 
 @pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 1), (0, 2), (1, 2)])
 @torch.no_grad()
 def test_codes_are_the_targets_samples_given_the_rows_that_are_kept(first: int, last: int) -> None:
-    """One pass over the finished picture, whose mask shows every code the codes in the cache, and itself."""
+    """One pass over the finished image, whose mask shows every code the codes in the cache, and itself."""
     made, columns = decode(first, last), 4
     numbers = torch.arange(16)
     age = numbers[:, None] - numbers

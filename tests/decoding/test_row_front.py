@@ -1,4 +1,4 @@
-"""Rows decoded in parallel (ZipAR, PJD), against masked passes over the whole picture and enumerated pictures."""
+"""Rows decoded in parallel (ZipAR, PJD), against masked passes over the whole image and enumerated images."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def test_rows_add_a_code_per_pass_once_the_row_above_is_ahead(lead: int) -> None
 @pytest.mark.parametrize("lead", [1, 2, 3])
 @torch.no_grad()
 def test_codes_are_the_targets_samples_given_the_codes_that_existed(lead: int) -> None:
-    """One pass over the finished picture, whose mask shows every code what it saw when it was decoded."""
+    """One pass over the finished image, whose mask shows every code what it saw when it was decoded."""
     made, side = decode(lead), 4
     numbers = torch.arange(16)
     row, column = numbers // side, numbers % side

@@ -111,7 +111,7 @@ def loose_target() -> Transformer:
 
 
 def passes(name: str, init: str, target: Transformer) -> float:
-    """Return the mean passes per picture of 16 codes; the drafter repeats its feature, which suits this target."""
+    """Return the mean passes per image of 16 codes; the drafter repeats its feature, which suits this target."""
     module = Eagle(EagleConfig.for_target(target.config)).eval()
     module.init_weights(target.tok_embeddings.weight, torch.Generator().manual_seed(0))
     method = METHODS[name].with_options(window=6, init=init)

@@ -96,7 +96,7 @@ def test_training_without_drafts_of_a_specialist_raises() -> None:
 
 
 class Unread:
-    """Placeholder for unused pictures."""
+    """Placeholder for unused images."""
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         raise AssertionError(f"pictures {list(numbers)} were read")

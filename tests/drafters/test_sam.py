@@ -1,4 +1,4 @@
-"""SAM: matches equal brute force, and pictures equal plain decoding for any match."""
+"""SAM: matches equal brute force, and images equal plain decoding for any match."""
 
 import dataclasses
 from typing import Any

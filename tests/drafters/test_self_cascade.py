@@ -1,4 +1,4 @@
-"""A small model as drafter: its chain is its own picture, and a copy of the target is always accepted."""
+"""A small model as drafter: its chain is its own image, and a copy of the target is always accepted."""
 
 import dataclasses
 

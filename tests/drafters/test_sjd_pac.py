@@ -1,4 +1,4 @@
-"""SJD-PAC: a tree at the front of the window, and pictures equal to plain decoding."""
+"""SJD-PAC: a tree at the front of the window, and images equal to plain decoding."""
 
 from itertools import pairwise
 from typing import Any

@@ -1,4 +1,4 @@
-"""Vertical heads: the pool holds outputs of committed codes only, and the share does not change the picture."""
+"""Vertical heads: the pool holds outputs of committed codes only, and the share does not change the image."""
 
 import pytest
 import torch

@@ -94,7 +94,7 @@ def test_deeper_drafts_match_training_on_the_drafted_path() -> None:
 
 
 def as_if_drafted(codes: Tensor, known: Tensor, tree: DraftTree) -> Tensor:
-    """Return the pictures with a chain's codes at their places, because training reads true codes only."""
+    """Return the images with a chain's codes at their places, because training reads true codes only."""
     drafted = codes.clone()
     for image, count in enumerate(known.tolist()):
         path = tree.tokens[image, 1:][: 36 - count]

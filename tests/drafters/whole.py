@@ -1,4 +1,4 @@
-"""Training examples of whole pictures, computed without a cache, to compare with drafting."""
+"""Training examples of whole images, computed without a cache, to compare with drafting."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from lantern.models.llamagen.transformer import Transformer
 
 @torch.no_grad()
 def whole_pictures(target: Transformer, condition: Condition, codes: Tensor, guidance: float) -> Examples:
-    """Examples of finished pictures: both rows' features that predict each code, and the prompt's."""
+    """Examples of finished images: both rows' features that predict each code, and the prompt's."""
     assert condition.embeddings is not None and condition.mask is not None
     words, rows, prompts = condition.embeddings, [], []
     length = words.shape[1] + codes.shape[1] - 1

@@ -1,4 +1,4 @@
-"""What pictures have in common with plain decoding's: a property of the method, the engine and the dtype."""
+"""What images have in common with plain decoding's: a property of the method, the engine and the dtype."""
 
 import dataclasses
 

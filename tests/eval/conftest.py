@@ -1,4 +1,4 @@
-"""Session fixtures that are slow to make: a measured leaderboard, and a folder of pictures."""
+"""Session fixtures that are slow to make: a measured leaderboard, and a folder of images."""
 
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,13 @@ def board_figures(board_options: LeaderboardOptions) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Generator:
-    """The decoder of tiny pictures."""
+    """The decoder of tiny images."""
     return tiny_decoder(save_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
 
 
 @pytest.fixture(scope="session")
 def whole(decoder: Generator, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve pictures, made without interruption."""
+    """Twelve images, made without interruption."""
     out = tmp_path_factory.mktemp("whole") / "out"
     assert paint(decoder, out, 12) == 12
     return out

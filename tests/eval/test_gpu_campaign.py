@@ -86,10 +86,10 @@ def test_the_campaign_ends_in_time_and_starts_no_task_without_time(tmp_path: Pat
 
 def test_a_failed_preparation_is_a_failed_task(tmp_path: Path) -> None:
     def prepare() -> None:
-        raise ValueError("no pictures")
+        raise ValueError("no images")
 
     found = run_task(snippet("lame", "pass", prepare=prepare), limit=9.0)
-    assert found["status"] == "failed" and found["output"] == "ValueError: no pictures" and found["exit_code"] is None
+    assert found["status"] == "failed" and found["output"] == "ValueError: no images" and found["exit_code"] is None
 
 
 def test_the_parts_are_in_order_and_reach_everything(tmp_path: Path) -> None:

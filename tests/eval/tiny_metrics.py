@@ -1,4 +1,4 @@
-"""Tiny networks and pictures for tests of metrics: random weights in the file formats of the real ones."""
+"""Tiny networks and images for tests of metrics: random weights in the file formats of the real ones."""
 
 import warnings
 from pathlib import Path
@@ -36,7 +36,7 @@ def save_tiny_inception(path: Path, *, seed: int = 0) -> Path:
 
 
 def save_pictures(folder: Path, count: int, *, seed: int = 0, side: int = 32, prompts: bool = False) -> list[Path]:
-    """Smooth random pictures 000.png, 001.png, ...; their prompts inside, if so."""
+    """Smooth random images 000.png, 001.png, ...; their prompts inside, if so."""
     folder.mkdir(parents=True, exist_ok=True)
     random, paths = np.random.default_rng(seed), []
     for number in range(count):

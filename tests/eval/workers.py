@@ -1,9 +1,9 @@
-"""Workers that make tiny pictures, in this process or forked, for tests that kill them.
+"""Workers that make tiny images, in this process or forked, for tests that kill them.
 
     python -m tests.eval.workers MODEL
 
 Each line on stdin, {"out": FOLDER, "log": FILE, "pictures": 40, "batch": 1, "shard": "i/n"}, forks a worker. Its
-process id and, at its end, its exit code are printed. A line "NUMBER" in the log is a picture that was started.
+process id and, at its end, its exit code are printed. A line "NUMBER" in the log is an image that was started.
 """
 
 import json
@@ -27,7 +27,7 @@ PROMPTS = ("a red apple", "a blue cat", "two dog", "a cat and a dog")
 
 
 def expected(pictures: int) -> list[Request]:
-    """Return the requests of pictures 0 to `pictures` - 1."""
+    """Return the requests of images 0 to `pictures` - 1."""
     return [Request(prompt=PROMPTS[i % len(PROMPTS)], seed=7, number=i) for i in range(pictures)]
 
 
@@ -38,26 +38,26 @@ def tiny_decoder(model: str | Path) -> Generator:
 
 
 def paint(decoder: Generator, out: Path, pictures: int, *, shard: Shard | None = None, batch: int = 1) -> int:
-    """Make the missing pictures of a shard."""
+    """Make the missing images of a shard."""
     shard = shard or Shard()
     with Worker(decoder, out, FINGERPRINT, name=shard.name) as worker:
         return produce(worker, expected(pictures), batch=batch, shard=shard, is_quiet=True)
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    """Return every file below the pictures' folder."""
+    """Return every file below the images' folder."""
     places = (path for path in (out / "pictures").rglob("*") if path.is_file())
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in places}
 
 
 def lines(out: Path) -> list[int]:
-    """Return the picture numbers in the manifests, with repetitions."""
+    """Return the image numbers in the manifests, with repetitions."""
     found = [json.loads(line) for path in out.glob("manifest-*.jsonl") for line in path.read_text().splitlines()]
     return sorted(line["id"] for line in found if "id" in line)
 
 
 def live(decoder: Generator, *, out: str, log: str, pictures: int, batch: int, shard: str) -> None:
-    """Run one worker; log the number of every picture that is started."""
+    """Run one worker; log the number of every image that is started."""
     begin = generation.make_batches
 
     def noting(decoder: Generator, requested: Sequence[Request], **how: object) -> object:

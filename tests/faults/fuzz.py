@@ -6,7 +6,7 @@ Each mutation damages one file, or one component's folder, in one way. The place
 and add-on, with and without checksums, loaded as a command and as a diffusers pipeline do; a checkpoint and a released
 drafter, as `lantern convert` reads them; and a drafter's folder, as training continues it. Loading must raise one
 ValueError or OSError whose text is one line that names the file or its folder. Files that no checksum covers, and JSON
-files, may load as well; then a picture must come out or the same kinds of error. Nothing may run that a file contains,
+files, may load as well; then an image must come out or the same kinds of error. Nothing may run that a file contains,
 and nothing may be written. Each mutation has 10 seconds of processor time, and 60 of waiting on a busy machine; the
 process stays within 1 GiB beyond what it used after loading the undamaged model.
 """
@@ -184,7 +184,7 @@ class Place:
 
 
 def load_all(folder: Path) -> None:
-    """Load a model folder with all of its components and add-ons, and make a picture."""
+    """Load a model folder with all of its components and add-ons, and make an image."""
     model = load_model(folder, device="cpu")
     for name in model.add_ons:
         assert model.add_ons[name] is not None
@@ -193,7 +193,7 @@ def load_all(folder: Path) -> None:
 
 
 def load_pipeline(folder: Path) -> None:
-    """Load a model folder as a diffusers pipeline and make a picture."""
+    """Load a model folder as a diffusers pipeline and make an image."""
     pipe = LanternPipeline.from_pretrained(folder)
     for name in pipe.model.add_ons:
         assert pipe.model.add_ons[name] is not None

@@ -1,4 +1,4 @@
-"""Read-only places and full disks: one line, exit code 1, and finished pictures are kept."""
+"""Read-only places and full disks: one line, exit code 1, and finished images are kept."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""NaN and infinity: no picture is sampled from them, and debug mode names the layer."""
+"""NaN and infinity: no image is sampled from them, and debug mode names the layer."""
 
 import dataclasses
 import json
@@ -49,7 +49,7 @@ def spoil_fifth_code(target: Any) -> None:
 
 
 def spoil_third_picture(model: Model) -> None:
-    """Set the embedding of a code to NaN that only the third picture has, before its last position."""
+    """Set the embedding of a code to NaN that only the third image has, before its last position."""
     codes = [set(picture.codes[:-1].tolist()) for picture in make(model, with_pixels=False)]
     only = codes[2] - codes[0] - codes[1]
     model.target.tok_embeddings.weight.data[min(only)] = torch.nan
@@ -78,7 +78,7 @@ def test_finite_pictures_of_the_same_batch_are_returned(model: Model, batch: int
 
 
 def spoil_one_pass(model: Model, value: float, at: int = 2) -> None:
-    """Put `value` into the second picture's distribution after the root, for one code in pass `at` only."""
+    """Put `value` into the second image's distribution after the root, for one code in pass `at` only."""
     forward, passes = model.target.forward, count()
 
     def spoilt(*args: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Out of memory: the batch is halved, which is reported once; pictures stay the same and none is lost."""
+"""Out of memory: the batch is halved, which is reported once; images stay the same and none is lost."""
 
 import json
 import warnings
@@ -39,7 +39,7 @@ def model(folder: Path) -> Model:
 def room_for(
     images: int, target: Any, error: Exception = CUDA, *, when: Callable[[], bool] = lambda: True
 ) -> Iterator[list[int]]:
-    """Make passes over more images fail; a picture has two rows. Yield the list of images of every pass."""
+    """Make passes over more images fail; an image has two rows. Yield the list of images of every pass."""
     seen: list[int] = []
 
     def look(module: torch.nn.Module, inputs: Any) -> None:

@@ -35,9 +35,9 @@ def put_drafter(folder: Path, **changes: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "output"),
     [
-        ({"vocab_size": 30}, "drafts 30 codes of width 32, 16 per picture"),
-        ({"dim": 48}, "drafts 24 codes of width 48, 16 per picture"),
-        ({"block_size": 4}, "drafts 24 codes of width 32, 4 per picture"),
+        ({"vocab_size": 30}, "drafts 30 codes of width 32, 16 per image"),
+        ({"dim": 48}, "drafts 24 codes of width 48, 16 per image"),
+        ({"block_size": 4}, "drafts 24 codes of width 32, 4 per image"),
     ],
 )
 def test_a_drafter_of_other_sizes_is_refused_by_name(folder: Path, changes: dict[str, int], output: str) -> None:

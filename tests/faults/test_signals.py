@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the exit code, no partial files, and finished pictures are kept and reported."""
+"""Ctrl-C and SIGTERM: the exit code, no partial files, and finished images are kept and reported."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def raise_after(saved: int, number: int, monkeypatch: pytest.MonkeyPatch, *, halfway: bool = False) -> None:
-    """Send a signal during decoding after picture number `saved`, or while that picture is being saved."""
+    """Send a signal during decoding after image number `saved`, or while that image is being saved."""
     seen, save = [0], images.save_image
 
     class Raising(progress.Progress):

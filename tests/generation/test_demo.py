@@ -1,4 +1,4 @@
-"""`lantern demo`: the views of both pictures, the function of the page, and the page in a browser."""
+"""`lantern demo`: the views of both images, the function of the page, and the page in a browser."""
 
 import shutil
 import subprocess

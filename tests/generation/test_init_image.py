@@ -33,13 +33,13 @@ def model(folder: Path) -> Model:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    """A picture of 8 x 8 pixels, and a mask whose one white pixel is in row 1, column 2 of the 4 x 4 codes."""
+    """A image of 8 x 8 pixels, and a mask whose one white pixel is in row 1, column 2 of the 4 x 4 codes."""
     colours = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     mask = np.zeros((8, 8), np.uint8)
     mask[3, 4] = 255
     for name, pixels in (("picture", colours), ("mask", mask), ("wide", colours[:6])):
         Image.fromarray(pixels).save(tmp_path / f"{name}.png")
-    (tmp_path / "text.png").write_text("no picture")
+    (tmp_path / "text.png").write_text("no image")
     return {path.stem: path for path in tmp_path.glob("*.png")}
 
 

@@ -54,7 +54,7 @@ def has_compiler() -> bool:
 
 
 def decode(model: str, engine: str, method: str) -> list[dict[str, Any]]:
-    """Decodes the prompts as one batch in fp32 and returns the record of each picture."""
+    """Decodes the prompts as one batch in fp32 and returns the record of each image."""
     pipe: Any = _pipeline(model)
     pipe.engine = ENGINES[engine]
     # what "auto" chooses depends on the machine: its records are those of a profile that recommends eagle1

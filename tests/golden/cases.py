@@ -62,7 +62,7 @@ def read() -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 
 def write(records: dict[str, Any]) -> None:
-    """Writes the records, one picture a line."""
+    """Writes the records, one image a line."""
     parts = []
     for name, entries in sorted(records.items()):
         lines = [

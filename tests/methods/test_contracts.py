@@ -88,7 +88,7 @@ def test_gumbel_methods_give_the_codes_of_plain_decoding(name: str, sampling: Sa
 
 @pytest.mark.parametrize("name", [name for name, m in SPECS.items() if m.spec.promise == "distribution"])
 def test_other_exact_methods_have_the_distribution_of_the_target(name: str) -> None:
-    """Whole pictures of 4 codes out of 5, against the enumerated distribution."""
+    """Whole images of 4 codes out of 5, against the enumerated distribution."""
     method, target, pictures = SPECS[name], SMALL, 20_000
     method = method.with_options(tree="chain_2") if method.tree else method
     small = {"nodes": 8, "width": 3, "depth": 2}  # large trees cover all pictures and take minutes

@@ -16,7 +16,7 @@ PROMPTS = ["a red apple", "the sky"]
 
 
 def found_by(folder: Path, name: str, processes: int) -> dict[str, Any]:
-    """Logits behind a prompt, greedy and sampled codes of each method, and what the pictures promise."""
+    """Logits behind a prompt, greedy and sampled codes of each method, and what the images promise."""
     how: Any = {"device": "cpu", "engine": "eager", "parts": ("text",)}
     model = load_model(folder, size=SIZES.get(name), processes=processes, **how)
     target: Any = model.target

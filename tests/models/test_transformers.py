@@ -238,7 +238,7 @@ def test_pixels_undo_the_normalisation_of_the_processor(name: str) -> None:
     painted = vq.paint(codes.unflatten(1, (vq.raster.rows, -1)))[0]
     expected = [channel * images.image_std[i] + images.image_mean[i] for i, channel in enumerate(painted)]
     torch.testing.assert_close(vq.decode(codes)[0], 2 * torch.stack(expected) - 1)
-    with pytest.raises(ValueError, match=f"got 3 codes a picture, wanted {vq.raster.rows} rows"):
+    with pytest.raises(ValueError, match=f"got 3 codes an image, wanted {vq.raster.rows} rows"):
         vq.decode(codes[:, :3])
     with pytest.raises(ValueError, match="codes are from 1 to 1000, wanted 0 to"):
         vq.decode(torch.where(codes == 0, 1000, codes))
@@ -375,7 +375,7 @@ def test_sizes_that_a_model_cannot_make_are_refused() -> None:
         tiny.assemble("emu3", model("emu3"), None, (24, 30))
     with pytest.raises(ValueError, match="128 rows of 128 codes are a sequence of 16511, the model has 9216 positions"):
         tiny.assemble("emu3", model("emu3"), None, (1024, 1024))
-    with pytest.raises(ValueError, match="the tokenizer has no tokens for pictures of 40x40"):
+    with pytest.raises(ValueError, match="the tokenizer has no tokens for images of 40x40"):
         tiny.assemble("lumina", model("lumina"), processor("lumina"), (40, 40))
 
 

@@ -106,7 +106,7 @@ def test_released_sizes_have_the_released_shapes(name: str, count: int) -> None:
 
 
 def test_number_of_codes_that_is_no_square_is_refused(vq: VQVAE) -> None:
-    with pytest.raises(ValueError, match="got 15 codes a picture, wanted a square grid"):
+    with pytest.raises(ValueError, match="got 15 codes an image, wanted a square grid"):
         vq.decode(torch.zeros(1, 15, dtype=torch.long))
 
 

@@ -1,4 +1,4 @@
-"""Whole pictures of a toy world, sampled by the hundred thousand along the batch axis with the real classes.
+"""Whole images of a toy world, sampled by the hundred thousand along the batch axis with the real classes.
 
 Each run has its own noise for each purpose and code number. The noise is used as in the decoding loop: a code number
 that a step leaves open has the same noise in the next step, and positions past the end use the noise of the last code.
@@ -108,12 +108,12 @@ def draw(
     runs: int = RUNS,
     spoil: Spoil | None = None,
 ) -> Sampled:
-    """Decode many pictures with a tree."""
+    """Decode many images with a tree."""
     return tally(world, ((noise, decode(world, verifier, mode, tree, noise, spoil)) for noise in chunks(world, runs)))
 
 
 def draw_windows(world: World, verifier: Verifier, window: int, init: str, *, runs: int = RUNS) -> Sampled:
-    """Decode many pictures with the real Jacobi drafter."""
+    """Decode many images with the real Jacobi drafter."""
     return tally(
         world, ((noise, decode_windows(world, verifier, window, init, noise)) for noise in chunks(world, runs))
     )

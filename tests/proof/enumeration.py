@@ -11,7 +11,7 @@ There are three sources of randomness. Each is integrated exactly:
 3. The last code. The distribution passed to `draw` is recorded where the verifier calls it.
 
 Codes that the step leaves open are sampled from p, so the outcome has the target's distribution if the step is exact.
-By induction over steps the same holds for whole pictures, since every string of a world is a world.
+By induction over steps the same holds for whole images, since every string of a world is a world.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""A target so small that the distribution of whole pictures is enumerated: four codes out of five."""
+"""A target so small that the distribution of whole images is enumerated: four codes out of five."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ def teacher_forced(target: Transformer, condition: Condition, codes: Tensor, sam
 @lru_cache(maxsize=4)
 @torch.no_grad()
 def enumerated(forced: tuple[int, ...] = (-1, -1, -1, -1)) -> Tensor:
-    """Return the probabilities of all 625 pictures, where the codes are sampled that are not forced (-1)."""
+    """Return the probabilities of all 625 images, where the codes are sampled that are not forced (-1)."""
     codes = torch.tensor(list(itertools.product(range(5), repeat=4)))
     distributions = teacher_forced(SMALL, select(tiny_condition((3,)), [0] * len(codes)), codes, DISTRIBUTION)
     is_free = torch.tensor(forced) < 0
@@ -42,7 +42,7 @@ def enumerated(forced: tuple[int, ...] = (-1, -1, -1, -1)) -> Tensor:
 
 
 def p_value(codes: Tensor, forced: tuple[int, ...] = (-1, -1, -1, -1)) -> float:
-    """Return the p-value of a chi-square test of pictures. Pictures expected less than eight times are pooled."""
+    """Return the p-value of a chi-square test of images. Images expected less than eight times are pooled."""
     distribution = enumerated(forced)
     number = (codes * torch.tensor([125, 25, 5, 1])).sum(1)
     expected, got = distribution * len(codes), torch.bincount(number, minlength=625).double()
@@ -54,7 +54,7 @@ def p_value(codes: Tensor, forced: tuple[int, ...] = (-1, -1, -1, -1)) -> float:
 
 
 def distance(codes: Tensor) -> tuple[float, float]:
-    """Return the distance between these pictures and the enumerated distribution, and what chance makes of it."""
+    """Return the distance between these images and the enumerated distribution, and what chance makes of it."""
     number = (codes * torch.tensor([125, 25, 5, 1])).sum(1)
     exact, got = enumerated(), torch.bincount(number, minlength=625).double() / len(codes)
     chance = (exact * (1 - exact) * 2 / (math.pi * len(codes))).sqrt().sum() / 2

@@ -74,7 +74,7 @@ def path_to(node: int, parents: tuple[int, ...]) -> list[int]:
 
 @st.composite
 def drafts(draw: st.DrawFn) -> tuple[list[tuple[int, ...]], Tensor, Tensor, Sampling]:
-    """Return trees (one for all images or one for each), whole pictures, the number of known codes and the sampling."""
+    """Return trees (one for all images or one for each), whole images, the number of known codes and the sampling."""
     images, first = draw(st.integers(1, 3)), draw(parents_of_nodes)
     trees = [first]
     if draw(st.booleans()):

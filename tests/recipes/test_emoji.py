@@ -1,4 +1,4 @@
-"""The emoji training set: every kind of picture, held-out cells, and archives that are refused."""
+"""The emoji training set: every kind of image, held-out cells, and archives that are refused."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The recipe of photographs: from class folders to class-conditional pictures and their FID, at toy size."""
+"""The recipe of photographs: from class folders to class-conditional images and their FID, at toy size."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ COLOURS = {"green_leaf": (30, 180, 60), "red_brick": (220, 30, 30), "sky": (40, 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Eight pictures in each of three class folders, darker on the right; one file is no picture."""
+    """Eight images in each of three class folders, darker on the right; one file is no image."""
     shade = np.linspace(60, 0, 48)[None, :, None]
     for number, (name, colour) in enumerate(COLOURS.items()):
         folder = tmp_path / "photos" / name
@@ -29,13 +29,13 @@ def photos(tmp_path: Path) -> Path:
             noise = np.random.default_rng(8 * number + i).integers(0, 20, (40, 48, 3))
             picture = (np.array(colour) + noise + shade).clip(0, 255).astype(np.uint8)
             Image.fromarray(picture).save(folder / f"{i}.jpg")
-    (tmp_path / "photos" / "sky" / "torn.jpg").write_bytes(b"no picture")
+    (tmp_path / "photos" / "sky" / "torn.jpg").write_bytes(b"no image")
     return tmp_path / "photos"
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """The committed config with small models, and pictures of 16 x 16 pixels."""
+    """The committed config with small models, and images of 16 x 16 pixels."""
     recipe, home = find_recipe("photos"), tmp_path / "configs"
     home.mkdir()
     sizes = {"ch": 32, "encoder_ch_mult": [1, 1, 1], "decoder_ch_mult": [1, 1, 1], "z_channels": 32}
@@ -61,7 +61,7 @@ def config(tmp_path: Path) -> Path:
 
 def test_mirrors_of_training_pictures_are_added(photos: Path, tmp_path: Path) -> None:
     summary = prepare(DataConfig("classes", size=16, held_out=0.2, mirrors=True), out=tmp_path / "data", path=photos)
-    assert (summary.num_skipped, summary.skipped) == (1, ("sky/torn.jpg: not a picture that can be read",))
+    assert (summary.num_skipped, summary.skipped) == (1, ("sky/torn.jpg: not an image that can be read",))
     prepared = Prepared.open(tmp_path / "data")
     pictures, held = prepared.images(), [r for r in prepared.records if r.split == "heldout"]
     assert held and all(record.variant == "original" for record in held)

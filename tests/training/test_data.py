@@ -89,7 +89,7 @@ def test_webdataset_shards_take_text_and_json(tmp_path: Path) -> None:
 def test_no_usable_picture_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "x.png").write_bytes(b"x")
-    for source, expected in (("folder", "no usable picture"), ("classes", "no usable"), ("webdataset", "no tar file")):
+    for source, expected in (("folder", "no usable image"), ("classes", "no usable"), ("webdataset", "no tar file")):
         config = DataConfig(source=source, path=str(tmp_path / "in"))
         with pytest.raises(ValueError, match=expected):
             prepare(config, out=tmp_path / "out")

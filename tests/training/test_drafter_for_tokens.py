@@ -47,7 +47,7 @@ LOOP = LoopConfig(steps=2, warmup=1, decay=1, precision="fp32", evaluate_every=2
 
 
 def drawings(folder: Path) -> Path:
-    """Prepared data of four noise pictures with captions."""
+    """Prepared data of four noise images with captions."""
     folder.mkdir()
     for i, caption in enumerate(("a red apple", "a blue ring", "the sky", "a ring of the sky")):
         pixels = np.random.default_rng(i).integers(0, 256, (16, 16, 3), dtype=np.uint8)

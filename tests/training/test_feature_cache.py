@@ -54,7 +54,7 @@ def test_files_are_as_large_as_announced(tmp_path: Path, capsys: pytest.CaptureF
     held = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert cache.estimate(teacher) <= held < cache.estimate(teacher) + 1024 * len(cache.shards)
     output = capsys.readouterr().err
-    assert "12 pictures of" in output and format_bytes(cache.estimate(teacher)) in output and "free" in output
+    assert "12 images of" in output and format_bytes(cache.estimate(teacher)) in output and "free" in output
 
 
 def test_a_disk_with_too_little_space_is_refused_before_anything_is_written(

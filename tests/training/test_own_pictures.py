@@ -1,4 +1,4 @@
-"""The commands of docs/training.md, at toy size: from a folder of captioned pictures to a generated picture."""
+"""The commands of docs/training.md, at toy size: from a folder of captioned images to a generated image."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ COLOURS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (40, 60, 220)}
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Twelve captioned pictures of three colours."""
+    """Twelve captioned images of three colours."""
     folder = tmp_path / "photos"
     folder.mkdir()
     for i in range(12):
@@ -29,7 +29,7 @@ def photos(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """The committed all-small config with small models, and pictures of 16 x 16 pixels."""
+    """The committed all-small config with small models, and images of 16 x 16 pixels."""
     home = tmp_path / "configs"
     home.mkdir()
 

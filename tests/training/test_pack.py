@@ -1,4 +1,4 @@
-"""Packed data: a target is trained from codes and captions alone, with the same weights as from pictures."""
+"""Packed data: a target is trained from codes and captions alone, with the same weights as from images."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ CAPTIONS = ("a red apple", "a blue cat", "two dog")
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Prepared pictures with white backgrounds, a tokenizer, a text encoder and a config, in the working folder."""
+    """Prepared images with white backgrounds, a tokenizer, a text encoder and a config, in the working folder."""
     monkeypatch.chdir(tmp_path)
     Path("photos").mkdir()
     for i in range(9):

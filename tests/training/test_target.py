@@ -24,7 +24,7 @@ MODEL = tiny_config(cls_token_num=SLOTS, token_dropout_p=0.0, resid_dropout_p=0.
 
 
 def records_of() -> list[Record]:
-    """Three pictures with a caption each; the last one is held out."""
+    """Three images with a caption each; the last one is held out."""
     return [
         Record(image=i, captions=((f"c{i}", 1.0),), kind="plain", concepts=(f"c{i}",), style="flat", split=split)
         for i, split in enumerate(("train", "train", "heldout"))
@@ -36,7 +36,7 @@ def vq_of() -> VQVAE:
 
 
 def task_of(tmp_path: Path, steps: int) -> TargetTask:
-    """Three captions, each with its own constant picture of codes; the last record is held out."""
+    """Three captions, each with its own constant image of codes; the last record is held out."""
     generator = torch.Generator().manual_seed(0)
     mask = torch.tensor([[False, True, True, True], [True] * 4, [False, False, True, True]])
     features = torch.randn(3, SLOTS, MODEL.caption_dim, generator=generator) * mask[..., None]
@@ -110,7 +110,7 @@ def test_wrong_shares_of_corruption_are_errors(tmp_path: Path) -> None:
     config = task_of(tmp_path, 10).config
     with pytest.raises(ValueError, match="corruption_others is 1.5, wanted a share from 0 to 1"):
         replace(config, corruption_others=1.5)
-    with pytest.raises(ValueError, match="corruption_others needs other pictures: batch is 1, wanted 2 or more"):
+    with pytest.raises(ValueError, match="corruption_others needs other images: batch is 1, wanted 2 or more"):
         replace(config, corruption_others=0.5, batch=1)
 
 

@@ -116,7 +116,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 class SpreadNoise:
-    """Long streams cut into runs, so that a hundred thousand pictures need one table."""
+    """Long streams cut into runs, so that a hundred thousand images need one table."""
 
     def __init__(self, runs: int, seed: int) -> None:
         self._gumbel = Noise([(seed, 0)], positions=runs * GUMBEL_ROWS, vocab_size=CODES)

@@ -30,7 +30,7 @@ class Raster:
 
     @property
     def codes(self) -> int:
-        """Number of codes of a picture."""
+        """Number of codes of an image."""
         return self.rows * self.columns
 
     @property
@@ -41,7 +41,7 @@ class Raster:
 
 @dataclass(frozen=True)
 class Condition:
-    """Condition of a batch of pictures: caption features, class labels, or the tokens of each guidance row.
+    """Condition of a batch of images: caption features, class labels, or the tokens of each guidance row.
 
     Features come left-padded with their mask (b t). Tokens come left-padded with their mask (b 2 t), the conditional
     row first; the rows of an image may differ in length. `negative` holds caption features that take the place of the

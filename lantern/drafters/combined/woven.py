@@ -224,7 +224,7 @@ class WovenDrafter(DrafterDefaults):
         return self.draft_sampling.log_probs(logits.gather(2, index), self._places(0, nodes.shape[1]))
 
     def _places(self, depth: int, places: int) -> Int[Tensor, "b d"]:
-        """Return the numbers of the codes that follow nodes of `places` depths from `depth` on, within the picture."""
+        """Return the numbers of the codes that follow nodes of `places` depths from `depth` on, within the image."""
         return (self._known[:, None] + self._steps[depth : depth + places]).clamp(max=self.count - 1)
 
 
@@ -258,7 +258,7 @@ SETTINGS = (
 METHODS = (
     MethodSpec(
         "woven",
-        "a drafter's tree and the target's own last samples in one: the picture of plain decoding, code for code",
+        "a drafter's tree and the target's own last samples in one: the image of plain decoding, code for code",
         "combined",
         drafter=build,
         tree="grown_15_3",

@@ -352,7 +352,7 @@ def build(method: Method, context: DrafterContext, make: Callable[..., EagleDraf
 EAGLE1 = AddOn("eagle1", Eagle, EagleConfig, training_config="drafter-eagle1")
 EAGLE1_SPEC = MethodSpec(
     "eagle1",
-    "EAGLE-1 drafts verified by Gumbel match: the picture of plain decoding, code for code",
+    "EAGLE-1 drafts verified by Gumbel match: the image of plain decoding, code for code",
     "eagle",
     drafter=build,
     tree="grown_8_2",

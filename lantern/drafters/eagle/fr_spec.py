@@ -1,12 +1,12 @@
 """FR-Spec: EAGLE-1's head over a subset of the codes, the frequent ones and those near the neighbours.
 
-The paper (arXiv:2502.14856) keeps the rows of the head for the most frequent words. Codes of pictures are used more
+The paper (arXiv:2502.14856) keeps the rows of the head for the most frequent words. Codes of images are used more
 evenly, but the next code is often close, in the codebook, to the codes at the left and above. So S is a union:
 
     S(context) = the `codes` most frequent codes + the `near` nearest codes of the left and of the upper code,
                  themselves included
 
-q has its support in S. Verification covers all codes, so the picture stays that of plain decoding. At most p(S) of the
+q has its support in S. Verification covers all codes, so the image stays that of plain decoding. At most p(S) of the
 drafts can be right.
 """
 
@@ -31,7 +31,7 @@ from lantern.models.llamagen.transformer import check_limits
 
 @dataclass(frozen=True)
 class FrequencyConfig:
-    """Number of codes of the table, and the digest of the target whose pictures were counted."""
+    """Number of codes of the table, and the digest of the target whose images were counted."""
 
     vocab_size: int
     kind: Literal["fr-spec"] = "fr-spec"
@@ -53,7 +53,7 @@ class FrequencyTable(nn.Module):
 
     @classmethod
     def of_codes(cls, codes: Int[Tensor, "*b n"], vocab_size: int, target: str | None = None) -> "FrequencyTable":
-        """Count the codes of some pictures."""
+        """Count the codes of some images."""
         table = cls(FrequencyConfig(vocab_size, target=target))
         table.counts.copy_(torch.bincount(codes.flatten(), minlength=vocab_size))
         return table

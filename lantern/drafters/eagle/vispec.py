@@ -57,7 +57,7 @@ class ViSpecConfig(EagleConfig):
 
     @property
     def grid(self) -> int:
-        """Rows of a picture, and codes per row."""
+        """Rows of an image, and codes per row."""
         return math.isqrt(self.block_size)
 
     @classmethod

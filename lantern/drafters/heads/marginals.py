@@ -108,7 +108,7 @@ class HeadsConfig(Protocol):
 
     @property
     def block_size(self) -> int:
-        """Codes of a picture."""
+        """Codes of an image."""
         ...
 
     @property

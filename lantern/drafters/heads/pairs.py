@@ -15,7 +15,7 @@ class Pairs:
     """m pairs (feature that predicted a code, code) of each image, in raster order; the first `counts` are valid.
 
     `features` are guidance-combined, F* = f_u + s (f_c - f_u); `start` is the number of the first code, `places` the
-    numbers of all codes, clamped to the picture.
+    numbers of all codes, clamped to the image.
     """
 
     features: Float[Tensor, "b m c"]
@@ -33,7 +33,7 @@ class Pairs:
 
     @classmethod
     def of_step(cls, step: Step, sampling: Sampling, count: int) -> "Pairs":
-        """Return the codes that a step committed, for pictures of `count` codes."""
+        """Return the codes that a step committed, for images of `count` codes."""
         assert step.scores is not None and step.verdict is not None
         rows = step.scores.features.unflatten(0, (len(step.counts), -1))
         visited = torch.nn.functional.pad(step.verdict.path, (1, 0))

@@ -40,7 +40,7 @@ MAX_DEPTHS = 64
 class ParallelSpecConfig(EagleConfig):
     """Sizes of a guided EAGLE module with `depths` guesses per pass, and so `depths` - 1 masks.
 
-    `anchors` is the number of codes of a picture behind which a training step guesses, chosen anew in every step.
+    `anchors` is the number of codes of an image behind which a training step guesses, chosen anew in every step.
     """
 
     kind: str = "parallelspec"

@@ -57,7 +57,7 @@ class Vertical(ResidualHeads):
 class VerticalDrafter(MarginalDrafter):
     """Drafts trees from (1 - share) q_horizontal + share q_vertical, the latter where the pool has a guess.
 
-    The pool holds a feature for each place of the picture, guessed when the code above it was committed. ValueError
+    The pool holds a feature for each place of the image, guessed when the code above it was committed. ValueError
     unless `share` is from 0 to 1.
     """
 

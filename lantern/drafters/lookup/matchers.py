@@ -21,7 +21,7 @@ KEPT = 8  # codes that a context of the corpus remembers
 
 @dataclass(frozen=True)
 class Evidence:
-    """What followed similar places: `past` weights the picture's places, `weights` the corpus's `codes`."""
+    """What followed similar places: `past` weights the image's places, `weights` the corpus's `codes`."""
 
     past: Float[Tensor, "b f n"]
     codes: Int[Tensor, "b f m"]
@@ -50,7 +50,7 @@ class Past:
 class SuffixMatcher:
     """Weights places by e^(sharp x length) of the suffix that matches before them, from `least` to `reach` symbols.
 
-    With `is_super` it compares super-codes and also walks the corpus's automaton. Codes are compared in the picture's
+    With `is_super` it compares super-codes and also walks the corpus's automaton. Codes are compared in the image's
     own past only, because a look-up table of an automaton over thousands of codes is too large.
     """
 
@@ -204,7 +204,7 @@ class ContextTable:
 
 
 def around(grid: int) -> Int[Tensor, "n 4"]:
-    """Return the places of each place's four neighbours, -1 for those outside the picture."""
+    """Return the places of each place's four neighbours, -1 for those outside the image."""
     rows, columns = torch.meshgrid(torch.arange(grid), torch.arange(grid), indexing="ij")
     found = []
     for down, right in FIELDS:

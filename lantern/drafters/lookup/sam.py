@@ -3,7 +3,7 @@
 The paper copies what followed the longest suffix of a text that occurred before. Exact repeats are rare among codes, so
 contexts are also compared by super-codes (k-means of the codebook) and on the grid (`matchers.py`):
 
-    suffix   the codes or super-codes that end here, in the picture's own past and, by automaton, in a corpus
+    suffix   the codes or super-codes that end here, in the image's own past and, by automaton, in a corpus
     grid     the super-codes at the left, above, upper left and upper right, and the codes at the left and above
 
 Nothing is trained by gradients: the add-on (`tables.py`) holds the super-codes and the corpus.
@@ -169,7 +169,7 @@ SETTINGS = (
 )
 SPEC = MethodSpec(
     "sam",
-    "no drafter: what followed similar contexts in the picture and a small corpus; plain decoding's codes",
+    "no drafter: what followed similar contexts in the image and a small corpus; plain decoding's codes",
     "lookup",
     drafter=build,
     tree="grown_8_2",

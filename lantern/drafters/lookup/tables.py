@@ -1,4 +1,4 @@
-"""Trained tables of SAM decoding: the super-code of each code, and a small corpus of pictures (arXiv:2411.10666)."""
+"""Trained tables of SAM decoding: the super-code of each code, and a small corpus of images (arXiv:2411.10666)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +15,7 @@ MAX_PICTURES = 1 << 16
 
 @dataclass(frozen=True)
 class SamConfig:
-    """Codes of the model and of a picture, super-codes, pictures in the corpus, digest of the target that made them."""
+    """Codes of the model and of an image, super-codes, images in the corpus, digest of the target that made them."""
 
     vocab_size: int
     block_size: int
@@ -34,7 +34,7 @@ class SamConfig:
 
 
 class SamTables(nn.Module):
-    """The super-code of each code, and the codes of some pictures that the target made."""
+    """The super-code of each code, and the codes of some images that the target made."""
 
     group_of: Tensor
     corpus: Tensor
@@ -49,7 +49,7 @@ class SamTables(nn.Module):
     def of_codes(
         cls, codes: Int[Tensor, "p n"], codebook: Float[Tensor, "v d"], *, groups: int, target: str | None = None
     ) -> "SamTables":
-        """Cluster the codebook and keep the pictures."""
+        """Cluster the codebook and keep the images."""
         made = cls(SamConfig(len(codebook), codes.shape[1], groups, len(codes), target=target))
         made.group_of.copy_(super_codes(codebook, groups))
         made.corpus.copy_(codes)

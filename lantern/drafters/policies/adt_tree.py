@@ -64,7 +64,7 @@ class AdtBisection(PolicyDefaults):
         a >= `rate`:  d = ceil((d + depth) / 2),  k = floor((k + 1) / 2)          deeper and narrower
         a <  `rate`:  d = floor((d + 1) / 2),     k = ceil((k + width) / 2)       shallower and wider
 
-    Pictures start with d = `depth` / 2 and k = `width` / 2. Only decided codes are read. ValueError for a rate outside
+    Images start with d = `depth` / 2 and k = `width` / 2. Only decided codes are read. ValueError for a rate outside
     (0, 1].
     """
 

@@ -52,7 +52,7 @@ class C2T(nn.Module):
     """Two layers from the traits of a node to the logit of its acceptance, given that its parent was reached.
 
     The paper reads the joint probability of the path, the entropy of the parent's distribution and the depth. Here the
-    node's rank among its siblings and the acceptance at the neighbours in the picture are read as well.
+    node's rank among its siblings and the acceptance at the neighbours in the image are read as well.
     """
 
     scale: Tensor

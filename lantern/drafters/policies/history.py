@@ -15,7 +15,7 @@ PRIOR = 0.5  # acceptance at places without neighbours
 class Tested:
     """The nodes on the path of a step, one per column: the root and `d` nodes below it.
 
-    `is_tested`: the node was visited within the picture and had children; `is_taken`: one of its children was accepted.
+    `is_tested`: the node was visited within the image and had children; `is_taken`: one of its children was accepted.
     """
 
     nodes: Int[Tensor, "b m"]
@@ -34,7 +34,7 @@ def outcome(step: Step) -> Tested:
 
 
 def empty_map(images: int, codes: int, device: torch.device) -> Float[Tensor, "b m"]:
-    """Return the map before the first step; the last cell is for neighbours outside the picture."""
+    """Return the map before the first step; the last cell is for neighbours outside the image."""
     return torch.full((images, codes + 1), PRIOR, device=device)
 
 

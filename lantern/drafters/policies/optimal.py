@@ -37,7 +37,7 @@ class Optimal(PolicyDefaults):
         argmax over n, d of (1 + sum of the n largest reaches not deeper than d) / T(n, d).
 
     Probabilities are those of matching scores, times the ratio of accepted to expected codes so far at the depth in
-    this picture (`memory` is the decay of that count per step). The other policies estimate the same reach with a
+    this image (`memory` is the decay of that count per step). The other policies estimate the same reach with a
     constant budget. ValueError for a memory outside (0, 1].
     """
 

@@ -87,7 +87,7 @@ class Recorder:
     """A callback that records the trees of all steps; `watch` makes a drafter add its traits of the nodes.
 
     recorder = Recorder()
-    for picture in lantern.generation.generator.generate(model, asked, method="ddd", record=recorder): ...
+    for image in lantern.generation.generator.generate(model, asked, method="ddd", record=recorder): ...
     recorder.records().save(path)
     """
 
@@ -120,7 +120,7 @@ class Recorder:
 
 
 def record_of(step: Step, first: int) -> Records:
-    """Return the records of one step of the unfinished images; the first image is picture number `first`."""
+    """Return the records of one step of the unfinished images; the first image is image number `first`."""
     assert step.tree is not None and step.verdict is not None
     shape, path = step.tree.shape, step.verdict.path
     images, nodes = len(step.counts), shape.num_nodes
@@ -166,7 +166,7 @@ def joined(parts: Sequence[Records], about: Mapping[str, Any]) -> Records:
 
 
 def load_records(paths: Sequence[Path]) -> Records:
-    """Read several files as one, with consecutive picture numbers; ValueError for files of different targets."""
+    """Read several files as one, with consecutive image numbers; ValueError for files of different targets."""
     parts, first, targets = [], 0, set()
     for path in paths:
         part = Records.load(path)

@@ -28,11 +28,11 @@ from lantern.verifiers.relaxations.bounded import Bounded
 CONTINUED = 3  # codes that a drafter guesses behind a window; a step rarely frees more places
 TRIAL = 16  # steps after which a window that commits fewer than `least` codes a step is given up
 INITS = ("random", "repeat-left", "drafter")
-WINDOW = Setting("window", 16, "codes scored in one pass; longer windows are cut to the picture", low=2, high=10**6)
+WINDOW = Setting("window", 16, "codes scored in one pass; longer windows are cut to the image", low=2, high=10**6)
 LEAST = Setting(
     "least",
     0.0,
-    f"codes a step, on average over the first {TRIAL} steps, below which the rest of the picture is decoded plainly",
+    f"codes a step, on average over the first {TRIAL} steps, below which the rest of the image is decoded plainly",
     low=0,
     high=10**6,
 )
@@ -70,7 +70,7 @@ class JacobiDrafter(DrafterDefaults):
     `init` selects how new places are filled: "random", uniform over all codes; "repeat-left", the code before;
     "drafter", the codes of `continuation`, the last of them repeated. `keeps_distributions` records the distribution
     from which each code was sampled, which coupling needs; without it the drafts are for Gumbel match only. A window is
-    at most as long as the picture; nodes past the picture's end have no effect. ValueError for less than two nodes and
+    at most as long as the image; nodes past the image's end have no effect. ValueError for less than two nodes and
     for an unknown init.
 
     If the first TRIAL steps commit fewer than `least` codes each, on average over the images, later trees have no
@@ -304,7 +304,7 @@ METHODS = (
     ),
     MethodSpec(
         "gumbel-jacobi",
-        "no drafter: a window iterates under fixed noise to the picture of plain decoding, code for code",
+        "no drafter: a window iterates under fixed noise to the image of plain decoding, code for code",
         "windows",
         drafter=build,
         settings=(WINDOW, INIT, LEAST),

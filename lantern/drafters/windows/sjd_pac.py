@@ -4,7 +4,7 @@ The codes right behind the last committed one were sampled with another code in 
 to be wrong. The paper puts a K-ary tree of samples from these stale distributions there, continues with one chain, and
 couples what is not committed. In the released code the row that is accepted longest is taken even where an earlier
 sibling was not rejected, which changes the distribution. Here the target's arg-max of log p + g decides at every node,
-and the picture is that of plain decoding.
+and the image is that of plain decoding.
 
     root - 1 - 1 - x - x - x ...    the window, the target's last samples
          |   `- 2                   front: `width` codes per node, `levels` deep, the best of stale log p + g
@@ -35,7 +35,7 @@ def fronted(window: int, width: int, levels: int) -> StaticTree:
 class SjdPacDrafter(TreeDrafter):
     """Windows of the target's own samples with a tree at the front.
 
-    New places repeat the code before them. A window is at most as long as the picture. ValueError for a window of less
+    New places repeat the code before them. A window is at most as long as the image. ValueError for a window of less
     than two, for a front wider than the codebook, and for a front without nodes.
     """
 

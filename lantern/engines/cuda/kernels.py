@@ -4,7 +4,7 @@ A pass has the same number of rows for every line (guidance row of an image): `r
 nodes. Kernels compute those alone. Each row is computed by the same operations in the same order, whatever stands in
 the other rows: one program computes one row, or a row of a tile of fixed size.
 
-Attention groups keys by their position in the picture, not by their slot in the cache. Block j holds the positions
+Attention groups keys by their position in the image, not by their slot in the cache. Block j holds the positions
 `block * j` to `block * (j + 1) - 1`; its partial result (maximum, sum, weighted values) is computed on its own, and
 `combine` adds partial results in the order of positions. Column c of a block is the same position in every pass, so a
 node's result does not depend on whether an ancestor is committed or staged, nor on the slot where it is staged.

@@ -57,7 +57,7 @@ def refused_for(param: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Event:
-    """What a job reports: "partial", "done" or "failed", the number of its picture, and what belongs to it."""
+    """What a job reports: "partial", "done" or "failed", the number of its image, and what belongs to it."""
 
     kind: str
     number: int
@@ -99,7 +99,7 @@ class Call:
         return send
 
     def submit(self) -> None:
-        """Queue the pictures; 429 if the queue is full."""
+        """Queue the images; 429 if the queue is full."""
         try:
             self.service.worker.submit(self.jobs)
         except QueueFullError:
@@ -112,7 +112,7 @@ class Call:
             event = await asyncio.wait_for(self.events.get(), max(left, 0.01))
         except TimeoutError:
             raise RefusedError(
-                504, f"no picture within {self.service.limits.seconds:g} seconds", code="timeout"
+                504, f"no image within {self.service.limits.seconds:g} seconds", code="timeout"
             ) from None
         if event.kind == "failed":
             status = 504 if isinstance(event.value, TimeoutError) else 500
@@ -128,7 +128,7 @@ class Call:
         self.service.metrics.answered(reason, time.monotonic() - self.begun, len(self.body.prompt.split()))
 
     def image(self, pixels: UInt8[Tensor, "h w 3"]) -> str:
-        """The picture in the requested size and format, in base64."""
+        """The image in the requested size and format, in base64."""
         form = self.body.output_format or "png"
         options: dict[str, Any] = {}
         if form != "png":
@@ -148,7 +148,7 @@ class Call:
         }
 
     def usage(self, pictures: int) -> dict[str, Any]:
-        """Tokens: words of the prompt, codes of the pictures."""
+        """Tokens: words of the prompt, codes of the images."""
         words, codes = len(self.body.prompt.split()), pictures * self.service.model.target.config.block_size
         details = {"text_tokens": words, "image_tokens": 0}
         return {
@@ -168,7 +168,7 @@ class Service:
         self.fault: Exception | None = None
 
     def warm_up(self) -> None:
-        """Make one picture; `ready` is set when it is done, `fault` if it failed."""
+        """Make one image; `ready` is set when it is done, `fault` if it failed."""
         has_text = self.model.text is not None
         (one,) = requests(prompts=["a"] if has_text else [], labels=[] if has_text else [0])
 
@@ -205,7 +205,7 @@ class Service:
         return replace(self.model.sampling(), **{name: value for name, value in given.items() if value is not None})
 
     def size_of(self, asked: str | None) -> tuple[str, int]:
-        """Return the size in pixels as text, and how much pictures are enlarged; 400 for another size."""
+        """Return the size in pixels as text, and how much images are enlarged; 400 for another size."""
         assert self.model.vq is not None
         raster, side = self.model.target.config.raster, self.model.vq.config.downsample
         width, height = raster.columns * side, raster.rows * side
@@ -236,10 +236,10 @@ class Setup:
     limits: Limits
 
     def start(self) -> Service:
-        """Load the model, start its thread, and begin a first picture. ValueError if the model makes no pictures."""
+        """Load the model, start its thread, and begin a first image. ValueError if the model makes no images."""
         model = load_model(self.model, device=self.device, dtype=self.dtype, engine=self.engine)
         if model.vq is None:
-            raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no pictures")
+            raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no images")
         worker = Worker(model, batch=self.batch, waiting=self.waiting, waves=self.waves)
         metrics = Metrics(model.name, worker)
         worker.observe = metrics.waited
@@ -296,7 +296,7 @@ def build_app(service: Service) -> FastAPI:
     async def missing(request: Request, error: HTTPException) -> Response:
         message = str(error.detail)
         if error.status_code == 404:
-            message = f"there is no {request.url.path[:80]} here; pictures are made by POST /v1/images/generations"
+            message = f"there is no {request.url.path[:80]} here; images are made by POST /v1/images/generations"
         elif error.status_code == 405:
             message = f"{request.method} is not accepted here, wanted {(error.headers or {}).get('Allow', 'another')}"
         return JSONResponse(RefusedError(error.status_code, message).body, error.status_code, error.headers)
@@ -312,7 +312,7 @@ def build_app(service: Service) -> FastAPI:
     @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
-        """200 once a first picture has been made."""
+        """200 once a first image has been made."""
         return Response(status_code=200 if service.ready.is_set() and service.worker.is_alive() else 503)
 
     @app.head("/version", include_in_schema=False)
@@ -346,7 +346,7 @@ def build_app(service: Service) -> FastAPI:
 
     @app.post("/v1/images/generations")
     async def generations(body: ImageRequest, request: Request) -> Response:
-        """Make pictures of a prompt."""
+        """Make images of a prompt."""
         if body.model is not None:
             service.check_model(body.model)
         if len(body.prompt) > service.limits.prompt:
@@ -378,7 +378,7 @@ def invalid_body(fault: dict[str, Any], content_type: str | None) -> RefusedErro
 
 
 async def whole(call: Call, request: Request) -> Response:
-    """Wait for all pictures, and answer; a client that goes away cancels its pictures."""
+    """Wait for all images, and answer; a client that goes away cancels its images."""
     made: dict[int, Picture] = {}
     reason = "error"
     gone = asyncio.ensure_future(disconnected(request))
@@ -424,7 +424,7 @@ def answer(call: Call, pictures: Sequence[Picture]) -> dict[str, Any]:
 
 
 async def streamed(call: Call) -> AsyncIterator[bytes]:
-    """Yield the server-sent events of one picture: partial pictures, then the finished one, or an error."""
+    """Yield the server-sent events of one image: partial images, then the finished one, or an error."""
     reason = "abort"
     try:
         while True:

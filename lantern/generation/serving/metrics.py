@@ -25,7 +25,7 @@ class Metrics:
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Words of prompts.")
         self.generation_tokens = self._counter("generation_tokens", "Generated codes.")
-        self.passes = self._counter("iteration", "Passes of the target, summed over pictures.")
+        self.passes = self._counter("iteration", "Passes of the target, summed over images.")
         self.accepted = self._counter("spec_decode_num_accepted_tokens", "Accepted drafted codes.")
         self.drafts = self._counter("spec_decode_num_drafts", "Steps that verified a draft.")
         self.relaxed = self._counter("relaxed_codes", "Codes that only a relaxation accepted.")
@@ -37,16 +37,16 @@ class Metrics:
             registry=self.registry,
         )
         self.latency = self._histogram("e2e_request_latency_seconds", "Seconds from a request to its answer.")
-        self.wait = self._histogram("request_queue_time_seconds", "Seconds that a picture waited.")
-        self.decode = self._histogram("request_decode_time_seconds", "Share of its batch's decoding of a picture.")
+        self.wait = self._histogram("request_queue_time_seconds", "Seconds that an image waited.")
+        self.decode = self._histogram("request_decode_time_seconds", "Share of its batch's decoding of an image.")
 
     def waited(self, seconds: Sequence[float]) -> None:
-        """Count the waits of the pictures of a batch."""
+        """Count the waits of the images of a batch."""
         for value in seconds:
             self.wait.labels(self._name).observe(value)
 
     def made(self, statistics: Statistics) -> None:
-        """Count a finished picture."""
+        """Count a finished image."""
         name = self._name
         self.generation_tokens.labels(name).inc(statistics.codes)
         self.passes.labels(name).inc(statistics.passes)

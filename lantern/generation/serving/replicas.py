@@ -1,7 +1,7 @@
 """The server as an application of Ray Serve: replicas of a model on the machines of a cluster.
 
 Ray's proxies pass each request to the replica with the fewest. A killed replica is started again; the requests that it
-had are answered with 500, and may be sent again: a picture depends on its seed, not on the replica.
+had are answered with 500, and may be sent again: an image depends on its seed, not on the replica.
 """
 
 import logging
@@ -32,7 +32,7 @@ class Address:
 
 
 class Replica:
-    """One model with the routes of the server; it is ready once it has made a picture."""
+    """One model with the routes of the server; it is ready once it has made an image."""
 
     def __init__(self, setup: Setup) -> None:
         self._service = setup.start()
@@ -57,7 +57,7 @@ def serving(
     """Serve with replicas of the model while the context lasts; yield their number when all are ready.
 
     `resources` are those of the cluster; `replicas` is by default one per GPU, or one per machine without GPUs. At the
-    end pictures under way have `drain` seconds. RuntimeError if the replicas do not start.
+    end images under way have `drain` seconds. RuntimeError if the replicas do not start.
     """
     count = replicas or int(resources.get("GPU", 0)) or machines()
     gpus = min(1.0, resources.get("GPU", 0.0) / count)

@@ -1,4 +1,4 @@
-"""The thread that owns the model: a bounded queue of pictures, and rows in which pictures are decoded together."""
+"""The thread that owns the model: a bounded queue of images, and rows in which images are decoded together."""
 
 import threading
 import time
@@ -30,16 +30,16 @@ CAPTIONS = 64  # prompts whose embeddings are kept
 
 
 class QueueFullError(Exception):
-    """More pictures wait than the queue holds."""
+    """More images wait than the queue holds."""
 
 
 @dataclass(eq=False)
 class Job:
-    """One picture of a request.
+    """One image of a request.
 
-    `send` is called from the model thread: with ("partial", pixels, index), then ("done", picture, None) or ("failed",
-    exception, None). `is_cancelled` is set by the other side; such a picture is not started, or
-    leaves its row; a wave of which no picture is wanted any more ends.
+    `send` is called from the model thread: with ("partial", pixels, index), then ("done", image, None) or ("failed",
+    exception, None). `is_cancelled` is set by the other side; such an image is not started, or
+    leaves its row; a wave of which no image is wanted any more ends.
     """
 
     request: Request
@@ -53,22 +53,22 @@ class Job:
 
     @property
     def kind(self) -> tuple[str | None, Sampling]:
-        """What pictures of one wave have in common."""
+        """What images of one wave have in common."""
         return self.method, self.sampling
 
 
 class AbandonedError(Exception):
-    """Ends a wave whose pictures are all cancelled."""
+    """Ends a wave whose images are all cancelled."""
 
 
 class Worker(threading.Thread):
-    """Decodes queued pictures, at most `batch` at a time, in the order of arrival.
+    """Decodes queued images, at most `batch` at a time, in the order of arrival.
 
-    A picture joins those under way as soon as a row is free, whatever its method and sampling, and leaves its row when
+    An image joins those under way as soon as a row is free, whatever its method and sampling, and leaves its row when
     its codes are complete, when it is cancelled or when its time is up (`decoding.joint`). A method or an engine that
-    has no free rows (`Decoder.needs_waves`), and every one with `waves`, decodes a batch of pictures of one method and
-    one sampling to its end. Noise is that of (seed, number), so a picture does not depend on what else is decoded, as
-    far as the engine keeps that (`Statistics.promise`). `observe` receives the waits in seconds of pictures that start.
+    has no free rows (`Decoder.needs_waves`), and every one with `waves`, decodes a batch of images of one method and
+    one sampling to its end. Noise is that of (seed, number), so an image does not depend on what else is decoded, as
+    far as the engine keeps that (`Statistics.promise`). `observe` receives the waits in seconds of images that start.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Worker(threading.Thread):
 
     @property
     def needs_waves(self) -> str | None:
-        """Why pictures are decoded in waves, whatever their method; None if they are not."""
+        """Why images are decoded in waves, whatever their method; None if they are not."""
         if self.waves:
             return "the server was started with --waves"
         return self.model.engine.resolve(self.model.target).needs_waves(self.model.target)
@@ -112,7 +112,7 @@ class Worker(threading.Thread):
         choose_method(self.model, method, sampling=sampling)
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue the pictures of a request, all or none; QueueFullError if there is no room or the worker stops."""
+        """Queue the images of a request, all or none; QueueFullError if there is no room or the worker stops."""
         with self._changed:
             if self._is_stopping or len(self._queue) + len(jobs) > self.waiting:
                 raise QueueFullError
@@ -120,7 +120,7 @@ class Worker(threading.Thread):
             self._changed.notify()
 
     def stop(self, seconds: float) -> bool:
-        """Take no more pictures, finish those that are queued within `seconds`, and end; whether all were finished."""
+        """Take no more images, finish those that are queued within `seconds`, and end; whether all were finished."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
@@ -133,7 +133,7 @@ class Worker(threading.Thread):
             self.step()
 
     def step(self) -> None:
-        """Free the rows of pictures that are not wanted any more, start waiting ones, and take a step of each."""
+        """Free the rows of images that are not wanted any more, start waiting ones, and take a step of each."""
         self._rows = [row for row in self._rows if self._is_wanted(row.job)]
         self._admit()
         try:
@@ -152,14 +152,14 @@ class Worker(threading.Thread):
         return True
 
     def _is_wanted(self, job: Job) -> bool:
-        """Return whether a picture is still wanted; its time-out is reported."""
+        """Return whether an image is still wanted; its time-out is reported."""
         if job.deadline is not None and time.monotonic() > job.deadline:
             job.send("failed", TimeoutError("the request took longer than its time limit"), None)
             return False
         return not job.is_cancelled
 
     def _admit(self) -> None:
-        """Start pictures while rows are free; one that needs a wave waits until all rows are."""
+        """Start images while rows are free; one that needs a wave waits until all rows are."""
         while len(self._rows) < self.batch and self._queue:
             job = self._queue[0]
             if not self._is_wanted(job):
@@ -186,7 +186,7 @@ class Worker(threading.Thread):
             self._decode_wave(self._next_wave(job.kind))
 
     def _keep(self, job: Job, generator: Generator) -> None:
-        """Keep a decoder that no picture uses any more."""
+        """Keep a decoder that no image uses any more."""
         self._idle = [*self._idle, (job.kind, generator)][-max(KEPT, self.batch) :]
 
     def _take(self, job: Job) -> None:
@@ -194,7 +194,7 @@ class Worker(threading.Thread):
             self._queue.remove(job)
 
     def _step(self) -> None:
-        """Take a step of each picture, and send those that are complete."""
+        """Take a step of each image, and send those that are complete."""
         if not self._rows:
             return
         begun = time.perf_counter()
@@ -211,7 +211,7 @@ class Worker(threading.Thread):
             self._keep(row.job, row.generator)
 
     def _give_up(self, error: Exception) -> None:
-        """End all pictures under way with an error; where memory ran out, start fewer of them again."""
+        """End all images under way with an error; where memory ran out, start fewer of them again."""
         lost, self._rows, self._joint, self._idle = self._rows, [], Joint(), []
         if is_out_of_memory(error) and len(lost) > 1:
             self.batch = len(lost) // 2
@@ -222,7 +222,7 @@ class Worker(threading.Thread):
                 row.job.send("failed", error, None)
 
     def _next_wave(self, kind: Any) -> list[Job]:
-        """Take the pictures of the next wave off the queue, without cancelled and expired ones."""
+        """Take the images of the next wave off the queue, without cancelled and expired ones."""
         with self._changed:
             taken = [job for job in self._queue if job.kind == kind][: self.batch]
             self._queue = deque(job for job in self._queue if job not in taken)
@@ -259,7 +259,7 @@ class Worker(threading.Thread):
             self._keep(jobs[0], generator)
 
     def _decoder(self, job: Job) -> Generator:
-        """Return a decoder for a picture that no other picture uses, kept from an earlier one if there was one."""
+        """Return a decoder for an image that no other image uses, kept from an earlier one if there was one."""
         for place, (kind, generator) in reversed(list(enumerate(self._idle))):
             if kind == job.kind:
                 del self._idle[place]
@@ -270,7 +270,7 @@ class Worker(threading.Thread):
 
 
 class Row:
-    """A picture that is being decoded, with the decoder that it uses alone."""
+    """A image that is being decoded, with the decoder that it uses alone."""
 
     def __init__(self, job: Job, generator: Generator, captions: "Captions") -> None:
         self.job, self.generator, begun = job, generator, time.perf_counter()
@@ -280,7 +280,7 @@ class Row:
         self.seconds = {"prompt": time.perf_counter() - begun, "decode": 0.0}
 
     def send_picture(self, together: int) -> None:
-        """Decode the codes to pixels and send the picture; `together` is the largest number decoded together."""
+        """Decode the codes to pixels and send the image; `together` is the largest number decoded together."""
         generation = self.stepper.generation([], {})
         how: dict[str, Any] = {"seconds": self.seconds, "with_pixels": True, "images": together}
         try:
@@ -292,7 +292,7 @@ class Row:
 
 
 class Captions:
-    """Conditions of the latest prompts, so that the pictures of a prompt need one pass of the text encoder.
+    """Conditions of the latest prompts, so that the images of a prompt need one pass of the text encoder.
 
     They are dropped when the text encoder's weights change.
     """
@@ -315,9 +315,9 @@ class Captions:
 
 
 class Watch:
-    """Callback of pictures that are decoded: sends partial pictures.
+    """Callback of images that are decoded: sends partial images.
 
-    `done` is the number of finished pictures, where little memory splits a wave.
+    `done` is the number of finished images, where little memory splits a wave.
     """
 
     def __init__(self, generator: Generator, jobs: Sequence[Job]) -> None:

@@ -39,7 +39,7 @@ class Tally:
             self._steps.append((step.tree.shape, step.verdict.path, step.verdict.length, step.start))
 
     def count(self) -> None:
-        """Add the stored steps to `tested` and `taken`, without nodes past the end of the picture."""
+        """Add the stored steps to `tested` and `taken`, without nodes past the end of the image."""
         for shape, paths, lengths, starts in self._steps:
             children = np.bincount(shape.parents.cpu().numpy()[1:], minlength=shape.num_nodes)
             ranks = shape.ranks.cpu().numpy()

@@ -143,7 +143,7 @@ def _relaxed(method: Method, bounds: Bounds, codes: int, vocabulary: int) -> lis
 
 
 def _sizes(method: Method, codes: int) -> list[int]:
-    """Return the window lengths to try: at most the picture's codes, more than the depth of a woven tree."""
+    """Return the window lengths to try: at most the image's codes, more than the depth of a woven tree."""
     least = named(method.tree).depth if method.tree else 1
     return [size for size in WINDOWS if least < size <= codes]
 

@@ -27,7 +27,7 @@ class _EnoughError(Exception):
 
 @dataclass(frozen=True)
 class Setup:
-    """What all measurements share: the model, its sampling, and the pictures to make, `batch` at a time."""
+    """What all measurements share: the model, its sampling, and the images to make, `batch` at a time."""
 
     model: Model
     sampling: Sampling
@@ -36,7 +36,7 @@ class Setup:
 
     @property
     def codes(self) -> int:
-        """Number of codes of a picture."""
+        """Number of codes of an image."""
         return self.model.target.config.block_size
 
     def batches(self) -> list[Sequence[Request]]:
@@ -127,7 +127,7 @@ class TimedDrafter:
 
 
 def time_steps(setup: Setup, method: Method, *, steps: int) -> StepClock:
-    """Decode until `steps` steps are timed or the batch is done; ValueError for pictures of a single code."""
+    """Decode until `steps` steps are timed or the batch is done; ValueError for images of a single code."""
     if setup.codes < 2:
         raise ValueError("images of one code cannot be tuned: plain decoding makes them in one pass")
     generator, clock = setup.generator(method), StepClock(setup, steps)
@@ -243,7 +243,7 @@ class Run:
 
 
 def run_interleaved(setup: Setup, methods: Sequence[Method], *, batches: int) -> list[Run]:
-    """Make whole pictures by each method, interleaved, after a warm-up of each; return medians over batches."""
+    """Make whole images by each method, interleaved, after a warm-up of each; return medians over batches."""
     generators = [setup.generator(method) for method in methods]
     first = setup.batches()[0]
     for generator in generators:

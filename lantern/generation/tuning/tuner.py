@@ -296,7 +296,7 @@ def tune(
 ) -> tuple[Findings, dict[str, Any], Path]:
     """Measure the methods of a model on this machine, and write the fastest one to a profile that "auto" reads.
 
-    Acceptance is counted on at least `images` pictures of `prompts` (default: PROMPTS) or of evenly spread classes,
+    Acceptance is counted on at least `images` images of `prompts` (default: PROMPTS) or of evenly spread classes,
     `batch` at a time. `methods` restricts what is measured. Return the findings, the profile, and its file: `out`, or
     the place where "auto" finds it. With `writes_model` the codes per pass of windows, which do not depend on the
     machine, are written into the model's folder. ValueError, before anything is measured, if there is no such place.
@@ -326,7 +326,7 @@ def windows_of(found: Findings) -> dict[int, float]:
 
 
 def requests_to_measure(model: Model, count: int, prompts: Sequence[str], seed: int) -> list[Request]:
-    """Return the pictures to measure on: prompts one after another, or evenly spread classes."""
+    """Return the images to measure on: prompts one after another, or evenly spread classes."""
     if model.takes_prompts:
         places = [(i % len(prompts), i // len(prompts)) for i in range(count)]
         requested = [Request(prompt=prompts[which], seed=seed, number=number) for which, number in places]

@@ -1,4 +1,4 @@
-"""Targets of any causal language model of transformers whose vocabulary ends with the codes of pictures.
+"""Targets of any causal language model of transformers whose vocabulary ends with the codes of images.
 
 The token of code c is `len(tokenizer) + c`. Only these are sampled, while the releases sample from the whole vocabulary
 and clamp what is no code.

@@ -1,4 +1,4 @@
-"""Chameleon with pictures, as Anole (arXiv:2405.09818, arXiv:2407.06135): codes are tokens of one vocabulary.
+"""Chameleon with images, as Anole (arXiv:2405.09818, arXiv:2407.06135): codes are tokens of one vocabulary.
 
 The unconditional row is a prompt without words. transformers masks the logits of codes, so that body and head are
 called here.
@@ -52,12 +52,12 @@ class ChameleonPixels(Pixels):
     def paint(self, grids: Int[Tensor, "b rows columns"]) -> Float[Tensor, "b 3 h w"]:
         """Decode grids; ValueError if no decoder was read."""
         if self.decoder is None:
-            raise ValueError("the model was loaded without its VQ decoder: it can make codes but no pictures")
+            raise ValueError("the model was loaded without its VQ decoder: it can make codes but no images")
         return self.decoder(self.codebook[grids].permute(0, 3, 1, 2))
 
 
 class ChameleonPrompts(Prompts):
-    """A prompt, the end of the user's turn, and the token that begins a picture."""
+    """A prompt, the end of the user's turn, and the token that begins an image."""
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
@@ -87,7 +87,7 @@ def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = N
     vq = model.model.vqmodel.float()
     pixels = vq.config.resolution
     if size not in (None, (pixels, pixels)):
-        raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes pictures of {pixels}x{pixels} only")
+        raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes images of {pixels}x{pixels} only")
     raster = Raster(pixels // side_of(vq.config), pixels // side_of(vq.config))
     text = None if processor is None else ChameleonPrompts(processor)
     return Components(target_of(model, "chameleon", raster), ChameleonPixels(vq, raster), text, GENERATION)

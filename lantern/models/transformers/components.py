@@ -71,7 +71,7 @@ class Pixels(nn.Module, ABC):
         """Decode codes in raster order to pixels, nominally in [-1, 1]; ValueError for another number or codes."""
         rows, columns = self.raster.rows, self.raster.columns
         if codes.shape[1] != rows * columns:
-            raise ValueError(f"got {codes.shape[1]} codes a picture, wanted {rows} rows of {columns}")
+            raise ValueError(f"got {codes.shape[1]} codes an image, wanted {rows} rows of {columns}")
         if not codes.is_meta and not 0 <= int(codes.min()) <= int(codes.max()) < self.config.codebook_size:
             lowest, highest = int(codes.min()), int(codes.max())
             raise ValueError(f"codes are from {lowest} to {highest}, wanted 0 to {self.config.codebook_size - 1}")

@@ -1,6 +1,6 @@
 """Emu3-Gen (arXiv:2409.18869): codes are tokens of one vocabulary, and a newline token follows each row of them.
 
-The unconditional row is a negative prompt of its own length. The picture's size is part of both prompts.
+The unconditional row is a negative prompt of its own length. The image's size is part of both prompts.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ NEGATIVE = (
 
 
 class Emu3Pixels(Pixels):
-    """The decoder of the video tokenizer, for a single picture."""
+    """The decoder of the video tokenizer, for a single image."""
 
     def __init__(self, vq: Any, raster: Raster, processor: Any | None) -> None:
         super().__init__(PixelConfig(vq.config.codebook_size, vq.spatial_scale_factor), raster, processor)
@@ -50,7 +50,7 @@ class Emu3Pixels(Pixels):
 
 
 class Emu3Prompts(Prompts):
-    """A prompt, or the negative prompt, with the size of the picture in codes behind it."""
+    """A prompt, or the negative prompt, with the size of the image in codes behind it."""
 
     def __init__(self, processor: Any, raster: Raster) -> None:
         self.processor = processor
@@ -65,7 +65,7 @@ class Emu3Prompts(Prompts):
 
 
 def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
-    """Return the parts of an `Emu3ForConditionalGeneration` for pictures of `size`, by default 720 x 720 pixels."""
+    """Return the parts of an `Emu3ForConditionalGeneration` for images of `size`, by default 720 x 720 pixels."""
     inner, mapping = model.model, model.vocabulary_mapping
     rows, columns = grid_of(size or SIZE, inner.vqmodel.spatial_scale_factor)
     raster = Raster(rows, columns, newline=model.config.vocabulary_map[NEWLINE])

@@ -62,7 +62,7 @@ class JanusPixels(Pixels):
 
 
 class JanusPrompts(Prompts):
-    """The processor's chat template around a prompt, and the token that begins a picture; ValueError without one."""
+    """The processor's chat template around a prompt, and the token that begins an image; ValueError without one."""
 
     def __init__(self, processor: Any, generation: Any) -> None:
         self.processor = processor
@@ -85,7 +85,7 @@ def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = N
     inner, side = model.model, model.config.vq_config.num_patches
     vq = JanusPixels(inner.vqmodel.float(), Raster(side, side), processor)
     if size not in (None, (pixels := side * vq.config.downsample, pixels)):
-        raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes pictures of {pixels}x{pixels} only")
+        raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes images of {pixels}x{pixels} only")
     target = TransformersTarget(
         inner.language_model,
         inner.language_model.embed_tokens,

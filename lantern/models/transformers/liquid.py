@@ -49,7 +49,7 @@ class LiquidPixels(ChameleonPixels):
     def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
         """Encode pixels; ValueError if the VQ tokenizer was not read."""
         if self.decoder is None:
-            raise ValueError("the model was loaded without its VQ tokenizer, which encodes pictures")
+            raise ValueError("the model was loaded without its VQ tokenizer, which encodes images")
         return super().quantize(pixels)
 
 
@@ -63,7 +63,7 @@ def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = N
         vq = ChameleonVQVAE(config)
     pixels = config.resolution
     if size not in (None, (pixels, pixels)):
-        raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes pictures of {pixels}x{pixels} only")
+        raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes images of {pixels}x{pixels} only")
     raster = Raster(pixels // side_of(config), pixels // side_of(config))
     target = causal_target(model, processor, config.num_embeddings, family="liquid", raster=raster)
     text = None if processor is None else TextPrompts(processor, TEMPLATE, UNCONDITIONAL)

@@ -71,7 +71,7 @@ def load(
     verify: bool = True,
     processes: int = 1,
 ) -> Components:
-    """Load the model of a folder; `size` is (height, width) in pixels, for models that make pictures of several.
+    """Load the model of a folder; `size` is (height, width) in pixels, for models that make images of several.
 
     With `processes`, those that `torchrun` started, each loads its share of the layers (`parallel`). Only local files
     are read, and no code from the folder is run. ValueError names what is missing or damaged.
@@ -123,12 +123,12 @@ def shape_of(folder: Path, size: tuple[int, int] | None = None) -> Components:
 
 
 def assembled(folder: Path, family: Any, model: Any, processor: Any | None, size: tuple[int, int] | None) -> Components:
-    """Return the parts of a model; ValueError where configs or vocabulary lack what pictures need."""
+    """Return the parts of a model; ValueError where configs or vocabulary lack what images need."""
     try:
         return family.assemble(model, processor, size)
     except (KeyError, AttributeError, TypeError, IndexError) as error:
         lacking = f"{type(error).__name__}: {one_line(error)}"
-        raise ValueError(f"{folder} lacks a part of {family.CLASS} that pictures need ({lacking})") from error
+        raise ValueError(f"{folder} lacks a part of {family.CLASS} that images need ({lacking})") from error
 
 
 @contextmanager

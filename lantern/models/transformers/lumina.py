@@ -1,6 +1,6 @@
 """Lumina-mGPT (arXiv:2408.02657): Chameleon's decoder with grids of any size and a newline token behind each row.
 
-The prompt names the size in words, then in two tokens behind the one that begins a picture. The unconditional row is
+The prompt names the size in words, then in two tokens behind the one that begins an image. The unconditional row is
 these three tokens alone, at positions from 0.
 """
 
@@ -21,7 +21,7 @@ FIRST_SIZE = 8800  # <reserved08800 + n> stands for n patches of two codes
 
 
 class LuminaPrompts(Prompts):
-    """The instruction of the release around a prompt, and the size of the picture; ValueError for an unknown size."""
+    """The instruction of the release around a prompt, and the size of the image; ValueError for an unknown size."""
 
     def __init__(self, tokenizer: Any, raster: Raster, side: int) -> None:
         self.tokenizer = tokenizer
@@ -29,17 +29,17 @@ class LuminaPrompts(Prompts):
         patches = (f"<reserved{FIRST_SIZE + codes // 2:05d}>" for codes in (raster.rows, raster.columns))
         self.begin = tokenizer.convert_tokens_to_ids([BEGIN, *patches])
         if any(token in (None, tokenizer.unk_token_id) for token in self.begin):
-            raise ValueError(f"the tokenizer has no tokens for pictures of {self.size}: choose another size")
+            raise ValueError(f"the tokenizer has no tokens for images of {self.size}: choose another size")
 
     def rows(self, prompt: str) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the tokens of a prompt, and those of the picture's beginning."""
+        """Return the tokens of a prompt, and those of the image's beginning."""
         text = f"Generate an image of {self.size} according to the following prompt:\n{prompt}{END_OF_TURN}"
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return [self.tokenizer.bos_token_id, *ids, *self.begin], self.begin
 
 
 def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
-    """Return the parts of a Lumina-mGPT for pictures of `size`, by default 768 x 768 pixels."""
+    """Return the parts of a Lumina-mGPT for images of `size`, by default 768 x 768 pixels."""
     vq = model.model.vqmodel.float()
     side = side_of(vq.config)
     patch_rows, patch_columns = grid_of(size or SIZE, 2 * side)

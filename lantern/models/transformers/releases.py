@@ -114,7 +114,7 @@ def convert_release(found: Release, folder: Path, *, dtype: torch.dtype | None =
     """Write a release to a folder that transformers and lantern load; return the number of values.
 
     `dtype` converts the weights, but not those of a VQ decoder of ours. ValueError names file and tensor where names or
-    shapes differ from those of the class, and the part that pictures need where one is missing.
+    shapes differ from those of the class, and the part that images need where one is missing.
     """
     made = assembled(found.source.parent, import_module(FAMILIES[found.kind]), found.model, found.processor, None)
     if made.text is None or not made.text.rows("a red apple")[0]:
@@ -338,11 +338,11 @@ def _permuted(name: str, tensor: Tensor, width: int, heads: int, key_heads: int)
 
 
 def _with_image_word(path: Path) -> dict[str, Any]:
-    """Read a tokenizer's file, and give the token of a given picture its name in transformers."""
+    """Read a tokenizer's file, and give the token of a given image its name in transformers."""
     listed = read_json_object(path, most=MOST_BYTES)
     vocabulary, new = listed["model"]["vocab"], CHAMELEON_TOKENS["image_token"]
     if IMAGE_WORD not in vocabulary:
-        raise ValueError(f"{path}: the vocabulary has no {IMAGE_WORD}, which stands for a given picture")
+        raise ValueError(f"{path}: the vocabulary has no {IMAGE_WORD}, which stands for a given image")
     vocabulary[new] = vocabulary.pop(IMAGE_WORD)
     for token in listed.get("added_tokens", []):
         token["content"] = new if token["content"] == IMAGE_WORD else token["content"]

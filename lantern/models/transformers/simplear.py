@@ -73,7 +73,7 @@ def fsq_vectors(levels: tuple[int, ...]) -> Float[Tensor, "v d"]:
 
 
 def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
-    """Return the parts of a SimpleAR for pictures of `size`, by default 1024 x 1024 pixels."""
+    """Return the parts of a SimpleAR for images of `size`, by default 1024 x 1024 pixels."""
     rows, columns = grid_of(size or SIZE, SIDE)
     raster = Raster(rows, columns)
     vq = CosmosPixels(tuple(model.config.to_dict().get("vq_config", {}).get("levels", LEVELS)), raster)

@@ -46,7 +46,7 @@ class TargetConfig:
 
     @property
     def block_size(self) -> int:
-        """Number of codes of a picture."""
+        """Number of codes of an image."""
         return self.raster.codes
 
 

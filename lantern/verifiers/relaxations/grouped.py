@@ -90,7 +90,7 @@ METHODS = (
         verifier="coupling-independent",
         relaxation=Grouped,
         settings=(
-            Setting("window", 16, "codes scored in one pass; longer windows are cut to the picture", low=2, high=10**6),
+            Setting("window", 16, "codes scored in one pass; longer windows are cut to the image", low=2, high=10**6),
             Setting(
                 "init", "random", "first codes of the window's new places", choices=("random", "repeat-left", "drafter")
             ),

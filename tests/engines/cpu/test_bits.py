@@ -31,7 +31,7 @@ def model(dtype: str) -> Model:
 
 @cache
 def chosen_from(dtype: str, name: str) -> list[Tensor]:
-    """Return for each picture the logits of its codes `(codes, guidance rows, v)`."""
+    """Return for each image the logits of its codes `(codes, guidance rows, v)`."""
     settings: dict[str, Any] = {"window": WINDOW} if name in WINDOWS else {}
     settings |= {"k": TOY_NEIGHBOURS} if "k" in METHODS[name].settings else {}
     generator = Generator(model(dtype), METHODS[name].with_options(**settings), Sampling(guidance=3.0))

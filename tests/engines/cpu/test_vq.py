@@ -1,4 +1,4 @@
-"""The packed VQ decoder: convolutions against torch in fp64, and pictures against those of torch."""
+"""The packed VQ decoder: convolutions against torch in fp64, and images against those of torch."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,7 +117,7 @@ def test_pictures_of_vq16_at_256_pixels_are_those_of_torch() -> None:
 def check(made: Tensor, expected: Tensor) -> None:
     """Bytes differ by at most 1, and few do."""
     apart = (made.int() - expected.int()).abs()
-    assert expected.float().std() > 20, "no picture to compare"
+    assert expected.float().std() > 20, "no image to compare"
     assert apart.max() <= 1 and (apart > 0).float().mean() < MOST_DIFFERENT
 
 

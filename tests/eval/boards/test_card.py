@@ -38,7 +38,7 @@ def save_text_encoder(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with random weights for pictures of 8 x 8 pixels."""
+    """A model with random weights for images of 8 x 8 pixels."""
     folder = tmp_path_factory.mktemp("model")
     target = tiny_target(cls_token_num=SLOTS)
     save_component(target.state_dict(), target.config, folder / "transformer")
@@ -162,7 +162,7 @@ def test_recognised_count_is_kept_for_the_same_pictures(model: Path, data: Path,
     ("more", "message"),
     [
         (("--only", "los"), "did you mean loss?"),
-        (("--only", "sheet", "--recognised", "4"), "has 3 pictures"),
+        (("--only", "sheet", "--recognised", "4"), "has 3 images"),
         (("--only", "sheet", "--top-p", "0"), "top_p is 0"),
         (("--only", "sheet", "--guidance", "nan"), "wanted a number"),
         (("--only", "sheet", "--prompts", "nowhere"), "contact_sheet.txt"),

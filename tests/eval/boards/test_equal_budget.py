@@ -157,7 +157,7 @@ def test_claims_are_measured_in_the_first_rounds(board: Leaderboard) -> None:
     gumbel, rejection = board.figures()["equal_budget"]
     assert gumbel["images"] == 1 and gumbel["missing"] == [] and len(gumbel["entries"]) >= 2
     assert {entry["nodes_per_pass"] for entry in gumbel["entries"]} == {15.0}
-    assert all(test["outcome"] == "open" for test in gumbel["tests"]), "of one picture"
+    assert all(test["outcome"] == "open" for test in gumbel["tests"]), "of one image"
     assert rejection["entries"][1]["spec"].startswith("eagle1-rejection:tree=")
 
 

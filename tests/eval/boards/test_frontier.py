@@ -153,7 +153,7 @@ def test_without_a_terminal_every_point_and_every_round_gets_a_line(
     lines = capsys.readouterr().err.splitlines()
     points = ["plain | eager fp32", "eagle1 | eager fp32"]
     expected = [f"pictures to show: {i} of 2 points, {point}" for i, point in enumerate(points, start=1)]
-    assert lines == [*expected, "rounds: 2 of 4 pictures", "rounds: 4 of 4 pictures"]
+    assert lines == [*expected, "rounds: 2 of 4 images", "rounds: 4 of 4 images"]
 
 
 def test_an_interrupted_sweep_resumes(

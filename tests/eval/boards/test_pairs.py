@@ -53,7 +53,7 @@ def test_networks_of_other_training_allow_no_verdict() -> None:
     assert refusal_of({"parts/eagle3": 640}, {"drafter": 640}, images=64) is None
     assert "parts/poss 300; drafter 640" in str(refusal_of({"parts/poss": 300}, {"drafter": 640}, images=64))
     assert "not recorded" in str(refusal_of({"parts/poss": None}, {"drafter": None}, images=64))
-    assert refusal_of({}, {}, images=2) == "2 pictures, wanted at least 3"
+    assert refusal_of({}, {}, images=2) == "2 images, wanted at least 3"
 
 
 def test_published_pairs_name_known_methods() -> None:

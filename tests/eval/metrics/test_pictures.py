@@ -57,17 +57,17 @@ def test_digest_is_of_the_contents_in_order(tmp_path: Path) -> None:
     assert stream.sha256 == hashlib.sha256(parts).hexdigest()
 
 
-@pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n" + b"\0" * 40])
+@pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n" + b"\0" * 40])
 def test_file_that_is_not_a_picture_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "bad.png"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"bad.png is not a complete picture"):
+    with pytest.raises(ValueError, match=r"bad.png is not a complete image"):
         list(Stream([path], {"raw": raw}))
 
 
 def test_the_fault_of_a_file_of_another_format_has_no_address(tmp_path: Path) -> None:
-    (tmp_path / "bad.png").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=r"bad.png is not a complete picture: its format is not recognised$"):
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"bad.png is not a complete image: its format is not recognised$"):
         list(Stream([tmp_path / "bad.png"], {"raw": raw}))
 
 
@@ -76,13 +76,13 @@ def test_damaged_picture_is_named(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
     path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(ValueError, match=r"torn.png is not a complete picture"):
+    with pytest.raises(ValueError, match=r"torn.png is not a complete image"):
         list(Stream([path], {"raw": raw}))
 
 
 def test_pictures_of_two_sizes_are_rejected_without_a_resize(tmp_path: Path) -> None:
     paths = [*save_pictures(tmp_path / "a", 1, side=32), *save_pictures(tmp_path / "b", 1, side=16)]
-    with pytest.raises(ValueError, match="expected pictures of the same size"):
+    with pytest.raises(ValueError, match="expected images of the same size"):
         list(Stream(paths, {"raw": raw}))
 
 
@@ -106,5 +106,5 @@ def test_each_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_folder_without_pictures_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no pictures"):
+    with pytest.raises(ValueError, match="has no images"):
         find_pictures(tmp_path)

@@ -104,7 +104,7 @@ def test_clip_figures_name_protocol_prompts_and_cut_prompts(tmp_path: Path) -> N
     assert carried["clip"].value == given["clip"].value >= 0
     assert "torchmetrics" in carried["clip"].protocol
     assert "A photo depicts" in carried["clip-lantern"].protocol
-    assert carried["clip"].prompts.startswith("from the picture files (sha256 ")
+    assert carried["clip"].prompts.startswith("from the image files (sha256 ")
     long = measure(paths, None, ["clip"], prompts=["word " * 99] * 4, weights=weights)
     assert long["clip"].warning == "4 prompts are truncated to 77 tokens"
 
@@ -113,7 +113,7 @@ def test_psnr_leaves_out_equal_pictures_with_a_warning(tmp_path: Path) -> None:
     ours, theirs = save_pictures(tmp_path / "a", 3), save_pictures(tmp_path / "b", 3, seed=1)
     theirs[1].write_bytes(ours[1].read_bytes())
     found = measure(ours, theirs, ["psnr"])["psnr"]
-    assert found.warning.startswith("1 pictures are equal")
+    assert found.warning.startswith("1 images are equal")
     assert 0 < found.value < 40
 
 
@@ -199,16 +199,16 @@ BAD = {
     "unknown metric": (["A", "--reference", "A", "--metrics", "fidd"], "did you mean fid?"),
     "no reference": (["A"], "give them with --reference"),
     "no such folder": (["none"], "does not exist"),
-    "empty folder": (["EMPTY", "--reference", "A"], "has no pictures"),
+    "empty folder": (["EMPTY", "--reference", "A"], "has no images"),
     "no prompts": (["A", "--metrics", "clip"], "000.png has no prompt in its file"),
-    "another number of prompts": (["A", "--metrics", "clip", "--prompts", "PROMPTS"], "1 prompts for 3 pictures"),
+    "another number of prompts": (["A", "--metrics", "clip", "--prompts", "PROMPTS"], "1 prompts for 3 images"),
     "no concepts": (["A", "--reference", "A", "--metrics", "retrieval"], "--reference-concepts"),
     "pairs of two names": (["A", "--reference", "OTHER", "--metrics", "psnr"], "expected equal numbers"),
     "unknown network": (["A", "--weights", "inceptio=x"], "did you mean inception?"),
     "weights without path": (["A", "--weights", "clip"], "wanted NAME=PATH"),
-    "only equal pictures": (["A", "--reference", "A", "--metrics", "psnr"], "every picture is equal to its reference"),
-    "a torn picture": (["TORN", "--reference", "A", "--metrics", "psnr"], "is not a complete picture"),
-    "moments beside pictures": (["MOMENTS", "A", "--reference", "A"], "is given together with moments"),
+    "only equal images": (["A", "--reference", "A", "--metrics", "psnr"], "every image is equal to its reference"),
+    "a torn image": (["TORN", "--reference", "A", "--metrics", "psnr"], "is not a complete image"),
+    "moments beside images": (["MOMENTS", "A", "--reference", "A"], "is given together with moments"),
 }
 
 

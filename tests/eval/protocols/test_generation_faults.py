@@ -1,4 +1,4 @@
-"""Generation for evaluation under kills and full disks: finished pictures stay, and files are the same."""
+"""Generation for evaluation under kills and full disks: finished images stay, and files are the same."""
 
 import json
 import os
@@ -25,7 +25,7 @@ KILLS = int(os.environ.get("LANTERN_KILLS", "4"))
 
 
 def begun(out: Path) -> list[int]:
-    """Return the pictures that workers have started, in order, with repetitions."""
+    """Return the images that workers have started, in order, with repetitions."""
     log = Path(f"{out}.log")
     return list(map(int, log.read_text().split())) if log.exists() else []
 
@@ -46,7 +46,7 @@ class Painters:
         assert self._answer() == "warm"
 
     def live(self, out: Path, batch: int, *, begins: int | None = None, wait: float = 0) -> int:
-        """Run one worker and return its exit code; killed `wait` seconds after `begins` more pictures."""
+        """Run one worker and return its exit code; killed `wait` seconds after `begins` more images."""
         assert self._process.stdin is not None
         requested = {"out": str(out), "log": f"{out}.log", "pictures": PICTURES, "batch": batch, "shard": "1/1"}
         print(json.dumps(requested), file=self._process.stdin, flush=True)
@@ -101,7 +101,7 @@ def test_every_picture_exists_once_after_random_kills(painters: Painters, tmp_pa
     again = len(begun(out)) - PICTURES
     assert set(begun(out)) == set(range(PICTURES)) and again <= killed * batch
     assert not (out / "staging").exists()
-    print(f"{killed} kills, {again} pictures begun again")
+    print(f"{killed} kills, {again} images begun again")
 
 
 @contextmanager

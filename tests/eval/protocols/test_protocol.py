@@ -205,7 +205,7 @@ def test_a_matching_model_is_accepted(tiny: Model) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sizes": [256, 512]}, "needs pictures of 256 or 512 pixels, tiny makes 8"),
+        ({"sizes": [256, 512]}, "needs images of 256 or 512 pixels, tiny makes 8"),
         ({"prompts": "left out", "classes": 4}, "is a protocol of classes, but model tiny takes prompts"),
     ],
 )

@@ -94,7 +94,7 @@ def ray_here() -> Iterator[None]:
 
 
 class Killer(threading.Thread):
-    """Kills an actor after it has recorded pictures, so that another one makes the rest."""
+    """Kills an actor after it has recorded images, so that another one makes the rest."""
 
     def __init__(self, out: Path) -> None:
         super().__init__(daemon=True)

@@ -81,7 +81,7 @@ def test_a_limit_makes_the_first_pictures(place: Path, model: Path, monkeypatch:
     assert sorted(first) == ["000000.png", "000001.png"] and row(place)["pictures"] == 2
     assert reproduce(place, model, "--metrics") == 0
     assert pictures(place).items() >= first.items() and row(place)["pictures"] == 6
-    monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("a picture was begun"))
+    monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("a image was begun"))
     assert reproduce(place, model, "--metrics") == 0
 
 
@@ -125,7 +125,7 @@ def test_pictures_of_another_method_are_not_mixed_in(
     capsys.readouterr()
     assert reproduce(place, model, "--metrics", method="plain") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "has pictures with config.method." in line and "use another --out" in line
+    assert "has images with config.method." in line and "use another --out" in line
 
 
 # metrics

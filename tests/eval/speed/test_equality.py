@@ -58,8 +58,8 @@ def test_a_line_is_printed_once(folder: Path, tmp_path: Path, capsys: pytest.Cap
     out = tmp_path / "equality.json"
     compare(folder, out, "--methods", "eagle1")
     printed = capsys.readouterr()
-    assert ["3 of 4 pictures" in line for line in printed.err.splitlines()] == [True]
-    assert ["4 of 4 pictures" in line for line in printed.out.splitlines()] == [True]
+    assert ["3 of 4 images" in line for line in printed.err.splitlines()] == [True]
+    assert ["4 of 4 images" in line for line in printed.out.splitlines()] == [True]
 
 
 def test_a_run_resumes(
