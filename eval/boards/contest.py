@@ -366,7 +366,7 @@ class Contest:
     def _run_rounds(self, field: Sequence[Contender], more: Sequence[Contender], missing: Sequence[int]) -> None:
         """Run the missing rounds: one image by every contender, stored before the next round starts."""
         total = sum(len(field) + (len(more) if number < self.equal else 0) for number in missing)
-        bar = self.setting.bar(total, f"temperature {self.temperature:g}: rounds", "pictures")
+        bar = self.setting.bar(total, f"temperature {self.temperature:g}: rounds", "images")
         for number in missing:
             cast = [*field, *(more if number < self.equal else ())]
             order = [cast[who] for who in step_order(len(cast), number)]

@@ -212,7 +212,7 @@ class Sweep(Board):
         bar.close()
 
     def _take_portraits(self, contenders: Sequence[Contender], jobs: Sequence[Job]) -> None:
-        bar = self.bar(len(contenders), "pictures to show", "points")
+        bar = self.bar(len(contenders), "images to show", "points")
         for contender in contenders:
             name = name_of(contender.label, contender.variant)
             known = self.folder.portraits(name)
@@ -225,7 +225,7 @@ class Sweep(Board):
         self, field: Sequence[Contender], jobs: Sequence[Job], missing: Sequence[int], failed: list[dict[str, str]]
     ) -> None:
         """Run the missing rounds: one image by every contender, stored before the next round starts."""
-        bar = self.bar(len(missing) * len(field), "rounds", "pictures")
+        bar = self.bar(len(missing) * len(field), "rounds", "images")
         for number in missing:
             order = [field[who] for who in step_order(len(field), number)]
             runs: list[Callable[[int], Generation]] = [

@@ -263,7 +263,7 @@ def _complete(fields: dict[str, Any]) -> dict[str, Any]:
     if fields.get("n_head") is None:
         raise ValueError('shapes do not determine the number of heads; give --config with {"n_head": ...}')
     if fields.get("block_size") is None:
-        raise ValueError("does not record its picture size; give --image-size (256, 384, 512) or --grid")
+        raise ValueError("does not record its image size; give --image-size (256, 384, 512) or --grid")
     return fields
 
 

@@ -280,7 +280,7 @@ class VQVAE(nn.Module):
         """Codes of a square grid, in raster order, to pixels; a code out of range or a ragged grid is a ValueError."""
         side = round(codes.shape[1] ** 0.5)
         if side * side != codes.shape[1]:
-            raise ValueError(f"got {codes.shape[1]} codes a picture, wanted a square grid")
+            raise ValueError(f"got {codes.shape[1]} codes an image, wanted a square grid")
         if not codes.is_meta and not 0 <= int(codes.min()) <= int(codes.max()) < self.config.codebook_size:
             lowest, highest = int(codes.min()), int(codes.max())
             raise ValueError(f"codes are from {lowest} to {highest}, wanted 0 to {self.config.codebook_size - 1}")

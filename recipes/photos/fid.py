@@ -80,14 +80,14 @@ def measure_fid(
     from lantern.eval.metrics.weights import find_weights
 
     weights = {} if inception is None else {"inception": inception}
-    find_weights("inception", weights)  # before pictures are made
+    find_weights("inception", weights)  # before images are made
     prepared, device = Prepared.open(data), training_device()
     names = read_json_object(target / CLASSES_NAME)["classes"]
     model = load_component(Transformer, TransformerConfig, target).to(device).eval()
     pictures = load_component(VQVAE, VQConfig, vq).to(device).eval()
     used = [r for r in prepared.records if r.split == "train" and r.variant == "original"]
     if not used:
-        raise ValueError(f"{data} holds no training picture: prepare it with a smaller held_out")
+        raise ValueError(f"{data} holds no training image: prepare it with a smaller held_out")
     real = prepared.images()[torch.tensor([record.image for record in used])]
     save_pictures(real, out / "real")
     save_pictures(reconstruct(pictures, real, config.batch), out / "reconstructed")

@@ -200,7 +200,7 @@ def test_classes_are_numbered_by_name_and_each_picture_has_one() -> None:
     records = [replace(record, concepts=(name,), captions=captions[name]) for record, name in named]
     classes = Classes.of(Prepared(Path("data"), records, {}))
     assert classes.names == ("a", "b") and classes.index == {"a": 0, "a a": 0, "b": 1, "a b": 1}
-    with pytest.raises(ValueError, match="picture 0 has the classes none, wanted one"):
+    with pytest.raises(ValueError, match="image 0 has the classes none, wanted one"):
         Classes.of(Prepared(Path("data"), [replace(records[0], concepts=())], {}))
 
 

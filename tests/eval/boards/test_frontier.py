@@ -152,7 +152,7 @@ def test_without_a_terminal_every_point_and_every_round_gets_a_line(
     Sweep(loud).measure()
     lines = capsys.readouterr().err.splitlines()
     points = ["plain | eager fp32", "eagle1 | eager fp32"]
-    expected = [f"pictures to show: {i} of 2 points, {point}" for i, point in enumerate(points, start=1)]
+    expected = [f"images to show: {i} of 2 points, {point}" for i, point in enumerate(points, start=1)]
     assert lines == [*expected, "rounds: 2 of 4 images", "rounds: 4 of 4 images"]
 
 
@@ -283,7 +283,7 @@ def test_page_is_self_contained(sampled: Path) -> None:
     for words in (
         "Frontier",
         "Acceptance by depth",
-        "Pictures at the same seeds",
+        "Images at the same seeds",
         "dot: relaxed, accepted only because",
         "no claim",
     ):

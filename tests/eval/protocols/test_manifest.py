@@ -81,7 +81,7 @@ def test_shards_are_read_together(tmp_path: Path) -> None:
 def test_another_fingerprint_is_rejected_naming_the_difference(tmp_path: Path, part: str) -> None:
     recorded(tmp_path, 0, name="1-of-2")
     (name,) = HERE[part]
-    with pytest.raises(ValueError, match=rf"pictures with {part}\.{name} .*, now it is other: use another --out"):
+    with pytest.raises(ValueError, match=rf"images with {part}\.{name} .*, now it is other: use another --out"):
         Manifest(tmp_path, "2-of-2", HERE | {part: {name: "other"}})
     assert not (tmp_path / "manifest-2-of-2.jsonl").exists()
 
