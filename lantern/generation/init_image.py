@@ -87,5 +87,5 @@ def _read(source: "str | Path | Image", mode: str, size: tuple[int, int], name: 
     if image.size != size:
         of = f" {source}" if isinstance(source, str | Path) else ""
         got, wanted = ("x".join(map(str, sides)) for sides in (image.size, size))
-        raise ValueError(f"the {name}{of} has {got} pixels, wanted {wanted}, the raw size of the model's images")
+        raise ValueError(f"the {name}{of} has {got} pixels, wanted {wanted}, the model's raw size (--scale 1)")
     return torch.from_numpy(np.array(image.convert(mode)))
