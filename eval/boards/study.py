@@ -50,7 +50,7 @@ class Painting:
 class Study:
     """One run of figures. Values that several figures need are computed once, on first use.
 
-    packages: folder with the wheel of the retrieval network. prompts: folder of the evaluation prompts. images:
+    packages: folder with the wheel of the retrieval network. prompts: folder of the evaluation prompts. pictures:
     folder of contact sheets. limit: largest number of prompts of a set and of images to measure, 0 for all;
     reference images are not limited. batch: images made at a time.
     """
@@ -128,8 +128,7 @@ class Study:
     @cached_property
     def background(self) -> int:
         """The code that training uses for white background: the most frequent one of all prepared images."""
-        pictures = self.images
-        return background_code(self.encode(pictures), background_patches(pictures, self.vq.config.downsample))
+        return background_code(self.encode(self.images), background_patches(self.images, self.vq.config.downsample))
 
     def training_codes(self, pictures: UInt8[Tensor, "n 3 h w"]) -> Int[Tensor, "n codes"]:
         """Encode images as for training of the target: white background gets one code."""
