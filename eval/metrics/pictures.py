@@ -121,7 +121,7 @@ def _read(path: Path, prepare: Mapping[str, Prepare], before: Callable[[np.ndarr
 
 
 class EnlargedError(ValueError):
-    """A image file was enlarged by a filter or in a format that cannot be undone."""
+    """An image file was enlarged by a filter or in a format that cannot be undone."""
 
 
 def raw_size(pixels: np.ndarray, facts: Mapping[str, str], path: Path, *, is_lossless: bool) -> np.ndarray:
@@ -202,7 +202,7 @@ def bicubic(pixels: np.ndarray, *, size: int) -> np.ndarray:
     import torch
 
     if pixels.shape[0] != pixels.shape[1]:
-        raise ValueError(f"a image is {pixels.shape[1]} x {pixels.shape[0]}, expected a square one")
+        raise ValueError(f"an image is {pixels.shape[1]} x {pixels.shape[0]}, expected a square one")
     if pixels.shape[0] == size:
         return pixels
     planes = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()

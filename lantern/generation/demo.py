@@ -105,7 +105,7 @@ class Track:
 
 @dataclass(frozen=True)
 class View:
-    """A image under way: its mark and its pixels, grey where no code is known."""
+    """An image under way: its mark and its pixels, grey where no code is known."""
 
     mark: Mark
     pixels: UInt8[Tensor, "h w 3"]

@@ -33,7 +33,7 @@ def model(folder: Path) -> Model:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    """A image of 8 x 8 pixels, and a mask whose one white pixel is in row 1, column 2 of the 4 x 4 codes."""
+    """An image of 8 x 8 pixels, and a mask whose one white pixel is in row 1, column 2 of the 4 x 4 codes."""
     colours = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     mask = np.zeros((8, 8), np.uint8)
     mask[3, 4] = 255

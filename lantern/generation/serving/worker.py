@@ -270,7 +270,7 @@ class Worker(threading.Thread):
 
 
 class Row:
-    """A image that is being decoded, with the decoder that it uses alone."""
+    """An image that is being decoded, with the decoder that it uses alone."""
 
     def __init__(self, job: Job, generator: Generator, captions: "Captions") -> None:
         self.job, self.generator, begun = job, generator, time.perf_counter()

@@ -82,7 +82,7 @@ def test_a_second_process_on_the_same_shard_is_reported(decoder: Generator, tmp_
 
 def test_a_second_run_makes_nothing(decoder: Generator, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(whole)
-    monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("a image was begun"))
+    monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("an image was begun"))
     assert paint(decoder, whole, 12) == 0
     assert contents(whole) == before
 
@@ -121,7 +121,7 @@ def test_pictures_recorded_meanwhile_are_skipped(
     with Worker(decoder, tmp_path, FINGERPRINT, name="early") as early:
         with Worker(decoder, tmp_path, FINGERPRINT, name="late") as late:
             assert produce(late, expected(3), is_quiet=True) == 3
-        monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("a image was begun"))
+        monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("an image was begun"))
         assert produce(early, expected(3), is_quiet=True) == 0
 
 

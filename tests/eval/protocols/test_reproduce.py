@@ -81,7 +81,7 @@ def test_a_limit_makes_the_first_pictures(place: Path, model: Path, monkeypatch:
     assert sorted(first) == ["000000.png", "000001.png"] and row(place)["pictures"] == 2
     assert reproduce(place, model, "--metrics") == 0
     assert pictures(place).items() >= first.items() and row(place)["pictures"] == 6
-    monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("a image was begun"))
+    monkeypatch.setattr(generation, "make_batches", lambda *_, **__: pytest.fail("an image was begun"))
     assert reproduce(place, model, "--metrics") == 0
 
 
