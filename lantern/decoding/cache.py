@@ -35,8 +35,9 @@ class StaticCache:
         stage  [a b c d]  path of image 0: a, c   codes 5.. -> [.. a c]
                           path of image 1: a, b   codes 7.. -> [.. a b]
 
-    Memory starts as zeros, since masked values must be finite. The last code's slot is never read (nothing follows
-    the last code), so writes past the end of the image go there. A target pads its passes to `least_rows`.
+    Memory starts as zeros unless `is_zeroed` is False: values that a pass reads and masks must be finite. The last
+    code's slot is never read (nothing follows the last code), so writes past the end of the image go there. A target
+    pads its passes to `least_rows`.
 
     With `columns` a row of codes is followed by a newline, which the loop does not see: behind the `slots` of masks
     lies one slot for the newline of each row of codes, and one for a newline behind each staged node. `commit` copies
@@ -59,6 +60,7 @@ class StaticCache:
         device: torch.device | str,
         least_rows: int = 0,
         columns: int = 0,
+        is_zeroed: bool = True,
     ) -> None:
         self.least_rows = least_rows
         self.images, self.rows = images, rows
@@ -67,7 +69,8 @@ class StaticCache:
         self._slots, self._first_staged_newline = prefix + codes + stage, prefix + codes + stage + lines
         size = (2 * layers, images * rows, heads, self._slots + (lines + stage if columns else 0), head_dim)
         first = torch.zeros(images * rows, 1, dtype=torch.long, device=device)
-        self._hold(torch.zeros(size, dtype=dtype, device=device), first)
+        make = torch.zeros if is_zeroed else torch.empty
+        self._hold(make(size, dtype=dtype, device=device), first)
         ends = torch.arange(1, lines + 1, device=device) * columns - 1 + prefix
         # the slot that each newline follows
         self._ahead = torch.cat([ends, torch.arange(stage if columns else 0, device=device) + prefix + codes])
@@ -81,11 +84,14 @@ class StaticCache:
         self._rows = torch.arange(len(first), device=first.device)[:, None]
 
     @classmethod
-    def joined(cls, parts: Sequence["StaticCache"], earlier: "StaticCache | None" = None) -> "StaticCache":
+    def joined(
+        cls, parts: Sequence["StaticCache"], earlier: "StaticCache | None" = None, used: Sequence[int] | None = None
+    ) -> "StaticCache":
         """Return a cache of the images of caches of one `form`, which are views of its memory from then on.
 
         The memory of an `earlier` joined cache of as many rows is used again: parts that are views of it must have
-        their earlier places, and the others are copied to the rows between them.
+        their earlier places, and the others are copied to the rows between them. With `used`, only the first slots of
+        each part are copied, so many of them; others hold anything, for passes that do not read what a mask hides.
         """
         made, first = copy.copy(parts[0]), torch.cat([part.first for part in parts])
         made.images = sum(part.images for part in parts)
@@ -95,11 +101,11 @@ class StaticCache:
             layers, _, *sizes = parts[0].buffer.shape
             made._hold(parts[0].buffer.new_empty(layers, len(first), *sizes), first)
         at = 0
-        for part in parts:
+        for part, count in zip(parts, used or [parts[0].buffer.shape[3]] * len(parts), strict=True):
             rows = slice(at, at := at + len(part.first))
             buffer = made.buffer[:, rows]
             if part.buffer.data_ptr() != buffer.data_ptr():
-                buffer.copy_(part.buffer)
+                buffer[..., :count, :].copy_(part.buffer[..., :count, :])
             part._hold(buffer, first[rows])
         return made
 
@@ -615,7 +621,9 @@ def make_cache(
     expected["columns"] = config.raster.columns if config.raster.newlines else 0
     if used is not None and {name: getattr(used, name) for name in expected} == expected and used.buffer.dtype == dtype:
         return used
-    return StaticCache(layers=config.n_layer, heads=heads, head_dim=head_dim, dtype=dtype, device=device, **expected)
+    sizes = {"layers": config.n_layer, "heads": heads, "head_dim": head_dim} | expected
+    is_zeroed = target.reads_masked or dtype != torch.float32
+    return StaticCache(dtype=dtype, device=device, is_zeroed=is_zeroed, **sizes)
 
 
 def embed_condition(target: Target, condition: Condition, rows: int) -> Float[Tensor, "b r t c"]:

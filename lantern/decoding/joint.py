@@ -34,8 +34,8 @@ class Together(Protocol):
 
     cache: StaticCache
 
-    def step(self) -> None:
-        """Take a step of each generation."""
+    def step(self, patience: float = 0.0) -> None:
+        """Take a step of each generation; an engine that runs whole steps may take them for `patience` seconds."""
         ...
 
 
@@ -75,8 +75,8 @@ class Joint:
         self._groups: dict[Hashable, tuple[list[RowStepper], Together]] = {}
 
     @torch.no_grad()
-    def step(self, steppers: Sequence[RowStepper]) -> None:
-        """Take a step of each generation."""
+    def step(self, steppers: Sequence[RowStepper], patience: float = 0.0) -> None:
+        """Take a step of each generation, or steps for `patience` seconds until one is done (`Together.step`)."""
         groups: dict[Hashable, list[RowStepper]] = {}
         for stepper in steppers:
             groups.setdefault(stepper.group, []).append(stepper)
@@ -87,7 +87,7 @@ class Joint:
                 placed = in_their_places(members, earlier)
                 known = members[0].together(placed, None if known is None else known.cache)
                 self._groups[group] = placed, known
-            known.step()
+            known.step(patience if len(groups) == 1 else 0.0)
 
 
 def in_their_places(members: Sequence[RowStepper], earlier: Sequence[RowStepper]) -> list[RowStepper]:
@@ -140,7 +140,7 @@ class JoinedPass:
     def __init__(self, rows: Sequence[DraftedRow], earlier: StaticCache | None) -> None:
         self._rows, self.cache = rows, StaticCache.joined([row.stepper.run.cache for row in rows], earlier)
 
-    def step(self) -> None:
+    def step(self, patience: float = 0.0) -> None:
         """Take a step of each generation."""
         prepared = [row.stepper.prepare() for row in self._rows]
         parts = [inputs for _, inputs in prepared]

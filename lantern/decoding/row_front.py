@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Scores, Step, Target
-from lantern.decoding.cache import Start, by_row
+from lantern.decoding.cache import Start, by_row, read_codes
 from lantern.decoding.loop import Decoding, FiniteSoFar, Readback
 from lantern.decoding.variation import total_variation
 
@@ -134,6 +134,7 @@ class FrontRun:
         self.grid[:, 0] = (log_p + begun.noise.gumbel(place)).argmax(-1)
         self.counts[:, 0] = 1
         self._record(place, log_p)
+        self._read_kept()
 
     def take_step(self) -> None:
         """Score the lines and commit what they sample."""
@@ -198,6 +199,20 @@ class FrontRun:
             total_variation_max=spent.amax(1),
             is_finite=self.finite.flags,
         )
+
+    def _read_kept(self) -> None:
+        """Fill the cache with the codes that all images keep from the start but the last."""
+        forced = self.begun.forced
+        if forced is None or (kept := forced.kept) == 1:
+            return
+        codes, columns = forced.codes[:, :kept], self.layout.columns
+        self.passes += read_codes(self.target, self.begun.cache, self.begun.prefix, codes[:, :-1]).passes
+        self.is_cached[:, : kept - 1] = True
+        places = self.places[None, :kept].expand(len(codes), -1)
+        self.grid[self.images, places // columns, places % columns] = codes
+        self.counts[:] = (kept - columns * torch.arange(self.layout.rows, device=codes.device)).clamp(0, columns)
+        zeros = self.begun.logits.new_zeros(*self.begun.logits.shape[:2], kept, self.begun.logits.shape[-1])
+        self._record(places, self.sampling.log_probs(forced.logits(zeros, places), places))
 
     def _front(self) -> Front:
         """Return the lines of the next pass: the first rows whose codes are not all in the cache."""

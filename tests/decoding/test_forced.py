@@ -87,7 +87,7 @@ def test_an_exact_method_takes_forced_codes_for_nothing() -> None:
     assert (made.passes < 8).all()
 
 
-@pytest.mark.parametrize("name", [name for name, method in SPECS.items() if method.spec.loop is None])
+@pytest.mark.parametrize("name", [name for name, method in SPECS.items() if name != "row-cache"])
 def test_kept_codes_are_read_in_few_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 150 kept codes 149 are read in three passes; the others are those of the slow way, in which all are drafts."""
     target = tiny_target(block_size=169)
@@ -105,7 +105,7 @@ def test_kept_codes_are_read_in_few_passes(name: str, monkeypatch: pytest.Monkey
     assert torch.equal(made.codes[forced >= 0], forced[forced >= 0])
     # the prompt, three passes, and at most one for each of the other codes
     assert (made.passes <= 1 + 3 + 19).all()
-    assert steps[0].counts.tolist() == [150, 150] and torch.equal(steps[0].codes, forced[:, :150])
+    assert steps[0].counts.tolist() == [150, 150] and torch.equal(steps[0].codes[:, :150], forced[:, :150])
     assert all((step.start >= 150).all() for step in steps[1:])
     with monkeypatch.context() as patch:
         patch.setattr(ForcedCodes, "kept", 1)

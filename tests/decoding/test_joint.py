@@ -4,6 +4,7 @@ import gc
 import shutil
 import weakref
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.joint import Joint, RowStepper
+from lantern.drafters.windows.jacobi import TRIAL
 from lantern.engines.engine import engine
 from lantern.methods.registry import METHODS, Decoder, add_ons_of, build_decoder
 from lantern.verifiers.relaxations.neighbours import proximity_table
@@ -54,7 +56,9 @@ def alone(made: Decoder, i: int) -> Tensor:
     return stepper.generation([], {}).codes[0]
 
 
-def staggered(decoders: Mapping[int, Decoder], every: int = 3, dropped: int | None = None) -> dict[int, Tensor]:
+def staggered(
+    decoders: Mapping[int, Decoder], every: int = 3, dropped: int | None = None, patience: float = 0.0
+) -> dict[int, Tensor]:
     """Begin decoder i at step `every` x i; the generation `dropped` leaves after two steps, unfinished."""
     joint, running, made, number = Joint(), dict[int, RowStepper](), dict[int, Tensor](), 0
     while running or number <= every * max(decoders):
@@ -63,7 +67,7 @@ def staggered(decoders: Mapping[int, Decoder], every: int = 3, dropped: int | No
         if dropped is not None and number == every * dropped + 2:
             del running[dropped]
         if running:
-            joint.step(list(running.values()))
+            joint.step(list(running.values()), patience)
         for i in [i for i, stepper in running.items() if stepper.is_done()]:
             made[i] = running.pop(i).generation([], {}).codes[0]
         number += 1
@@ -136,9 +140,31 @@ def test_fused_pictures_of_other_samplings_share_a_pass(monkeypatch: pytest.Monk
     kinds = [("gumbel-jacobi", SAMPLING), ("gumbel-jacobi", Sampling(guidance=6, temperature=0.7, top_k=5))]
     expected = [alone(decoder(*kind, kind="cpu"), i) for i, kind in enumerate(kinds)]
     shared, step = set[int](), FusedPass.step
-    monkeypatch.setattr(FusedPass, "step", lambda self: (shared.add(self.cache.images), step(self))[1])
+    monkeypatch.setattr(FusedPass, "step", lambda self, *how: (shared.add(self.cache.images), step(self, *how))[1])
     made = staggered({i: decoder(*kind, kind="cpu") for i, kind in enumerate(kinds)}, every=1)
     assert all(torch.equal(made[i], codes) for i, codes in enumerate(expected)) and shared == {1, 2}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("options", [None, {"window": 4}, {"window": 4, "least": 3.9}], ids=str)
+def test_steps_of_one_call_end_when_a_generation_is_complete(options: dict[str, Any] | None) -> None:
+    """The last window is given up after its trial, in which each call takes one step."""
+    from lantern.engines.cpu.engine import FusedStepper
+
+    method = METHODS["plain"] if options is None else METHODS["gumbel-jacobi"].with_options(**options)
+    made = {i: build_decoder(method, TARGET, sampling=SAMPLING, engine=engine("cpu")) for i in range(3)}
+    whole = {i: one.generate(select(CONDITION, [i]), keys=[KEYS[i]]) for i, one in made.items()}
+    joint, running, calls = Joint(), {i: begun(one, i) for i, one in made.items()}, 0
+    while running:
+        joint.step(list(running.values()), patience=60.0)
+        calls += 1
+        ended = [i for i, stepper in running.items() if stepper.is_done()]
+        for i in ended:
+            stepper = running.pop(i)
+            assert isinstance(stepper, FusedStepper)
+            found = stepper.generation([], {})
+            assert torch.equal(found.codes, whole[i].codes) and torch.equal(found.passes, whole[i].passes)
+    assert calls <= 3 + (TRIAL if options is not None and "least" in options else 0)
 
 
 def test_a_generation_takes_the_place_of_one_that_ended() -> None:

@@ -122,3 +122,16 @@ def test_the_reported_cost_is_that_of_the_distribution_of_pictures() -> None:
 def test_sizes_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="lead 0, drafts 0: wanted at least 1 and 0"):
         decode(0)
+
+
+@pytest.mark.parametrize("kept", [5, 8])
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_kept_codes_are_those_that_follow_from_them_alone(drafts: int, kept: int) -> None:
+    """Kept codes end in the middle of a row, or with it; rows as long as the lead give plain decoding's codes."""
+    forced = torch.where(torch.arange(16) < kept, torch.arange(48).view(3, 16) % 24, -1)
+    made = decode(4, drafts, forced=forced)
+    expected = plain.generate(TARGET, CONDITION, sampling=SAMPLING, keys=KEYS, forced=forced)
+    assert torch.equal(made.codes, expected.codes) and (made.passes <= expected.passes).all()
+    assert made.total_variation.max() < 1e-4
+    relaxed = decode(1, drafts, forced=forced)
+    assert torch.equal(relaxed.codes[:, :kept], forced[:, :kept]) and (relaxed.total_variation > 0).all()

@@ -312,10 +312,10 @@ def test_where_memory_runs_out_fewer_pictures_are_decoded_at_a_time(
     def send(seed: int) -> Any:
         return lambda kind, value, index: made.__setitem__(seed, (kind, value))
 
-    def limited(self: Joint, steppers: Any) -> Any:
+    def limited(self: Joint, steppers: Any, *how: Any) -> Any:
         if len(steppers) > 2:
             raise MemoryError
-        return step(self, steppers)
+        return step(self, steppers, *how)
 
     monkeypatch.setattr(Joint, "step", limited)
     worker = Worker(model, batch=4)
@@ -331,7 +331,7 @@ def test_a_fault_of_a_step_fails_its_pictures_only(model: Model, monkeypatch: py
     heard, step = list[str](), Joint.step
     worker = Worker(model, batch=2)
     worker.submit([job(seed, lambda kind, value, index: heard.append(kind)) for seed in range(3)])
-    monkeypatch.setattr(Joint, "step", lambda self, steppers: 1 / 0)
+    monkeypatch.setattr(Joint, "step", lambda self, steppers, *how: 1 / 0)
     worker.step()
     monkeypatch.setattr(Joint, "step", step)
     assert heard == ["failed", "failed"]

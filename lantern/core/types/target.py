@@ -140,6 +140,7 @@ class TargetDefaults:
     """Defaults of the optional attributes of `Target`: no faster way of anything."""
 
     is_batch_invariant: bool = False
+    reads_masked: bool = True
     warm_passes: int = 0
     prompt_rows: int = 0
     make_uniforms: Callable[..., Tensor] | None = None
@@ -202,6 +203,11 @@ class Target(Protocol):
     @property
     def is_batch_invariant(self) -> bool:
         """Whether the bits of a row's logits do not depend on the other rows and nodes of the pass. Optional."""
+        ...
+
+    @property
+    def reads_masked(self) -> bool:
+        """Whether passes read keys and values that a mask hides, which must then be finite. Optional."""
         ...
 
     @property

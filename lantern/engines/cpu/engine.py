@@ -91,7 +91,7 @@ class PackedPass:
     ) -> Scores:
         """Score inputs, as `Transformer.forward` with a `StaticCache` in fp32."""
         rows, nodes = inputs.shape[:2]
-        inputs, positions, places = inputs.float().contiguous(), positions.contiguous(), slots[0].contiguous()
+        inputs, positions, places = inputs.float().contiguous(), positions.contiguous(), slots.contiguous()
         mask = mask if mask.stride(-1) == 1 else mask.contiguous()
         logits = torch.empty(rows, nodes, self.vocab)
         features = torch.empty(rows, nodes, self.dim)
@@ -122,7 +122,7 @@ _PASSES = WeightCache(PackedPass)
 class CpuTarget(PreparedTarget):
     """A target that scores inputs in C++ if its cache is in fp32, and otherwise by torch, which also reads prompts."""
 
-    is_batch_invariant = True
+    is_batch_invariant, reads_masked = True, False
     warm_passes = 3  # they use one thread (`ThreadPolicy`)
 
     def __init__(self, module: Any) -> None:
@@ -218,22 +218,17 @@ def generate(
     watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
     kept = steps if keep_steps else None
     # 1) the prompt gives code 0
-    stage = 0 if drafter is None else drafter.max_nodes
-    prompt = start(target, condition, sampling=sampling, keys=keys, stage=stage, **how)
-    stepper = FusedStepper(target, prompt, sampling, drafter)
-    report(stepper.first, callback, kept)
+    stepper, first = begin(target, condition, sampling=sampling, keys=keys, drafter=drafter, **how)
+    report(first, callback, kept)
     watch.lap("prefill")
     alone, is_watched, seconds = FusedPass([stepper]), callback is not None or keep_steps, 0.0
-    trial = TRIAL if drafter is not None and drafter.least_codes else -1
     while not stepper.is_done():
-        # 2) steps, one per call if they are reported or on trial
-        alone.advance(0.0 if is_watched or trial > 0 else PATIENCE)
+        # 2) steps, one per call if they are reported
+        alone.step(0.0 if is_watched else PATIENCE)
         if is_watched:
             report(stepper.last(), callback, kept)
-        trial -= trial >= 0
-        if trial == 0 and drafter is not None and is_slow(stepper.known, drafter.least_codes):
+        if stepper.nodes != alone.nodes:
             seconds += alone.seconds
-            stepper.stop_drafting()
             alone = FusedPass([stepper])
     watch.lap("walk")
     if is_timed:
@@ -253,8 +248,7 @@ def begin(
     **how: Any,
 ) -> "tuple[FusedStepper, Step]":
     """Begin a generation whose steps `decoding.joint` takes; return its stepper and the step of code 0."""
-    # a single code is staged too, since generations that share a pass know different numbers of codes
-    stage = 1 if drafter is None else drafter.max_nodes
+    stage = 0 if drafter is None else drafter.max_nodes
     prompt = start(target, condition, sampling=sampling, keys=keys, stage=stage, **how)
     stepper = FusedStepper(target, prompt, sampling, drafter)
     return stepper, stepper.first
@@ -263,8 +257,7 @@ def begin(
 class FusedStepper:
     """The state of a generation, in memory that `lantern_steps` writes to; tensors are as in `steps.cpp`.
 
-    `first` is the step that gives code 0. `group` is what generations that share passes have in common: weights, the
-    form of their caches, and nodes.
+    `first` is the step that gives code 0, `nodes` the size of a pass.
     """
 
     def __init__(self, target: CpuTarget, prompt: Start, sampling: Sampling, drafter: Drafter | None) -> None:
@@ -276,17 +269,26 @@ class FusedStepper:
         self.window, self.sampled = torch.zeros(2, images, self.nodes, dtype=torch.long).unbind()
         self.accepted, self.reached = torch.zeros(2, images, self.nodes - 1, dtype=torch.long).unbind()
         self.finite = torch.isfinite(prompt.logits.sum((1, 2, 3)))
-        self._scored = self.window
         self._noise, self._random = prompt.noise.gumbel_table(), None
         if drafter is not None and drafter.sample_window == "random":
             where = torch.arange(self.count).expand(images, -1)
             self._random = random_codes(prompt.noise, where, target.config.vocab_size).contiguous()
         self._shape = None if drafter is None else chain_shape(drafter.depth, torch.device("cpu"))
+        self._scored = self.nodes, self._shape, self.window
         self.first = self._sample_first(sampling)
         self.images = [self._image(i, sampling) for i in range(images)]
         self._results: tuple[Tensor, Tensor] | None = None
         self._counts = self.known.numpy()  # the same memory, which Python reads faster
-        self.group: tuple[object, ...] = (id(target.program), prompt.cache.form, self.nodes)
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """What generations that share passes have in common: weights, the form of their caches, and nodes."""
+        return (id(self.target.program), self.prompt.cache.form, self.nodes)
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether steps are counted, after which slow drafting stops (`Drafter.least_codes`)."""
+        return self.drafter is not None and self.drafter.least_codes > 0 and self._index < TRIAL
 
     def _sample_first(self, sampling: Sampling) -> Step:
         """Sample code 0 from the logits of the prompt, and fill the window behind it."""
@@ -319,14 +321,16 @@ class FusedStepper:
         """Take part in a pass that writes its results there."""
         self._results = logits, features  # not the pass, since a cycle of references would delay freeing the cache
 
-    def stop_drafting(self) -> None:
-        """Let later passes score the last code alone, as plain decoding does."""
-        self.nodes, self._shape = 1, None
-
     def before(self, is_one: bool) -> None:
         """Prepare for steps; with `is_one`, a single one, `last` can return it."""
         self._index += 1
-        self._scored = self.window.clone() if is_one and self._shape is not None else self.window
+        scored = self.window.clone() if is_one and self._shape is not None else self.window
+        self._scored = self.nodes, self._shape, scored
+
+    def after(self) -> None:
+        """After slow steps, let later passes score the last code alone, as plain decoding does."""
+        if self.drafter is not None and self._index == TRIAL and is_slow(self.known, self.drafter.least_codes):
+            self.nodes, self._shape = 1, None
 
     def is_done(self) -> bool:
         """Return whether all codes are known."""
@@ -337,15 +341,16 @@ class FusedStepper:
         assert self._results is not None
         logits, features = self._results
         scores = Scores(logits, features.to(self.target.tok_embeddings.weight.dtype))
-        codes = self.sampled[:, : self.nodes].clone()
+        nodes, shape, scored = self._scored
+        codes = self.sampled[:, :nodes].clone()
         arguments = (self._index, self.start.clone(), self.counts.clone(), codes, scores)
-        if self._shape is None:
+        if shape is None:
             return Step(*arguments)
-        length = (self._scored[:, 1:] == codes[:, :-1]).long().cumprod(1).sum(1)
-        nodes = torch.arange(1, self.nodes)
-        path = torch.where(nodes <= length[:, None], nodes, 0)
+        length = (scored[:, 1:] == codes[:, :-1]).long().cumprod(1).sum(1)
+        drafts = torch.arange(1, nodes)
+        path = torch.where(drafts <= length[:, None], drafts, 0)
         verdict = Verdict(path, length, codes.gather(1, length[:, None])[:, 0])
-        return Step(*arguments, DraftTree(self._scored, self._shape, "gumbel"), verdict)
+        return Step(*arguments, DraftTree(scored, shape, "gumbel"), verdict)
 
     def generation(self, steps: list[Step], seconds: dict[str, float]) -> Generation:
         """Return the finished grids."""
@@ -374,12 +379,15 @@ class FusedPass:
         self.steppers, one = steppers, steppers[0]
         caches = [stepper.prompt.cache for stepper in steppers]
         is_whole = len(caches) == 1 and caches[0].buffer.is_contiguous()
-        self.cache = cache = caches[0] if is_whole else StaticCache.joined(caches, earlier)
-        self._program, config, nodes = one.target.program, one.target.config, one.nodes
+        used = [caches[0].prefix + max(stepper.known.tolist()) for stepper in steppers]
+        self.cache = cache = caches[0] if is_whole else StaticCache.joined(caches, earlier, used)
+        self._program, config = one.target.program, one.target.config
+        self.nodes = nodes = one.nodes
         rows, first = cache.images * cache.rows, cache.first_stage_slot
         self.inputs, self.features = torch.empty(2, rows, nodes, config.dim).unbind()
         self.logits = torch.empty(rows, nodes, config.vocab_size)
-        self._positions, self._places = torch.empty(rows, nodes, dtype=torch.long), torch.arange(nodes) + first
+        self._positions = torch.empty(rows, nodes, dtype=torch.long)
+        self._places = (torch.arange(nodes) + first).repeat(rows, 1)
         self._mask = torch.full((rows, nodes, cache.slots), -torch.inf)
         at = 0
         for stepper in steppers:
@@ -411,16 +419,16 @@ class FusedPass:
         """Seconds spent in passes of the target."""
         return self._steps.seconds
 
-    def step(self) -> None:
-        """Take a step of each generation."""
-        self.advance(0.0)
-
-    def advance(self, patience: float) -> int:
-        """Take steps for `patience` seconds, at least one; return the number of known codes of the slowest image."""
+    def step(self, patience: float = 0.0) -> None:
+        """Take steps for `patience` seconds, at least one, until an image is complete; one step while on trial."""
+        if any(stepper.is_on_trial for stepper in self.steppers):
+            patience = 0.0
         for stepper in self.steppers:
             stepper.before(not patience)
         arguments = (self._program.model, self._args, self._steps)
-        return build.library().lantern_steps(*map(ctypes.byref, arguments), ctypes.c_double(patience))
+        build.library().lantern_steps(*map(ctypes.byref, arguments), ctypes.c_double(patience))
+        for stepper in self.steppers:
+            stepper.after()
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,7 @@ def _layer(
     _, _, heads, slots, _ = cache.shape
     linears = [weight for weight in weights[2:] if weight is not None]
     assert cache.is_contiguous()
-    inputs, factors, places = x.float().contiguous(), factors.contiguous(), places.contiguous()
+    inputs, factors, places = x.float().contiguous(), factors.contiguous(), places.expand(rows, -1).contiguous()
     mask = mask if mask.stride(-1) == 1 else mask.contiguous()
     # each node has three rotary factors: of query, key and value
     positions = torch.arange(0, 3 * rows * nodes, 3)

@@ -527,7 +527,7 @@ struct PassArgs {
     int32_t rows, nodes, slots, threads, taps;
     const float *inputs;      // (rows, nodes, dim)
     const int64_t *positions; // (rows, nodes): rows of the rotary table
-    const int64_t *places;    // (nodes): slots for keys and values, the same in all rows
+    const int64_t *places;    // (rows, nodes): slots for keys and values
     const float *mask;        // (rows, nodes, slots) with the strides below: added to scores
     int64_t mask_row, mask_node;
     float *cache; // (2 layers, rows, heads, slots, head_dim)
@@ -638,7 +638,7 @@ template <class Kind> struct Worker {
           normed(size_t(count) * model.dim), cache_offset(count) {
         for (int m = 0; m < count; m++) {
             const size_t row = size_t(m / pass.nodes) * model.heads * pass.slots;
-            cache_offset[m] = (row + pass.places[m % pass.nodes]) * head_dim;
+            cache_offset[m] = (row + pass.places[m]) * head_dim;
         }
         int longest = 0;
         for (int row = 0; row < pass.rows; row++) longest = std::max(longest, seen[row].length);

@@ -7,7 +7,7 @@
 extern "C" {
 
 // ABI number of this library. Increase it together with `ABI` of build.py when a structure or function changes.
-int32_t lantern_abi() { return 4; }
+int32_t lantern_abi() { return 5; }
 
 // An image, in memory of its own: images with other settings and other numbers of known codes share a step.
 struct ImageArgs {
@@ -26,7 +26,7 @@ struct ImageArgs {
 };
 
 struct StepArgs {
-    // With `is_staged`, keys and values are written to the stage first; else all images know the same number of codes.
+    // With `is_staged`, keys and values are written to the stage first; else to the slot of the one code of a pass.
     int32_t images, nodes, codes, prefix, conditioning, is_staged, is_half;
     const void *embeddings; // (vocab, dim), in bf16 if `is_half`, else in fp32
     const ImageArgs *of;    // (images)
@@ -59,11 +59,11 @@ struct Stepper {
                 embed(of.window[i], inputs + at * model.dim);
                 const int64_t where = std::min<int64_t>(known - 1 + i, state.codes - 1);
                 const_cast<int64_t *>(pass.positions)[at] = where + state.conditioning;
+                if (!state.is_staged) const_cast<int64_t *>(pass.places)[at] = where + state.prefix;
                 float *seen = mask + m * pass.mask_row + i * pass.mask_node + state.prefix;
                 std::fill(seen, seen + known - state.is_staged, 0.0f);
             }
         }
-        if (!state.is_staged) const_cast<int64_t *>(pass.places)[0] = state.prefix + *state.of[0].known - 1;
     }
 
     void embed(int64_t code, float *to) const {
@@ -101,10 +101,14 @@ struct Stepper {
         return true;
     }
 
+    // Threads that share so many tasks over the codes' vocabulary.
+    int threads_for(int tasks) const {
+        return int64_t(tasks) * model.vocab < SINGLE_THREAD ? 1 : std::min(tasks, pass.threads);
+    }
+
     void sample_all() {
         const int tasks = state.images * state.nodes;
-        const int threads = tasks * model.vocab < SINGLE_THREAD ? 1 : std::min(tasks, pass.threads);
-#pragma omp parallel for num_threads(threads)
+#pragma omp parallel for num_threads(threads_for(tasks))
         for (int task = 0; task < tasks; task++) {
             const int image = task / state.nodes, node = task % state.nodes;
             state.of[image].sampled[node] = sample(image, node, omp_get_thread_num());
@@ -139,18 +143,15 @@ struct Stepper {
     // Copies keys and values of the first nodes from the stage to the slots of their codes.
     void keep(int image, int length) const {
         const int head_dim = model.dim / model.heads;
-        for (int64_t plane = 0; plane < 2 * int64_t(model.layers) * pass.rows; plane++) {
-            if (plane % pass.rows / rows != image) continue;
-            for (int head = 0; head < model.heads; head++) {
-                float *slots = pass.cache + (plane * model.heads + head) * pass.slots * head_dim;
-                for (int i = 0; i <= length; i++) {
-                    const int64_t where = *state.of[image].known - 1 + i;
-                    if (where < state.codes)
-                        std::memcpy(slots + (state.prefix + where) * head_dim, slots + pass.places[i] * head_dim,
-                                    sizeof(float) * head_dim);
-                }
+        const int64_t known = *state.of[image].known, *stage = pass.places + size_t(image) * rows * state.nodes;
+        for (int part = 0; part < 2 * model.layers; part++)
+            for (int head = 0; head < rows * model.heads; head++) {
+                const int64_t plane = (int64_t(part) * pass.rows + image * rows) * model.heads + head;
+                float *slots = pass.cache + plane * pass.slots * head_dim;
+                for (int i = 0; i <= length && known - 1 + i < state.codes; i++)
+                    std::memcpy(slots + (state.prefix + known - 1 + i) * head_dim, slots + stage[i] * head_dim,
+                                sizeof(float) * head_dim);
             }
-        }
     }
 
     // Makes the next window: the last new code, the samples behind it, and initial codes at its end.
@@ -164,33 +165,34 @@ struct Stepper {
         }
     }
 
-    int64_t step() {
+    // Takes a step; returns whether it gave an image its last code, or all images were done.
+    bool step() {
         fill();
         const double begun = omp_get_wtime();
         run(model, pass);
         state.seconds += omp_get_wtime() - begun;
         sample_all();
-        int64_t least = state.codes;
+#pragma omp parallel for num_threads(threads_for(state.images * state.nodes))
+        for (int image = 0; image < state.images; image++) commit(image);
+        bool ends = true, is_new = false;
         for (int image = 0; image < state.images; image++) {
-            commit(image);
-            least = std::min(least, *state.of[image].known);
+            const bool is_done = *state.of[image].known >= state.codes;
+            ends &= is_done;
+            is_new |= is_done && *state.of[image].counts;
         }
-        return least;
+        return ends || is_new;
     }
 };
 
 } // namespace
 
-// Takes steps until all images are done or `patience` seconds have passed, at least one; returns the number of known
-// codes of the slowest image.
+// Takes steps until an image is complete or `patience` seconds have passed, at least one.
 extern "C" int64_t lantern_steps(const Model *model, const PassArgs *pass, StepArgs *state, double patience) {
     return guarded([&] {
         Stepper stepper(*model, *pass, *state);
         const double begun = omp_get_wtime();
-        int64_t known;
-        do known = stepper.step();
-        while (known < state->codes && omp_get_wtime() - begun < patience);
-        return known;
+        while (!stepper.step() && omp_get_wtime() - begun < patience) {}
+        return 0;
     });
 }
 

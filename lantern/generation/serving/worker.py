@@ -27,6 +27,7 @@ from lantern.models.llamagen.text import TextEncoder
 
 KEPT = 8  # assembled decoders that no picture uses
 CAPTIONS = 64  # prompts whose embeddings are kept
+PATIENCE = 0.01  # seconds of steps between looks at the queue
 
 
 class QueueFullError(Exception):
@@ -198,7 +199,8 @@ class Worker(threading.Thread):
         if not self._rows:
             return
         begun = time.perf_counter()
-        self._joint.step([row.stepper for row in self._rows])
+        patience = 0.0 if any(row.job.partials for row in self._rows) else PATIENCE
+        self._joint.step([row.stepper for row in self._rows], patience)
         share = (time.perf_counter() - begun) / len(self._rows)
         for row in self._rows:
             row.seconds["decode"] += share

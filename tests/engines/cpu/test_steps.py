@@ -108,14 +108,14 @@ def test_a_window_that_commits_too_few_codes_is_given_up(watching: dict[str, Any
 def test_wrong_drafts_change_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = parts_of(tiny_target(**SHAPE), DISTRIBUTIONS[0], {"window": 5})
     expected = by_the_loop(parts, monkeypatch)
-    inner = FusedPass.advance
+    inner = FusedPass.step
 
-    def wrong(self: FusedPass, patience: float) -> int:
+    def wrong(self: FusedPass, patience: float = 0.0) -> None:
         for stepper in self.steppers:
             stepper.window[:, 1:] = 0  # drafts that no earlier step sampled
-        return inner(self, 0.0)
+        inner(self)
 
-    monkeypatch.setattr(FusedPass, "advance", wrong)
+    monkeypatch.setattr(FusedPass, "step", wrong)
     found = parts.generate(CONDITION, keys=KEYS)
     assert torch.equal(found.codes, expected.codes) and not torch.equal(found.passes, expected.passes)
 
