@@ -2,7 +2,7 @@
 
 Backs two statements of docs/notes/decoding.md and docs/methods/lantern.md: LANTERN's delta bounds one test, not the
 distribution, and two rounds of proportional filling give `bounded` 93 to 99 % of the largest flow. Writes
-eval/results/price.json.
+eval/results/relaxation_cost.json.
 
 All drafts, accepted or not, are enumerated, so the figures are exact for these distributions. Random codebooks have no
 structure in common with p; in real distributions neighbours have similar probabilities and more mass can move.
@@ -30,7 +30,7 @@ from lantern.verifiers.relaxations.lantern_pp import LanternPP
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from lantern.verifiers.relaxations.tolerance import Tolerance
 
-RESULTS = Path(__file__).resolve().parents[1] / "eval" / "results" / "price.json"
+RESULTS = Path(__file__).resolve().parents[1] / "eval" / "results" / "relaxation_cost.json"
 ENTROPIES = (1.0, 2.0, 3.0, 3.8)
 ROUNDS = (1, 2, 3, 4)
 CAP = 4.0

@@ -27,13 +27,13 @@ def generate(
     *,
     first_rows: int,
     last_rows: int,
-    priced: bool = True,
+    measured: bool = True,
     **options: Any,
 ) -> Generation:
     """Sample codes one by one with the noise of plain decoding; each sees `first_rows` and `last_rows` rows of codes.
 
     The latest `last_rows` rows are as many codes, wherever in a row the last one is. If both together are at least the
-    rows of the grid, codes are those of plain decoding. `priced` measures the total variation, for which the cache of
+    rows of the grid, codes are those of plain decoding. `measured` measures the total variation, for which the cache of
     plain decoding is needed; without it, it is NaN. `options` are the fields of `Decoding`.
 
     ValueError for fewer than 0 first or 1 last rows, and for a target with newline tokens.
@@ -47,14 +47,14 @@ def generate(
     watch, sampling = how.stopwatch(target), how.sampling
     codes = min((first_rows + last_rows) * raster.columns, target.config.block_size)
     begun = how.start(target, condition, stage=0, codes=codes)
-    run = RowCacheStepper(target, begun, sampling, watch, anchors=first_rows * raster.columns, is_priced=priced)
+    run = RowCacheStepper(target, begun, sampling, watch, anchors=first_rows * raster.columns, is_measured=measured)
     made = run_steps(run, how)
     if run.log_p is None:
         nan = torch.full_like(made.total_variation, torch.nan)
         return replace(made, total_variation=nan, total_variation_max=nan)
     whole = replace(begun, cache=begun.cache.with_codes(target.config.block_size))
     spent = total_variation(target, whole, sampling, made.codes, run.log_p)
-    watch.lap("price")
+    watch.lap("variation")
     return replace(made, total_variation=spent.sum(1), total_variation_max=spent.amax(1), seconds=watch.seconds)
 
 
@@ -62,14 +62,14 @@ class RowCacheStepper(PlainStepper):
     """Steps of plain decoding whose codes behind the first `anchors` take the slot of the oldest one in the ring."""
 
     def __init__(
-        self, target: Target, begun: Start, sampling: Sampling, watch: Stopwatch, *, anchors: int, is_priced: bool
+        self, target: Target, begun: Start, sampling: Sampling, watch: Stopwatch, *, anchors: int, is_measured: bool
     ) -> None:
         super().__init__(target, begun, sampling, watch)
         device, codes = self.codes.device, begun.cache.codes
         # tensors, so that a captured step serves other numbers of rows
         self.anchors, self.ring = torch.tensor([[anchors], [max(codes - anchors, 1)]], device=device)
         size = (*self.codes.shape, target.config.vocab_size)
-        self.log_p = torch.zeros(size, device=device) if is_priced else None
+        self.log_p = torch.zeros(size, device=device) if is_measured else None
 
     def slots(self, places: Int[Tensor, "1 1"]) -> Int[Tensor, "1 1"]:
         """Return the slots of these codes: their own for the first, the oldest one in use for the others."""

@@ -27,14 +27,14 @@ def generate(
     *,
     lead: int,
     drafts: int = 0,
-    priced: bool = True,
+    measured: bool = True,
     **options: Any,
 ) -> Generation:
     """Decode rows in parallel, each once the row above it has `lead` codes, with the noise of plain decoding.
 
     Each row commits at least one code per pass, and with `drafts` the codes behind it that its own samples of the last
     pass predicted. With `lead` at least the number of columns the codes are plain decoding's. Steps report codes in
-    raster order, as soon as all codes before them exist. `priced` measures the total variation; without it, it is NaN.
+    raster order, as soon as all codes before them exist. `measured` measures the total variation; without it, it is NaN.
     `options` are the fields of `Decoding`, of which `programs` is not read.
 
     ValueError for a lead below 1, and for a target with newline tokens, which the rows below would lack.
@@ -45,7 +45,7 @@ def generate(
         raise ValueError("this model ends its rows with newline tokens, which parallel rows lack: use another method")
     how, layout = Decoding(**options), Layout.of(target, lead, drafts)
     watch = how.stopwatch(target)
-    run = FrontRun(target, how.start(target, condition, stage=layout.nodes), how.sampling, layout, is_priced=priced)
+    run = FrontRun(target, how.start(target, condition, stage=layout.nodes), how.sampling, layout, is_measured=measured)
     watch.lap("prefill")
     readback, known = Readback(run.counts.device), torch.zeros_like(run.passes)
     is_watched = how.keep_steps or how.callback is not None
@@ -57,8 +57,8 @@ def generate(
         watch.lap("score")
         if is_watched:
             how.report(run.reported(known))
-    spent = run.variation() if priced else torch.full_like(run.counts[:, :1], torch.nan, dtype=torch.float)
-    watch.lap("price")
+    spent = run.variation() if measured else torch.full_like(run.counts[:, :1], torch.nan, dtype=torch.float)
+    watch.lap("variation")
     return run.generation(spent, how.steps, watch.seconds)
 
 
@@ -111,7 +111,7 @@ class Front:
 class FrontRun:
     """State of a generation. `counts` are the codes of each row; `grid` holds them, then guesses of those behind."""
 
-    def __init__(self, target: Target, begun: Start, sampling: Sampling, layout: Layout, *, is_priced: bool) -> None:
+    def __init__(self, target: Target, begun: Start, sampling: Sampling, layout: Layout, *, is_measured: bool) -> None:
         self.target, self.begun, self.sampling, self.layout = target, begun, sampling, layout
         images, device, width = len(begun.mask), begun.mask.device, layout.width
         self.images = torch.arange(images, device=device)[:, None]
@@ -127,7 +127,7 @@ class FrontRun:
         self.reached = torch.zeros_like(self.accepted)
         self.finite = FiniteSoFar(images, device)
         size = (images, layout.codes + 1, target.config.vocab_size)
-        self.log_p = torch.zeros(size, device=device) if is_priced else None
+        self.log_p = torch.zeros(size, device=device) if is_measured else None
         place = torch.zeros_like(self.images)
         self.finite.look(begun.logits)
         log_p = sampling.log_probs(begun.logits, place)

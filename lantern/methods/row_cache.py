@@ -1,6 +1,6 @@
 """Plain decoding with a cache of few rows as a method. The loop is `lantern.decoding.row_cache`."""
 
-from lantern.methods.row_front import PRICED
+from lantern.methods.row_front import MEASURED
 from lantern.methods.spec import MethodSpec, Setting
 
 METHODS = (
@@ -12,7 +12,7 @@ METHODS = (
         settings=(
             Setting("first_rows", 2, "rows of codes at the top that all codes see", low=0),
             Setting("last_rows", 6, "rows of codes before a code that it sees", low=1, sweep=(10, 6, 4)),
-            PRICED,
+            MEASURED,
         ),
         paper="2512.04857",
     ),

@@ -3,7 +3,9 @@
 from lantern.methods.spec import MethodSpec, Setting
 
 LOOP = "lantern.decoding.row_front:generate"
-PRICED = Setting("priced", True, "measure the total variation in passes over the finished image; else it is NaN")
+MEASURED = Setting(
+    "measured", True, "measure the total variation in passes over the finished image; else it is NaN", old_name="priced"
+)
 METHODS = (
     MethodSpec(
         "zipar",
@@ -12,7 +14,7 @@ METHODS = (
         loop=LOOP,
         settings=(
             Setting("lead", 4, "codes of the row above before a row begins; a whole row is exact", low=1, sweep=(8, 4)),
-            PRICED,
+            MEASURED,
         ),
         paper="2412.04062",
     ),
@@ -26,7 +28,7 @@ METHODS = (
                 "lead", 6, "codes of the row above before a row begins; a whole row is exact", low=1, sweep=(12, 6)
             ),
             Setting("drafts", 3, "codes behind the last one that each row drafts", low=0),
-            PRICED,
+            MEASURED,
         ),
         paper="2606.05703",
     ),

@@ -57,14 +57,14 @@ def test_the_cache_holds_the_rows_that_are_kept(monkeypatch: pytest.MonkeyPatch)
         return begun
 
     monkeypatch.setattr(loop, "start", recorded)
-    decode(1, 2, priced=False)
+    decode(1, 2, measured=False)
     decode(1, 2)
     assert sizes == [12, 12]
 
 
 def test_without_pricing_the_cost_is_not_a_number_and_codes_are_the_same() -> None:
-    made, priced = decode(1, 1, priced=False), decode(1, 1, prompts=PromptCache())
-    assert torch.equal(made.codes, priced.codes) and made.total_variation.isnan().all()
+    made, whole = decode(1, 1, measured=False), decode(1, 1, prompts=PromptCache())
+    assert torch.equal(made.codes, whole.codes) and made.total_variation.isnan().all()
 
 
 def test_forced_codes_stay_and_cost_nothing() -> None:

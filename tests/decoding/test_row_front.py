@@ -94,8 +94,8 @@ def test_drafts_of_rows_save_passes_and_are_counted(drafts: int) -> None:
 
 
 def test_without_pricing_the_cost_is_not_a_number_and_codes_are_the_same() -> None:
-    made, priced = decode(2, priced=False), decode(2)
-    assert torch.equal(made.codes, priced.codes) and made.total_variation.isnan().all()
+    made, whole = decode(2, measured=False), decode(2)
+    assert torch.equal(made.codes, whole.codes) and made.total_variation.isnan().all()
 
 
 def test_steps_report_each_code_once_in_raster_order() -> None:
