@@ -26,7 +26,7 @@ from lantern.verifiers.relaxations.bounded import SETTINGS as BOUNDED
 from lantern.verifiers.relaxations.bounded import Bounded
 
 CONTINUED = 3  # codes that a drafter guesses behind a window; a step rarely frees more places
-TRIAL = 16  # steps after which a window that commits fewer than `least` codes a step is given up
+TRIAL = 10  # steps after which a window that commits fewer than `least` codes a step is given up
 INITS = ("random", "repeat-left", "drafter")
 WINDOW = Setting("window", 16, "codes scored in one pass; longer windows are cut to the image", low=2, high=10**6)
 LEAST = Setting(
