@@ -75,8 +75,8 @@ def _shape(group: Any) -> None:
     group.add_argument(
         "--drafter",
         type=one_of(list(METHODS)),
-        help="method whose drafter has one layer: eagle1 runs one pass per depth, parallelspec one for all (default "
-        "eagle1)",
+        help="method whose drafter is measured, such as eagle1 (one pass per depth) or parallelspec (one pass for all "
+        "depths) (default eagle1)",
     )
 
 
@@ -101,7 +101,7 @@ def _both(group: Any) -> None:
     group.add_argument(
         "--nodes", nargs="*", type=integer(1, 4096), help="numbers of nodes whose pass is timed; without a number, none"
     )
-    group.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="of the noise (default 0)")
+    group.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the noise (default 0)")
     group.add_argument("--json", action="store_true", help="one JSON line on stdout, the table on stderr")
     group.add_argument("--out", type=Path, metavar="FILE", help="write the JSON line to a file as well")
     add_machine(group)

@@ -310,7 +310,8 @@ def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto")
     group.add_argument(
         "--reproducible",
         action="store_true",
-        help="bf16 on a CPU: exact methods give plain decoding's codes, with trees and windows of up to 16 codes",
+        help="slower eager passes on a CPU, of which exact methods give plain decoding's codes in trees and windows of "
+        "up to 16 codes",
     )
     for option in DEPRECATED:
         group.add_argument(option, action="store_true", help=argparse.SUPPRESS)
@@ -508,7 +509,7 @@ def add_subject(group: Any, distribution: Sequence[str] = DISTRIBUTION) -> None:
 def add_dtype(group: Any) -> None:
     """Add the option for the dtype of methods."""
     group.add_argument(
-        "--dtype", type=dtype_of_names(), default="fp32", help="of methods: fp32 (default), bf16 or fp16"
+        "--dtype", type=dtype_of_names(), default="fp32", help="dtype of methods: fp32 (default), bf16 or fp16"
     )
 
 

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folders or files of images; or moments (.safetensors) of shards, which are merged",
     )
     add("--reference", type=existing, metavar="PATH", help="folder of real images, or their statistics")
-    add("--metrics", nargs="+", metavar="METRIC", default=["kid", "fid"], help=f"of {', '.join(METRICS)}")
+    add("--metrics", nargs="+", metavar="METRIC", default=["kid", "fid"], help=f"metrics: {', '.join(METRICS)}")
     add("--prompts", metavar="FILE", help="one prompt per image in order of names; default: those in the files")
     add("--concepts", metavar="FILE", help="the concept of each image, for retrieval; default: its prompt")
     add("--reference-concepts", metavar="FILE", help="the concept of each real image, for retrieval")

@@ -62,7 +62,9 @@ def _what(group: Any) -> None:
         "default points: ten rules at three or four strengths",
     )
     group.add_argument("--images", type=integer(1, 10**5), default=24, help="images per point (default 24)")
-    group.add_argument("--shown", type=integer(0, MOST_SHOWN), default=4, help="of them in the report (default 4)")
+    group.add_argument(
+        "--shown", type=integer(0, MOST_SHOWN), default=4, help="images of a point in the report (default 4)"
+    )
     add_subject(group)
 
 

@@ -192,9 +192,9 @@ def _results(group: Any) -> None:
         "--format",
         type=Names(tuple(SUFFIXES), aliases={"jpg": "jpeg"}),
         metavar="NAME",
-        help=f"of {', '.join(SUFFIXES)} (default png)",
+        help=f"file format, of {', '.join(SUFFIXES)} (default png)",
     )
-    group.add_argument("--quality", type=integer(1, 100), help="of JPEG and WebP, 1 to 100 (default 90)")
+    group.add_argument("--quality", type=integer(1, 100), help="quality of JPEG and WebP files, 1 to 100 (default 90)")
     group.add_argument(
         "--scale",
         type=integer(1, MAX_SCALE),

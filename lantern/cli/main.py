@@ -13,7 +13,7 @@ SUMMARIES = {
     "methods": "list all methods, or the settings of one",
     "convert": "convert a released checkpoint to a component or model folder",
     "assemble": "put components together into a model folder",
-    "train": "prepare data, or train a text encoder, tokenizer, decoder, target or drafter",
+    "train": "prepare data, or train a text encoder, tokenizer, decoder, target, drafter or tree policy",
     "doctor": "print versions and devices, and commands to repair faults",
     "tune": "measure this machine and find the fastest method for --method auto",
     "eval": "measure the quality of images: KID, FID, CLIP score and others",

@@ -49,11 +49,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--batch", type=integer(1, 4096), default=4, metavar="N", help="images at once (default 4)")
     limits.add_argument("--waves", action="store_true", help="decode a batch to its end before others start")
     limits.add_argument(
-        "--queue", type=integer(1, 10**6), default=64, metavar="N", help="images that wait (default 64)"
+        "--queue",
+        type=integer(1, 10**6),
+        default=64,
+        metavar="N",
+        help="images that may wait (default 64)",
     )
-    limits.add_argument("--timeout", type=real(1, 10**6), default=600, metavar="S", help="seconds of a request (600)")
     limits.add_argument(
-        "--max-prompt", type=integer(1, 2000), default=2000, metavar="N", help="characters (default 2000)"
+        "--timeout",
+        type=real(1, 10**6),
+        default=600,
+        metavar="S",
+        help="seconds a request may take (default 600)",
+    )
+    limits.add_argument(
+        "--max-prompt",
+        type=integer(1, 2000),
+        default=2000,
+        metavar="N",
+        help="most characters of a prompt (default 2000)",
     )
     limits.add_argument(
         "--drain", type=real(0, 10**6), default=60, metavar="S", help="seconds to finish images after SIGTERM (60)"

@@ -34,7 +34,7 @@ def generate(
 
     Each row commits at least one code per pass, and with `drafts` the codes behind it that its own samples of the last
     pass predicted. With `lead` at least the number of columns the codes are plain decoding's. Steps report codes in
-    raster order, as soon as all codes before them exist. `measured` measures the total variation; without it, it is NaN.
+    raster order, as soon as all codes before them exist. The total variation is NaN unless it is `measured`.
     `options` are the fields of `Decoding`, of which `programs` is not read.
 
     ValueError for a lead below 1, and for a target with newline tokens, which the rows below would lack.

@@ -30,7 +30,7 @@ Promise = Literal["codes", "distribution", "relaxed"]
 # what drafts are made from; also the folders of lantern/drafters
 Family = Literal["plain", "eagle", "heads", "windows", "lookup", "combined"]
 PROMISES: dict[str, str] = {
-    "codes": "the codes of plain decoding, bit for bit in fp32",
+    "codes": "the codes of plain decoding, except for rounding where the engine does not keep the bits",
     "distribution": "other codes than plain decoding, from the same distribution",
     "relaxed": "another distribution; the total variation per code is reported",
 }

@@ -135,7 +135,7 @@ OPTIONS = {
     "model": Option("a model folder whose components are taken; default: the embedded model"),
     "only": Option("run this step alone", "text", other_name="stage"),
     "packages": Option("folder of registry packages; a recipe fetches missing ones into it", "path"),
-    "path": Option("pictures to read, instead of the config's path"),
+    "path": Option("images to read, instead of the config's path"),
     "profile": Option("output of `lantern tune`: the times of steps"),
     "records": Option("file written by lantern-generate --record, or a folder of such files"),
     "size": Option("width and height in pixels (WxH), for a target of transformers that makes several sizes", "size"),
