@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 # diffusers imports torchao if it is installed, and the import logs warnings about features that are not used here
+WRITERS = {"pairs": "leaderboard --pairs", "rules": "frontier --rules"}
 CHATTY = ("torchao", "diffusers.quantizers.torchao", "torch.utils._pytree")
 # deprecated option -> keyword of `engine_from_flags`, and what replaces it
 DEPRECATED = {
@@ -403,8 +404,12 @@ def add_method_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> 
 
 def settings_of(args: argparse.Namespace) -> dict[str, str]:
     """Return the settings of the method that were given, as texts; `Method.parsed` makes values of them."""
-    given = {name.removeprefix(PREFIX): text for name, text in vars(args).items() if name.startswith(PREFIX)}
-    return {name: text for name, text in given.items() if text is not None} | dict(args.set)
+    options = {name.removeprefix(PREFIX): text for name, text in vars(args).items() if name.startswith(PREFIX)}
+    given = {name: text for name, text in options.items() if text is not None}
+    for name, text in args.set:
+        if given.setdefault(name, text) != text:
+            raise ValueError(f'setting {name} is given twice, as "{given[name]}" and "{text}": give one of them')
+    return given
 
 
 def _add(group: Any, options: Sequence[Setting]) -> None:
@@ -555,7 +560,7 @@ def add_board(group: Any, name: str, files: str) -> None:
 def check_board(figures: dict[str, Any], path: Path, name: str, needed: str) -> dict[str, Any]:
     """Return the figures of a file if they are those of a board and have what is `needed`; ValueError if not."""
     if figures.get("what") != name or not figures.get(needed):
-        raise ValueError(f"{path} holds no {name}: give a {name}.json that `lantern {name}` wrote")
+        raise ValueError(f"{path} holds no {name}: give a {name}.json that `lantern {WRITERS.get(name, name)}` wrote")
     return figures
 
 

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load the model and show the page until SIGINT or SIGTERM."""
     if importlib.util.find_spec("gradio") is None:
-        raise ValueError(f"lantern demo needs gradio, which is not installed: {install_hint('demo')}")
+        raise ImportError(f"lantern demo needs gradio, which is not installed: {install_hint('demo')}")
     from lantern.generation.demo import SideBySide, build_page, launch_options
     from lantern.models.folder import load_model
 

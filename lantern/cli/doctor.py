@@ -7,23 +7,19 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from lantern.cli.command import DONE, FAILED, Command, integer, one_of, run_command, size_of
-from lantern.core.config import one_line
+from lantern.core.config import install_hint, one_line
 
 NEEDED = (
     *("numpy", "safetensors", "tokenizers", "transformers", "diffusers", "pillow", "einops", "jaxtyping", "ftfy"),
     "argcomplete",
 )
-OPTIONAL = {
-    "eval": ("torchmetrics", "clean-fid", "open-clip-torch", "torch-fidelity"),
-    "train": ("accelerate", "tensorboard", "resvg-py"),
-    "serve": ("fastapi", "prometheus-client", "uvicorn"),
-    "demo": ("gradio",),
-    "ray": ("ray",),
-}
+EXTRAS = ("eval", "train", "quantized", "serve", "demo", "ray")
 SUPPORTED = '"torch>=2.9,<2.15" "torchvision>=0.24,<0.30"'
 TORCH_MINORS = range(9, 15)
 TORCHVISION_AHEAD = 15  # torch 2.n and torchvision 0.(n + 15) are released together
@@ -129,11 +125,19 @@ def _packages() -> Iterator[Finding]:
     absent = [name for name, number in found.items() if not number]
     if absent:
         yield Finding(f"not installed: {', '.join(absent)}", f"{_pip()} {' '.join(absent)}")
-    for extra, names in OPTIONAL.items():
+    for extra in EXTRAS:
+        names = _packages_of(extra)
         present = [f"{name} {_version(name)}" for name in names if _version(name)]
         absent = [name for name in names if not _version(name)]
-        rest = f"; for the rest: {_pip()} {' '.join(absent)}" if absent else ""
-        yield Finding(f"extra {extra}: {', '.join(present) or 'none'}{rest}", state="absent" if absent else "ok")
+        lacks = f"{', '.join(absent)} not installed, {install_hint(extra)}" if absent else ""
+        text = "; ".join(filter(None, (", ".join(present), lacks)))
+        yield Finding(f"extra {extra}: {text}", state="absent" if absent else "ok")
+
+
+def _packages_of(extra: str) -> list[str]:
+    """Return the names of the packages that an extra of lantern requires."""
+    found = map(Requirement, requires("lantern") or ())
+    return [one.name for one in found if one.marker and f'extra == "{extra}"' in str(one.marker)]
 
 
 def _devices() -> Iterator[Finding]:

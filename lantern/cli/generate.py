@@ -111,7 +111,9 @@ def _what(group: Any) -> None:
         "--prompt", action="append", default=[], metavar="TEXT", help="prompt of an image; may be repeated"
     )
     group.add_argument(
-        "--prompts-file", metavar="FILE", help="prompts, one per line (or .json, .jsonl, .tsv); - is stdin"
+        "--prompts-file",
+        metavar="FILE",
+        help="prompts, one per line, # begins a comment (or .json, .jsonl, .tsv); - is stdin",
     )
     group.add_argument(
         "--negative-prompt",
@@ -227,7 +229,6 @@ def _results(group: Any) -> None:
     group.add_argument(
         "--repeats",
         type=integer(1, 100),
-        default=1,
         metavar="N",
         help="--compare: runs of each (default 1)",
     )
@@ -316,7 +317,7 @@ def run(args: argparse.Namespace) -> int:
     for note in notes:
         reporter(args.quiet)(note)
     if args.compare:
-        job.compare(repeats=args.repeats)
+        job.compare(repeats=args.repeats or 1)
     else:
         job.make(batch=args.batch, debug=args.debug)
     if processes > 1:
@@ -350,9 +351,15 @@ def _results_of(args: argparse.Namespace) -> Results:
         check_folder(place.out.parent if place.is_file else place.out)
     _check_needed(args, place)
     _check_combinations(args)
-    for option, path in (("--record", args.record), ("--tokens", args.tokens)):
+    files = {"--record": args.record, "--tokens": args.tokens}
+    for option, path in files.items():
         if path is not None and path != STDOUT:
             check_file(option, path)
+    files["--out"] = place.out if place is not None and place.is_file else None
+    taken: dict[Path, str] = {}
+    for option, path in files.items():
+        if path is not None and (other := taken.setdefault(path.resolve(), option)) != option:
+            raise ValueError(f"{other} and {option} are both {path}: give each a file of its own")
     if args.quality is not None and place is not None and FORMATS[place.suffix] == "png":
         raise ValueError("--quality is an option of JPEG and WebP, and PNG is lossless: give --format jpeg or webp")
     return Results(
@@ -385,6 +392,8 @@ def _check_combinations(args: argparse.Namespace) -> None:
                 raise ValueError(f"{option} is of one method, --compare runs two: leave one of them out")
         if args.grid is not None:
             raise ValueError("--compare puts two images side by side, --grid all on one sheet: leave one of them out")
+    elif args.repeats is not None:
+        raise ValueError("--repeats is an option of --compare: give both, or leave it out")
     if args.tokens == STDOUT and args.json:
         raise ValueError("--tokens - and --json both write to standard output: give --tokens a file")
     if args.record is not None and args.method == "plain":

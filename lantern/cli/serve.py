@@ -23,7 +23,7 @@ from lantern.cli.command import (
     real,
     run_command,
 )
-from lantern.core.config import install_hint
+from lantern.core.config import install_hint, one_line
 
 if TYPE_CHECKING:
     from lantern.generation.serving.app import Setup
@@ -113,7 +113,10 @@ def run(args: argparse.Namespace) -> int:
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; connections wait in it while no process serves."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=2048)
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise OSError(f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --port") from error
 
 
 def supervise(command: Command, restarts: int) -> int:
@@ -162,7 +165,7 @@ def serve_on_ray(args: argparse.Namespace) -> int:
 
     resolve_model(args.model)  # Ray does not report why a replica did not start
     if importlib.util.find_spec("ray") is None:
-        raise ValueError(f"--ray needs Ray, which is not installed; {install_hint('ray')}")
+        raise ImportError(f"--ray needs Ray, which is not installed; {install_hint('ray')}")
     from lantern.core.ray_cluster import cluster
     from lantern.generation.serving.replicas import Address, serving
 
@@ -175,12 +178,27 @@ def serve_on_ray(args: argparse.Namespace) -> int:
             time.sleep(1)  # until a signal raises
 
 
+def _key_of(file: Path | None) -> str | None:
+    """Return the API key of a file, else of the environment; ValueError for an empty one and an unreadable file."""
+    if file is None:
+        key, source = os.environ.get(KEY), f"the environment variable {KEY}"
+    else:
+        source = f"--api-key-file {file}"
+        try:
+            key = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{source} cannot be read: {one_line(error)}") from error
+    if key is not None and not key.strip():
+        raise ValueError(f"{source} holds no key: give one, or leave it out for a server without authentication")
+    return key
+
+
 def setup_of(args: argparse.Namespace) -> "Setup":
-    """Return what the options say about the server; ValueError names a package that is missing."""
+    """Return what the options say about the server; ImportError names a package that is missing."""
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if importlib.util.find_spec(package) is None:
-            raise ValueError(f"lantern serve needs {package}, which is not installed; {install_hint('serve')}")
-    key = args.api_key_file.read_text(encoding="utf-8").strip() if args.api_key_file else os.environ.get(KEY)
+            raise ImportError(f"lantern serve needs {package}, which is not installed; {install_hint('serve')}")
+    key = _key_of(args.api_key_file)
     from lantern.generation.serving.app import Limits, Setup
 
     return Setup(

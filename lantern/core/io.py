@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 import uuid
 import warnings
 import zipfile
@@ -55,9 +56,19 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
             image.save(temporary)
 
     The temporary name keeps the suffix, from which writers derive the format. Missing parent folders
-    are created. If the block fails, `path` is unchanged and the temporary file is removed.
+    are created. If the block fails, `path` is unchanged and the temporary file is removed. A symbolic link stays, and
+    the file that it names is replaced. A device or a pipe is written to at the end of the block.
     """
     path = Path(path)
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with tempfile.TemporaryDirectory() as folder:
+            temporary = Path(folder, f"written{path.suffix[:16]}")
+            temporary.touch()
+            yield temporary
+            with path.open("wb") as out:
+                out.write(temporary.read_bytes())
+        return
     made = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix[:16]}")
@@ -152,14 +163,20 @@ def load_state(folder: str | Path) -> dict[str, Tensor]:
     return load_tensors(Path(folder) / WEIGHTS_NAME)
 
 
+def check_there(path: Path) -> None:
+    """Raise ValueError for a missing file, a link to one, and what is no regular file."""
+    if not path.is_file():
+        what = "missing" if not os.path.lexists(path) else "a link to no file" if path.is_symlink() else "no file"
+        raise ValueError(f"{path} is {what}")
+
+
 def load_tensors(path: str | Path) -> dict[str, Tensor]:
     """Load one safetensors file; see `load_state`."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path} is missing")
+    check_there(path)
     try:
         stored = load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, OverflowError) as error:
@@ -179,8 +196,7 @@ def read_pickled(path: str | Path) -> Any:
     ValueError names the file and what is wrong with it.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path} is missing, or is not a regular file")
+    check_there(path)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about sparse tensors, which are refused later
@@ -401,8 +417,7 @@ def read_header(path: str | Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"{path} is missing")
+    check_there(path)
     found: dict[str, Tensor] = {}
     try:
         with safe_open(path, "pt") as file:

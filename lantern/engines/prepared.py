@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from lantern.core.config import install_hint
 from lantern.core.types import Scores, Target, TargetDefaults
 
 T = TypeVar("T")
@@ -140,7 +141,7 @@ def quantized(target: nn.Module, bits: int = 4, parts: Collection[str] = ("layer
 
     A module that is quantized so already is returned as it is. Copies are cached per module, and made again when its
     weights have changed. The copy shares nothing with the original. ValueError for widths that are not multiples of a
-    group (4 bits), and where torchao is not installed.
+    group (4 bits), ImportError where torchao is not installed.
     """
     if bits_of(target) == bits:
         return target
@@ -165,7 +166,7 @@ def check_widths(target: nn.Module) -> None:
 def _copies(bits: int, parts: tuple[str, ...]) -> WeightCache[nn.Module]:
     def make(target: nn.Module) -> nn.Module:
         if find_spec("torchao") is None:
-            raise ValueError(f"{bits}-bit weights need torchao, which is not installed: pip install torchao")
+            raise ImportError(f"{bits}-bit weights need torchao, which is not installed; {install_hint('quantized')}")
         if bits == 4:
             check_widths(target)
         made = copy.deepcopy(target).requires_grad_(False)

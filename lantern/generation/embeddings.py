@@ -78,7 +78,8 @@ def _negative(
     else:
         raise ValueError("negative_prompt is empty for some prompts: give a text for each, or none")
     if found.batch not in (1, images):
-        raise ValueError(f"got {found.batch} negative prompts for {images} prompts, wanted 1 or {images}")
+        wanted = "1" if images == 1 else f"1 or {images}"
+        raise ValueError(f"got {found.batch} negative prompts for prompts of {images} images, wanted {wanted}")
     repeats = 1 if found.batch == images else images
     return found.select([*range(found.batch)] * repeats), list(texts) * repeats
 

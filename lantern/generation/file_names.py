@@ -88,7 +88,8 @@ def destination(
     is_file = ending in FORMATS and not place.is_dir()
     if str(place) == "-":
         raise ValueError("--out is -, wanted a file or a folder: images are not written to standard output")
-    if not is_file and (place.is_file() or (ending in OTHER_SUFFIXES and not place.is_dir())):
+    is_other = place.exists() or ending in OTHER_SUFFIXES
+    if not is_file and not place.is_dir() and is_other:
         raise ValueError(f"--out is {place}, wanted a folder or a file that ends in {', '.join(FORMATS)}")
     if is_file:
         if template is not None:

@@ -60,6 +60,8 @@ def with_init_image(
     if mask_image is not None:
         mask = _read(mask_image, "L", size, "mask")
         is_kept = (mask.view(raster.rows, side, raster.columns, side) < MASKED).all(3).all(1)
+        if bool(is_kept.all()):
+            raise ValueError("the mask has no white pixel, wanted white where codes are generated")
     else:
         is_whole = isinstance(keep_rows, int) and not isinstance(keep_rows, bool)
         if not is_whole or not 1 <= keep_rows < raster.rows:  # type: ignore[operator]

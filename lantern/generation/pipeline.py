@@ -199,7 +199,7 @@ class LanternPipeline(DiffusionPipeline):
         self.register_to_config(generation=defaults)
         self._method = str(defaults.get("method", "auto"))
         self._interrupt = False
-        self.engine: Engine | str = "auto"
+        self._engine_of_calls: Engine | str = "auto"
         self._prompts = PromptCache()
         self._loaded: tuple[Path, Any, AddOns] | None = None  # folder, target, add-ons
         self._whole: Model | None = None  # a model of transformers
@@ -217,7 +217,7 @@ class LanternPipeline(DiffusionPipeline):
                 raise ValueError(f"{option} is {options[option]!r:.40}, which lantern does not have: {instead}")
         engine, weights = options.pop("engine", "auto"), options.pop("weights", None)
         engine = engine if weights is None else make_engine(engine).changed(weights=weights)
-        make_engine(engine)
+        make_engine(engine)  # refused before anything is loaded
         pipe = cls._loaded_from(pretrained_model_name_or_path, **options)
         pipe.engine = engine
         return pipe
@@ -377,6 +377,16 @@ class LanternPipeline(DiffusionPipeline):
     @method.setter
     def method(self, name: str) -> None:
         self._method = find(name).name
+
+    @property
+    def engine(self) -> Engine | str:
+        """The engine of calls that do not name one; setting an unknown name raises ValueError."""
+        return self._engine_of_calls
+
+    @engine.setter
+    def engine(self, engine: Engine | str) -> None:
+        make_engine(engine)
+        self._engine_of_calls = engine
 
     @property
     def interrupt(self) -> bool:
@@ -539,7 +549,8 @@ class LanternPipeline(DiffusionPipeline):
             if scale is None and isinstance(side, int) and side in range(raw, raw * MAX_SCALE + 1, raw):
                 scale = side // raw
             if scale is None or side != raw * scale:
-                raise ValueError(f"{name} is {side}, wanted {raw} (the size of the model's images) times scale")
+                by = "a scale" if scale is None else f"the scale of {scale}"
+                raise ValueError(f"{name} is {side}, wanted {raw} (the size of the model's images) times {by}")
         scale = int(self.config["generation"].get("scale", 1)) if scale is None else scale
         check_scale(scale, resample)
         return scale

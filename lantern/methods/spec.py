@@ -378,7 +378,7 @@ class DrafterContext:
         name = method.spec.add_on
         if name is None or name not in self.add_ons:
             raise ValueError(
-                f'method "{method.name}" needs the trained part "{name}", which this model lacks: '
-                f"train it, and put it into the model's folder as parts/{name}"
+                f'method "{method.name}" needs the trained part "{name}", which this model lacks: train it '
+                f"(`lantern methods {method.name}` has the command), and put it into the model's folder as parts/{name}"
             )
         return self.add_ons[name]

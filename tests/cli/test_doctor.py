@@ -66,7 +66,7 @@ def test_extras_that_are_incomplete_are_absent_and_no_fault(
     monkeypatch.setattr(doctor, "CHECKS", (doctor._packages,))
     assert doctor.main([]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if "extra train" in line]
-    assert line.startswith("absent  ") and line.endswith("pip install accelerate")
+    assert line.startswith("absent  ") and line.endswith('run: pip install ".[train]"') and "accelerate not" in line
 
 
 def test_an_engine_that_is_not_there_is_absent(
@@ -76,4 +76,4 @@ def test_an_engine_that_is_not_there_is_absent(
     monkeypatch.setattr(GraphEngine, "available", lambda *_, **__: "no CUDA device")
     assert doctor.main([]) == 0
     assert "absent  engine graph: no CUDA device" in capsys.readouterr().out.splitlines()
-    assert {"serve", "demo", "ray"} <= set(doctor.OPTIONAL)
+    assert all(doctor._packages_of(extra) for extra in doctor.EXTRAS)

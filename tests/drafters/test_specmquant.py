@@ -126,7 +126,7 @@ def test_widths_that_are_not_multiples_of_a_group_raise() -> None:
 
 def test_missing_torchao_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lantern.engines.prepared.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="4-bit weights need torchao"):
+    with pytest.raises(ImportError, match="4-bit weights need torchao"):
         build_decoder("plain", tiny_target(), sampling=SAMPLING, engine=EagerEngine(weights="int4"))
 
 

@@ -266,8 +266,8 @@ class Guard:
     def _fault(self, request: Request) -> RefusedError | None:
         limits, headers = self._limits, request.headers
         if limits.api_key is not None and request.url.path.startswith("/v1/"):
-            given = headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(given.encode(), limits.api_key.encode()):
+            given = headers.get("authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {limits.api_key}".encode()):
                 return RefusedError(401, "the API key is missing or wrong", code="invalid_api_key")
         if request.method == "POST":
             length = headers.get("content-length", "")

@@ -16,6 +16,7 @@ from lantern.generation.generator import (
     Generator,
     choose_method,
     finish_batch,
+    has_parts,
     is_out_of_memory,
     make_batches,
 )
@@ -109,8 +110,10 @@ class Worker(threading.Thread):
         return self.model.engine.resolve(self.model.target).needs_waves(self.model.target)
 
     def check(self, method: str | None, sampling: Sampling) -> None:
-        """Raise ValueError for a method that the model cannot decode with."""
-        choose_method(self.model, method, sampling=sampling)
+        """Raise ValueError for a method that the model cannot decode with, or for which it lacks a trained part."""
+        chosen = choose_method(self.model, method, sampling=sampling)
+        if not has_parts(self.model, chosen):
+            raise ValueError(f'method "{chosen.name}" needs trained parts that this model lacks')
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue the images of a request, all or none; QueueFullError if there is no room or the worker stops."""
