@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lantern.engines.cuda.rows import ROWS, constant_rows
-from lantern.engines.engine import NEWLINES, Engine
+from lantern.engines.engine import Engine
 
 if TYPE_CHECKING:
     from lantern.core.types import Drafter, Target
@@ -39,8 +39,8 @@ class GraphEngine(Engine):
         return super().available(target, can_wait=can_wait)
 
     def refuses_layers(self, target: "Target") -> str | None:
-        """Return a reason for passes with newlines; others are captured as torch runs them."""
-        return f"the {self.name} {NEWLINES}" if target.config.raster.newlines else None
+        """Return None: passes that are no kernels are captured as torch runs them."""
+        return None
 
     def remark(self, target: "Target") -> str | None:
         """Return why passes do not run as Triton kernels."""
@@ -92,10 +92,14 @@ class GraphEngine(Engine):
         return False
 
     def _prepare(self, target: Any) -> "Target":
+        from lantern.engines.prepared import FixedPasses
+
         if self.without_kernels(target) is None:
             from lantern.engines.cuda.target import KernelTarget
 
             return KernelTarget(target, self.rows)
+        if target.config.raster.newlines:
+            return FixedPasses(target)
         if not self.compiles_steps or not target.is_llamagen:
             return target
         from lantern.engines.compiled import compiled
