@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lantern.engines.cuda.rows import ROWS, constant_rows
-from lantern.engines.engine import Engine
+from lantern.engines.engine import Engine, Module
 
 if TYPE_CHECKING:
     from lantern.core.types import Drafter, Target
@@ -86,22 +86,31 @@ class GraphEngine(Engine):
 
         return dataclasses.replace(super().programs(), wrap=graphed, may_look=False)
 
+    def prepare_drafter(self, module: Module) -> Module:
+        """Return a drafter's module; a smaller target with passes of one size."""
+        return _fixed(module)
+
     @property
     def rounds_wide(self) -> bool:
         """False: passes already round in the same way."""
         return False
 
     def _prepare(self, target: Any) -> "Target":
-        from lantern.engines.prepared import FixedPasses
-
         if self.without_kernels(target) is None:
             from lantern.engines.cuda.target import KernelTarget
 
             return KernelTarget(target, self.rows)
-        if target.config.raster.newlines:
-            return FixedPasses(target)
         if not self.compiles_steps or not target.is_llamagen:
-            return target
+            return _fixed(target)
         from lantern.engines.compiled import compiled
 
         return compiled(target)
+
+
+def _fixed(module: Any) -> Any:
+    """Return a target with newlines with passes of one size, which a graph can replay; other modules as they are."""
+    from lantern.engines.prepared import FixedPasses
+    from lantern.models.transformers.target import TransformersTarget
+
+    has_newlines = isinstance(module, TransformersTarget) and module.config.raster.newlines
+    return FixedPasses(module) if has_newlines else module

@@ -285,9 +285,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
 
         `newlines` is the size of the pass (`_pass`).
         """
-        features, fused = self._pass(
-            inputs, positions, mask, cache=cache, slots=slots, taps=taps, newlines=newlines
-        )
+        features, fused = self._pass(inputs, positions, mask, cache=cache, slots=slots, taps=taps, newlines=newlines)
         return Scores(self.head(features), features, fused)
 
     def _run(

@@ -60,6 +60,19 @@ def test_a_replayed_step_gives_the_codes_of_the_eager_one(name: str, method: str
     assert (Rehearsed.captured - before[0], Rehearsed.joined - before[1]) == (1, 1)
 
 
+def test_a_smaller_model_with_newlines_drafts_in_a_captured_step() -> None:
+    target = target_of("emu3")
+    small = tiny.assemble("emu3", tiny.tiny_emu3(1), None, SIZES["emu3"]).target
+    tokens = torch.tensor([[[0, 1, 9, 4], [0, 0, 1, 4]]])
+    condition = Condition(tokens=tokens, mask=tokens > 0)
+    how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "add_ons": {"small": small}}
+    eager, graph = (build_decoder("self-cascade", target, engine=each, **how) for each in (EAGER, Torch()))
+    before = Rehearsed.captured
+    made = graph.generate(condition, keys=[(3, 0)])
+    assert torch.equal(made.codes, eager.generate(condition, keys=[(3, 0)]).codes)
+    assert Rehearsed.captured == before + 1
+
+
 class OnCuda:
     """A target of which engines see no more than that it is on a GPU."""
 
