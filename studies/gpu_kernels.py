@@ -69,7 +69,7 @@ class Launch:
         for i, parameter in enumerate(self.kernel.params):
             value = self.arguments[parameter.name]
             is_aligned = isinstance(value, torch.Tensor)
-            if parameter.is_constexpr:
+            if parameter.is_constexpr or value is None:
                 signature[parameter.name], constants[(i,)] = "constexpr", value
             elif isinstance(value, torch.Tensor):
                 signature[parameter.name] = TYPES[value.dtype]

@@ -82,7 +82,8 @@ class OnCuda:
 
 
 def test_a_gpu_takes_targets_and_auto_does_not_choose_it() -> None:
-    janus, emu3 = (OnCuda(target_of(name)) for name in ("janus", "emu3"))
+    janus: Any = OnCuda(target_of("janus"))
+    emu3: Any = OnCuda(target_of("emu3"))
     graph = GraphEngine()
     assert graph.available(janus) is None
     assert "passes run through torch" in (graph.remark(janus) or "")
