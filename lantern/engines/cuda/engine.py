@@ -52,13 +52,16 @@ class GraphEngine(Engine):
         if find_spec("triton") is None:
             return "Triton, which builds the GPU kernels, is not installed: pip install triton"
         from lantern.engines.cuda.kernels import is_interpreted
-        from lantern.engines.cuda.target import refusal
         from lantern.engines.prepared import original
 
         if target.tok_embeddings.weight.device.type != "cuda" and not is_interpreted():
             return "the GPU kernels need a CUDA device"
         if self.weights == "int4":
             return "the GPU kernels read weights in full or in int8, int4 was given"
+        if target.is_llamagen:
+            from lantern.engines.cuda.target import refusal
+        else:
+            from lantern.engines.cuda.llama import refusal
         return refusal(original(target))
 
     def refuses(self, drafter: "Drafter") -> str | None:
@@ -97,9 +100,10 @@ class GraphEngine(Engine):
 
     def _prepare(self, target: Any) -> "Target":
         if self.without_kernels(target) is None:
+            from lantern.engines.cuda.llama import LlamaTarget
             from lantern.engines.cuda.target import KernelTarget
 
-            return KernelTarget(target, self.rows)
+            return (KernelTarget if target.is_llamagen else LlamaTarget)(target, self.rows)
         if not self.compiles_steps or not target.is_llamagen:
             return _fixed(target)
         from lantern.engines.compiled import compiled
