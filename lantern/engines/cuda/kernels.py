@@ -96,8 +96,7 @@ def rotary_kernel(
     half: tl.constexpr = WIDTH_SIZE // 2
     pair = tl.arange(0, half)
     inside = (head < HEADS) & (pair[None] < WIDTH // 2)
-    STEP: tl.constexpr = 2 if APART == 1 else 1
-    place = head * WIDTH + STEP * pair[None]
+    place = head * WIDTH + (2 if APART == 1 else 1) * pair[None]
     source = QKV + (row * (GROUP + 2) + kind) * HEADS * WIDTH
     even = tl.load(source + place, mask=inside, other=0.0)
     odd = tl.load(source + place + APART, mask=inside, other=0.0)
@@ -114,7 +113,7 @@ def rotary_kernel(
     else:
         slot = tl.load(SLOTS + node)
         base = ((kind - GROUP) * lines + line).to(tl.int64) * HEADS * slots * WIDTH
-        target = CACHE + base + (head * slots + slot) * WIDTH + STEP * pair[None]
+        target = CACHE + base + (head * slots + slot) * WIDTH + (2 if APART == 1 else 1) * pair[None]
         tl.store(target, even.to(CACHE.dtype.element_ty), mask=inside)
         tl.store(target + APART, odd.to(CACHE.dtype.element_ty), mask=inside)
 
@@ -307,7 +306,8 @@ def combine_kernel(
         total = own + tl.sum(factors * sums, 0)
         mixed = own * prompt + tl.sum(factors[:, None] * values, 0)
     out = OUT + ((line * rows + row) * HEADS + head) * WIDTH + dims
-    tl.store(out, (mixed / total).to(OUT.dtype.element_ty), mask=held)
+    shown = mixed / total  # pyright: ignore[reportOperatorIssue]
+    tl.store(out, shown.to(OUT.dtype.element_ty), mask=held)
 
 
 @kernel
