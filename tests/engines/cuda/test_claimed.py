@@ -127,12 +127,12 @@ def test_the_claimed_device_refuses_what_a_gpu_refuses_and_records_waits() -> No
     assert isinstance(device, ClaimedDevice)
 
 
-@pytest.mark.parametrize("name", ["plain", "eagle1", "woven"])
+@pytest.mark.parametrize("name", ["plain", "eagle1", "woven", "llama"])
 def test_kernels_get_tensors_of_the_device_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter = pytest.importorskip("triton.runtime.interpreter", reason="Triton is not installed")
     from lantern.engines.cuda import target as module
     from lantern.engines.cuda.kernels import is_interpreted
-    from tests.engines.cuda import test_target
+    from tests.engines.cuda import test_llama, test_target
 
     if not is_interpreted():
         pytest.skip("kernels are interpreted only where there is no GPU")
@@ -145,6 +145,10 @@ def test_kernels_get_tensors_of_the_device_only(name: str, monkeypatch: pytest.M
         return run(self, *held(args), **held(kwargs))
 
     def codes(is_claimed: bool) -> Tensor:
+        if name == "llama":
+            llama = test_llama.target_in(torch.float32)
+            made = test_llama.decoder_of("plain", claim_module(llama) if is_claimed else llama, Sampling(guidance=3.0))
+            return made.generate(test_llama.CONDITION, keys=test_llama.KEYS).codes
         target = test_target.target_in(torch.float32)
         drafter = None if name == "plain" else tiny_eagle(target)
         for part in (target, drafter) if is_claimed else ():
