@@ -197,8 +197,9 @@ class KernelTarget(PreparedTarget):
         slots: Int[Tensor, "lines n"] | None = None,
         taps: tuple[int, ...] = (),
     ) -> ScoresLike:
-        """Score inputs, as `Target.__call__`; without a `StaticCache` by torch."""
-        if mask is None or slots is None or not isinstance(cache, StaticCache):
+        """Score inputs, as `Target.__call__`; by torch without a `StaticCache`, or if slots of codes are used again."""
+        has_all = isinstance(cache, StaticCache) and cache.codes == self.config.block_size
+        if mask is None or slots is None or not has_all:
             return self.module(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
         how: dict[str, int] = {"least": self.rows, "block": self.block}
         return self.program(inputs, positions, mask, cache=cache, slots=slots, taps=taps, **how)

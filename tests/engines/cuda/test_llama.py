@@ -13,7 +13,7 @@ from lantern.decoding.cache import StaticCache
 from lantern.engines.engine import EAGER
 from lantern.methods.registry import METHODS, Decoder, build_decoder
 from lantern.models.transformers.janus import JanusCodes
-from lantern.models.transformers.target import TransformersTarget
+from lantern.models.transformers.target import CodeEmbedding, CodeHead, TransformersTarget
 from tests import tiny_transformers as tiny
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -32,22 +32,26 @@ CONDITION = Condition(tokens=TOKENS, mask=TOKENS > 0)
 SMALL: dict[str, dict[str, Any]] = {
     "gumbel-jacobi": {"window": 3},
     "row-pool": {"window": 3, "scouts": 2, "lag": 1, "doubled": 1},
+    "row-cache": {"first_rows": 0, "last_rows": 1},
 }
 
 
-def target_in(dtype: torch.dtype, *, layers: int = 1, kept: int = 1, side: int = 3) -> TransformersTarget:
-    """Janus around a Llama with two heads, of which `kept` have keys and values."""
+def target_in(
+    dtype: torch.dtype, *, layers: int = 1, kept: int = 1, side: int = 3, has_tokens: bool = False
+) -> TransformersTarget:
+    """Janus around a Llama with two heads, `kept` of keys and values; with `has_tokens` codes are among its tokens."""
     from transformers import LlamaConfig, LlamaModel
 
     sizes: dict[str, Any] = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers}
     heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": kept}
     body = tiny.randomise(LlamaModel(LlamaConfig(**sizes, **heads, max_position_embeddings=160)))
-    inner = tiny.tiny_janus().model
-    embedding, raster = JanusCodes(inner.generation_embeddings, inner.generation_aligner), Raster(side, side)
-    made = TransformersTarget(
-        body, body.embed_tokens, embedding, inner.generation_head, codes=40, family="janus", raster=raster
-    )
-    return made.to(DEVICE, dtype)
+    inner, words = tiny.tiny_janus().model, body.embed_tokens
+    embedding, head = JanusCodes(inner.generation_embeddings, inner.generation_aligner), inner.generation_head
+    if has_tokens:
+        tokens = torch.arange(31, 11, -1)
+        embedding, head = CodeEmbedding(words, tokens), CodeHead(tiny.randomise(torch.nn.Linear(32, 32)), tokens)
+    how: dict[str, Any] = {"codes": 20 if has_tokens else 40, "family": "janus", "raster": Raster(side, side)}
+    return TransformersTarget(body, words, embedding, head, **how).to(DEVICE, dtype)
 
 
 def decoder_of(name: str, target: Any, sampling: Sampling, engine: Any = None) -> Decoder:
@@ -57,7 +61,7 @@ def decoder_of(name: str, target: Any, sampling: Sampling, engine: Any = None) -
 
 @pytest.mark.parametrize("kept", [1, 2])
 def test_a_pass_gives_logits_features_and_tapped_layers(kept: int) -> None:
-    target = target_in(torch.float32, layers=2, kept=kept)
+    target = target_in(torch.float32, layers=2, kept=kept, has_tokens=kept == 2)
     made = []
     for each in (target, LlamaTarget(target, 16)):
         cache = StaticCache(
@@ -86,6 +90,13 @@ def test_codes_are_those_of_the_eager_engine_in_fp32() -> None:
     assert isinstance(graph.target, LlamaTarget) and graph.promise(1) == "codes"
     made = graph.generate(CONDITION, keys=KEYS)
     assert torch.equal(made.codes, eager.generate(CONDITION, keys=KEYS).codes)
+
+
+def test_slots_of_codes_that_are_used_again_are_read_by_torch() -> None:
+    target, sampling = target_in(torch.float32), Sampling(guidance=1.0)
+    eager, graph = (decoder_of("row-cache", target, sampling, engine) for engine in (EAGER, None))
+    expected = eager.generate(CONDITION, keys=KEYS).codes
+    assert torch.equal(graph.generate(CONDITION, keys=KEYS).codes, expected)
 
 
 @cache
@@ -153,6 +164,11 @@ def test_inputs_are_read_from_a_table_of_all_codes() -> None:
         target.tok_embeddings.aligner.fc1.bias.add_(1.0)
         prepared.refresh()
         assert torch.allclose(prepared.tok_embeddings(codes), target.tok_embeddings(codes), atol=1e-6)
+
+
+def test_codes_that_are_tokens_need_no_table() -> None:
+    target = target_in(torch.float32, has_tokens=True)
+    assert LlamaTarget(target, 16).tok_embeddings is target.tok_embeddings
 
 
 def test_a_sequence_longer_than_the_positions_is_refused() -> None:
