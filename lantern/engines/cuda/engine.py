@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lantern.engines.cuda.rows import ROWS, constant_rows
 from lantern.engines.engine import Engine, Module
 
+UNMEASURED = "the kernels for this model were tested in Triton's interpreter, and not on a GPU"
+
 if TYPE_CHECKING:
     from lantern.core.types import Drafter, Target
     from lantern.decoding.loop import Programs
@@ -43,9 +45,10 @@ class GraphEngine(Engine):
         return None
 
     def remark(self, target: "Target") -> str | None:
-        """Return why passes do not run as Triton kernels."""
-        reason = self.without_kernels(target)
-        return reason and f"passes run through torch: {reason}"
+        """Return why passes do not run as Triton kernels, or that those of this model have not run on a GPU."""
+        if (reason := self.without_kernels(target)) is not None:
+            return f"passes run through torch: {reason}"
+        return None if target.is_llamagen else UNMEASURED
 
     def without_kernels(self, target: "Target") -> str | None:
         """Return why passes of a target run through torch, or None if they are Triton kernels."""

@@ -9,6 +9,9 @@ Attention groups keys by their position in the image, not by their slot in the c
 `combine` adds partial results in the order of positions. Column c of a block is the same position in every pass, so a
 node's result does not depend on whether an ancestor is committed or staged, nor on the slot where it is staged.
 
+The prompt of LlamaGen is one value with keys of zeros. Other prompts have keys: further blocks, of the prompt's own
+tokens, so that padding does not change results either.
+
 With TRITON_INTERPRET=1 in the environment at the first import of triton the kernels run on CPU tensors.
 """
 
@@ -527,7 +530,8 @@ class Attention:
     """Position-ordered attention of a shape of passes; holds the memory of the partial results.
 
     `heads` are those of queries; each head of keys and values is read by `group` of them. `prompts` are the blocks of
-    the longest prompt with keys of its own; 0 for LlamaGen's, which have one value.
+    the longest prompt with keys of its own; 0 for LlamaGen's, which have one value. All blocks are added in an order
+    that depends on their number, rounded up to a power of two.
     """
 
     def __init__(

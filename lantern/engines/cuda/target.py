@@ -136,7 +136,7 @@ class KernelPass:
         how: dict[str, int] = {"rows": space.rows, "live": live}
         space.plan.update(positions, mask, slots[0], conditioning=config.cls_token_num, prefix=cache.prefix)
         lengths = cache.first if self.has_prompt_keys else None
-        turned = positions if lengths is None else positions + lengths
+        rope_positions = positions if lengths is None else positions + lengths
         space.x.view(lines, space.rows, -1)[:, :live].copy_(inputs)
         entered, delta = dict[int, Tensor](), None
         for number, layer in enumerate(self.layers):
@@ -145,7 +145,9 @@ class KernelPass:
                 entered[number] = self._live(space.x, space, live).clone()
             layer.qkv(space.normed, space.qkv)
             kept = cache.layer(number)
-            kernels.rotate_and_store(space.qkv, self.rope, turned, slots[0], kept, rows=space.rows, splits=self.splits)
+            kernels.rotate_and_store(
+                space.qkv, self.rope, rope_positions, slots[0], kept, rows=space.rows, splits=self.splits
+            )
             space.attention(space.qkv, kept, mask, space.attended, prefix=cache.prefix, lengths=lengths)
             delta = space.delta
             layer.out(space.attended, delta)

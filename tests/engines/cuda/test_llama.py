@@ -88,6 +88,7 @@ def test_codes_are_those_of_the_eager_engine_in_fp32() -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=3.0, top_k=20)
     eager, graph = (decoder_of("plain", target, sampling, engine) for engine in (EAGER, None))
     assert isinstance(graph.target, LlamaTarget) and graph.promise(1) == "codes"
+    assert "not on a GPU" in (GraphEngine().remark(target) or "")
     made = graph.generate(CONDITION, keys=KEYS)
     assert torch.equal(made.codes, eager.generate(CONDITION, keys=KEYS).codes)
 
