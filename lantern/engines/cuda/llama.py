@@ -45,8 +45,8 @@ def _unknown(target: TransformersTarget) -> str | None:
         return f"activation {activation}"
     if any(kind != "full_attention" for kind in config.get("layer_types") or ()) or config.get("sliding_window"):
         return "windows of attention"
-    if not isinstance(body.norm, LlamaRMSNorm):
-        return f"norms of the kind {type(body.norm).__name__}"
+    if not isinstance(norm := modules.get("norm"), LlamaRMSNorm):
+        return f"norms of the kind {type(norm).__name__}"
     if (other := next((layer for layer in layers if not isinstance(layer, LlamaDecoderLayer)), None)) is not None:
         return f"layers of the kind {type(other).__name__}"
     if (kind := body.rotary_emb.rope_type) not in FIXED_ROPES:

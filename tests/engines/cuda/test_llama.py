@@ -89,8 +89,11 @@ def test_codes_are_those_of_the_eager_engine_in_fp32() -> None:
     eager, graph = (decoder_of("plain", target, sampling, engine) for engine in (EAGER, None))
     assert isinstance(graph.target, LlamaTarget) and graph.promise(1) == "codes"
     assert "not on a GPU" in (GraphEngine().remark(target) or "")
-    made = graph.generate(CONDITION, keys=KEYS)
-    assert torch.equal(made.codes, eager.generate(CONDITION, keys=KEYS).codes)
+    forced = torch.full((1, CODES), -1)
+    forced[:, :4] = torch.tensor([7, 30, 2, 11])  # read by torch, in one pass
+    for how in ({}, {"forced": forced}):
+        expected = eager.generate(CONDITION, keys=KEYS, **how).codes
+        assert torch.equal(graph.generate(CONDITION, keys=KEYS, **how).codes, expected)
 
 
 def test_slots_of_codes_that_are_used_again_are_read_by_torch() -> None:
@@ -120,6 +123,20 @@ def other_logits(name: str) -> int:
 @pytest.mark.parametrize("name", ["gumbel-jacobi", "row-pool"])
 def test_logits_in_a_tree_are_bit_for_bit_those_of_plain_decoding(name: str) -> None:
     assert other_logits(name) == 0
+
+
+@pytest.mark.slow
+def test_images_of_a_batch_have_prompts_of_their_own() -> None:
+    tokens = torch.cat([TOKENS, torch.tensor([[[0, 0, 1, 13, 9, 4], [0, 0, 0, 1, 2, 4]]])])
+    condition, keys = Condition(tokens=tokens, mask=tokens > 0), [(9, 0), (9, 1)]
+    target, sampling = target_in(torch.bfloat16), Sampling(guidance=3.0)
+    plain, drafted = (decoder_of(name, target, sampling) for name in ("plain", "gumbel-jacobi"))
+    expected, made = (decoder.generate(condition, keys=keys) for decoder in (plain, drafted))
+    assert torch.equal(made.codes, expected.codes) and not torch.equal(made.codes[0], made.codes[1])
+    assert made.passes.tolist() != expected.passes.tolist()
+    full = build_decoder("plain", target_in(torch.float32), sampling=sampling).generate(condition, keys=keys).codes
+    in_fp32 = decoder_of("plain", target_in(torch.float32), sampling).generate(condition, keys=keys).codes
+    assert torch.equal(in_fp32, full)
 
 
 def test_slot_order_is_noticed(slot_order: None) -> None:
