@@ -133,8 +133,8 @@ class PreparedTarget(TargetDefaults):
 class FixedPasses(PreparedTarget):
     """A target with newlines whose passes have one size for n nodes: each has a newline, so the host counts none.
 
-    Twice as many rows are computed as nodes. This takes hardly longer where a pass waits for the weights, which are
-    read once. Fewer would do for a window, but nodes of a tree that are at the same place all end a row or none.
+    Twice as many tokens are computed as there are nodes, while the weights, for which small passes wait, are read once.
+    A window needs fewer newlines, but of a tree all nodes of a depth may end a row.
     """
 
     def forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Scores:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lantern.engines.cuda.rows import ROWS, constant_rows
 from lantern.engines.engine import Engine, Module
 
-UNMEASURED = "the kernels for this model were tested in Triton's interpreter, and not on a GPU"
-
 if TYPE_CHECKING:
     from lantern.core.types import Drafter, Target
     from lantern.decoding.loop import Programs
+
+UNMEASURED = "the kernels for this model were tested in Triton's interpreter, and not on a GPU"
 
 
 @dataclass(frozen=True)
