@@ -29,10 +29,13 @@ from lantern.decoding.cache import StaticCache
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
 RESULTS = Path(__file__).resolve().parents[1] / "eval" / "results" / "gpu_kernels.json"
-SHAPES = ("embedded", "B", "L", "XL", "XXL", "3B")
+# width, inner width, layers, heads of Janus-Pro
+JANUS = {"Janus-1B": (2048, 5632, 24, 16), "Janus-7B": (4096, 11008, 30, 32)}
+SHAPES = ("embedded", "B", "L", "XL", "XXL", "3B", *JANUS)
 ARCHITECTURES = (80, 90)
 NODES = (1, 16, 29)
 LINES = 2  # guidance rows of one image
+PROMPT = 64  # tokens of a prompt with keys of its own
 BANDWIDTH = 3.35e12  # bytes a second of an H100's memory, from its data sheet
 GAP = 1e-6  # seconds between two kernels of a graph: an assumption
 META = torch.device("meta")
@@ -45,7 +48,18 @@ TYPES = {
 }
 # operations of torch that return a view, and allocations without a kernel
 FREE = ("view", "t", "transpose", "unbind", "slice", "select", "expand", "unsqueeze", "squeeze", "detach", "alias")
-FREE += ("_unsafe_view", "split", "as_strided", "empty", "new_empty", "empty_like", "permute", "lift_fresh", "reshape")
+FREE += (
+    "_unsafe_view",
+    "split",
+    "split_with_sizes",
+    "as_strided",
+    "empty",
+    "new_empty",
+    "empty_like",
+    "permute",
+    "lift_fresh",
+    "reshape",
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,7 @@ class Launch:
         for i, parameter in enumerate(self.kernel.params):
             value = self.arguments[parameter.name]
             is_aligned = isinstance(value, torch.Tensor)
-            if parameter.is_constexpr:
+            if parameter.is_constexpr or value is None:
                 signature[parameter.name], constants[(i,)] = "constexpr", value
             elif isinstance(value, torch.Tensor):
                 signature[parameter.name] = TYPES[value.dtype]
@@ -134,12 +148,15 @@ def run(args: argparse.Namespace) -> int:
 
     if is_interpreted():
         raise ValueError("TRITON_INTERPRET is set, with which nothing is compiled: unset it")
-    recorded = {shape: {nodes: record(config_of(shape), nodes) for nodes in NODES} for shape in args.shapes}
-    passes = [figures(shape, nodes, made) for shape in args.shapes for nodes, made in recorded[shape].items()]
+    modules = {shape: module_of(shape) for shape in args.shapes}
+    recorded = {shape: {nodes: record(module, nodes) for nodes in NODES} for shape, module in modules.items()}
+    passes = [
+        figures(shape, modules[shape], nodes, made) for shape in args.shapes for nodes, made in recorded[shape].items()
+    ]
     compiled = [
         {"shape": shape} | compile_ahead(launch, architecture)
         for shape in args.shapes
-        for launch in distinct(recorded[shape][NODES[-1]].launches + int8_launches(config_of(shape)))
+        for launch in distinct(recorded[shape][NODES[-1]].launches + int8_launches(modules[shape]))
         for architecture in ARCHITECTURES
     ]
     print(kernel_table(compiled))
@@ -150,23 +167,55 @@ def run(args: argparse.Namespace) -> int:
     return DONE
 
 
-def config_of(shape: str) -> TransformerConfig:
-    """Return the config of the embedded model or of a released size, with captions and 1,024 codes."""
-    if shape == "embedded":
-        return build_config(TransformerConfig, read_config(embedded_model() / "transformer"), source=embedded_model())
-    return TransformerConfig.named(shape, model_type="t2i", cls_token_num=120, block_size=1024)
+def module_of(shape: str) -> Any:
+    """Return the embedded model, a released size with captions and 1,024 codes, or a Janus-Pro, without weights."""
+    with META:
+        if shape in JANUS:
+            return janus(*JANUS[shape])
+        if shape == "embedded":
+            folder = embedded_model()
+            config = build_config(TransformerConfig, read_config(folder / "transformer"), source=folder)
+        else:
+            config = TransformerConfig.named(shape, model_type="t2i", cls_token_num=120, block_size=1024)
+        return Transformer(config).to(torch.bfloat16)
+
+
+def janus(width: int, inner: int, layers: int, heads: int) -> Any:
+    """Return the target of a Janus-Pro."""
+    from transformers import (
+        JanusConfig,
+        JanusForConditionalGeneration,
+        JanusVisionConfig,
+        JanusVQVAEConfig,
+        LlamaConfig,
+    )
+
+    from lantern.models.transformers.janus import assemble
+
+    sizes: dict[str, Any] = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": heads, "max_position_embeddings": 16384}
+    config = JanusConfig(
+        text_config=LlamaConfig(vocab_size=102400, **sizes),
+        vision_config=JanusVisionConfig(projection_dim=width),
+        vq_config=JanusVQVAEConfig(projection_dim=width, image_token_embed_dim=width),
+    )
+    model: Any = JanusForConditionalGeneration(config)
+    return assemble(model.to(torch.bfloat16), None).target
 
 
 @torch.no_grad()
-def record(config: TransformerConfig, nodes: int) -> Recorder:
+def record(module: Any, nodes: int) -> Recorder:
     """Record a bf16 pass over a tree of `nodes`, and its sampling, after half of the image."""
+    from lantern.engines.cuda.llama import LlamaTarget
     from lantern.engines.cuda.target import KernelTarget
 
+    config = module.config
     with META:
-        target = KernelTarget(Transformer(config).to(torch.bfloat16))
+        target = (KernelTarget if module.is_llamagen else LlamaTarget)(module)
         cache = StaticCache(
-            **{"layers": config.n_layer, "images": 1, "rows": LINES, "heads": config.n_head, "prefix": 2},
-            **{"head_dim": config.head_dim, "codes": config.block_size, "stage": nodes},
+            **{"layers": config.n_layer, "images": 1, "rows": LINES, "heads": config.n_head},
+            **{"prefix": 2 if module.is_llamagen else PROMPT, "head_dim": config.head_dim},
+            **{"codes": config.block_size, "stage": nodes},
             dtype=torch.bfloat16,
             device=META,
         )
@@ -183,12 +232,14 @@ def record(config: TransformerConfig, nodes: int) -> Recorder:
     return made
 
 
-def int8_launches(config: TransformerConfig) -> list[Launch]:
-    """Record the products of a pass with int8 weights."""
+def int8_launches(module: Any) -> list[Launch]:
+    """Record the products of a pass with int8 weights, which LlamaGen's layers can have."""
+    if not module.is_llamagen:
+        return []
     from lantern.engines.cuda import kernels
     from lantern.engines.cuda.rows import rows_of
 
-    made, count = Recorder(), LINES * rows_of(LINES, 1)
+    made, count, config = Recorder(), LINES * rows_of(LINES, 1), module.config
     dim, hidden = config.dim, config.ffn_dim
     with META, made.recording():
         shapes = ((3 * dim, dim), (dim, dim), (2 * hidden, dim), (dim, hidden), (config.vocab_size, dim))
@@ -233,7 +284,7 @@ def compile_ahead(launch: Launch, architecture: int) -> dict[str, Any]:
     return head | used | {"shared": made.metadata.shared}
 
 
-def figures(shape: str, nodes: int, made: Recorder) -> dict[str, Any]:
+def figures(shape: str, module: Any, nodes: int, made: Recorder) -> dict[str, Any]:
     """Return launches and bytes of a pass with half of the codes committed.
 
     The floor is the weights and the cache, read once. Predicted bytes add activations, logits and partial results,
@@ -243,18 +294,21 @@ def figures(shape: str, nodes: int, made: Recorder) -> dict[str, Any]:
     from lantern.engines.cuda.kernels import BLOCK, TILE
     from lantern.engines.cuda.rows import rows_of
 
-    config, half = config_of(shape), config_of(shape).block_size // 2
+    config, half = module.config, module.config.block_size // 2
+    prompt = 0 if module.is_llamagen else PROMPT
+    read = ((module if module.is_llamagen else module.body).layers, module.norm, module.output)
     dim, hidden, layers, codes = config.dim, config.ffn_dim, config.n_layer, config.vocab_size
     rows, live = LINES * rows_of(LINES, nodes), LINES * nodes
-    weights = 2 * (layers * (4 * dim * dim + 3 * dim * hidden + 2 * dim) + codes * dim + dim)
-    kept = 2 * 2 * LINES * layers * dim * half
-    whole, tail = half // BLOCK, 1  # after half of the codes a tree stands within one more block
+    weights = 2 * sum(weight.numel() for part in read for weight in part.parameters())
+    kept = 2 * 2 * LINES * layers * dim * (half + prompt)
+    # after half of the codes a tree stands within one more block
+    whole, tail = half // BLOCK + prompt // BLOCK, 1
     again = 2 * 2 * layers * dim * BLOCK * (LINES * whole * (-(-nodes // TILE) - 1) + live * tail)
     partial = 2 * 4 * layers * live * (whole + tail) * (dim + 2 * config.n_head)
     per_row = rows * (dim + 3 * dim + dim + dim + dim + 2 * hidden + hidden + dim)
     per_live = live * (4 * dim + 6 * dim + dim + dim + 4 * dim + 3 * hidden)
     activations = 2 * layers * (per_row + per_live) + 2 * rows * (dim + codes) + 4 * 3 * live * codes
-    products = made.operations.get("mm", 0)
+    products = made.operations.get("mm", 0) + made.operations.get("addmm", 0)
     others = sum(made.operations.values()) - products
     launches = {"kernels": len(made.launches), "products": products, "other": others}
     floor, total = weights + kept, weights + kept + again + partial + activations

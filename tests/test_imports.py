@@ -67,7 +67,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "lantern.drafters.trees": (*CORE, *SPECS),
     "lantern.drafters.policies": (*CORE, *SPECS, "lantern.drafters.trees"),
-    "lantern.engines": (*CORE, *MODELS, "lantern.decoding", "lantern.verifiers", "lantern.drafters"),
+    "lantern.engines": (
+        *CORE,
+        *MODELS,
+        "lantern.models.transformers.target",
+        "lantern.decoding",
+        "lantern.verifiers",
+        "lantern.drafters",
+    ),
     "lantern.methods.spec": ("lantern.engines.engine",),
     "lantern.methods": (*CORE, *SPECS, "lantern.decoding", "lantern.verifiers", "lantern.engines", "lantern.drafters"),
     "lantern.models": (

@@ -18,6 +18,7 @@ from lantern.core.types import Condition, Generation, Scores, Step, Target
 from lantern.decoding.cache import Start, by_row, read_codes
 from lantern.decoding.loop import Decoding, FiniteSoFar, Readback
 from lantern.decoding.variation import total_variation
+from lantern.engines.prepared import original
 
 
 @torch.no_grad()
@@ -43,6 +44,7 @@ def generate(
         raise ValueError(f"lead {lead}, drafts {drafts}: wanted at least 1 and 0")
     if target.config.raster.newlines:
         raise ValueError("this model ends its rows with newline tokens, which parallel rows lack: use another method")
+    target = target if target.follows_masks else original(target)  # lines see other codes than those before the first
     how, layout = Decoding(**options), Layout.of(target, lead, drafts)
     watch = how.stopwatch(target)
     run = FrontRun(target, how.start(target, condition, stage=layout.nodes), how.sampling, layout, is_measured=measured)

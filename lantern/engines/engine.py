@@ -47,9 +47,6 @@ RENAMED_VARIANTS = {
 # Most codes per pass of reproducible decoding: linears were measured to round in the same way up to it.
 MAX_REPRODUCIBLE = 16
 OTHER_LAYERS = "quantized weights and reproducible passes are for LlamaGen's layers, this model has others: omit them"
-NEWLINES = (
-    "engine needs passes of one size, this model's have newline tokens, which the host counts: use --engine eager"
-)
 UNTRIED = "it has not run models of transformers on a device yet, give --engine graph to try it"
 Module = TypeVar("Module", bound="nn.Module")
 

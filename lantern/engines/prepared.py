@@ -131,6 +131,18 @@ class PreparedTarget(TargetDefaults):
         return self.module.head(features)
 
 
+class FixedPasses(PreparedTarget):
+    """A target with newlines whose passes have one size for n nodes: each has a newline, so the host counts none.
+
+    Twice as many tokens are computed as there are nodes, while the weights, for which small passes wait, are read once.
+    A window needs fewer newlines, but of a tree all nodes of a depth may end a row.
+    """
+
+    def forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Scores:
+        """Score inputs, as `Target.__call__`."""
+        return self.module(inputs, *args, newlines=inputs.shape[1], **kwargs)
+
+
 def original(target: "Target | PreparedTarget") -> Any:
     """Return the module that a target was prepared from; other targets are returned as they are."""
     return target.module if isinstance(target, PreparedTarget) else target

@@ -42,8 +42,8 @@ class LoopConfig:
             raise ValueError(f'precision is "{self.precision}", wanted "bf16" or "fp32"')
         if self.steps < 1 or self.warmup < 0 or not 0 <= self.decay <= self.steps:
             raise ValueError(
-                f"steps {self.steps}, warmup {self.warmup}, decay {self.decay}: wanted at least 1, at least 0, and from "
-                "0 to the number of steps"
+                f"steps {self.steps}, warmup {self.warmup}, decay {self.decay}: wanted at least 1, at least 0, and "
+                "from 0 to the number of steps"
             )
         if self.accumulate < 1 or not 0 <= self.ema < 1:
             raise ValueError(f"accumulate {self.accumulate}, ema {self.ema}: wanted at least 1, and from 0 to below 1")

@@ -1,6 +1,7 @@
 """What is predicted from configs alone, against models that are loaded."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_a_shape_of_seven_billion_parameters_needs_its_config_only(
     assert "ok      engine auto: eager (cpu is not available: the cpu engine runs LlamaGen's layers, not this" in out
     for name, words in (
         ("compile", "available"),
-        ("graph", "CUDA graphs need a CUDA device"),
+        ("graph", "CUDA graphs need a CUDA device" if find_spec("triton") is None else "available, but the kernels"),
         ("cpu", "runs LlamaGen's"),
     ):
         (line,) = (line for line in out.splitlines() if line.startswith(f"ok      engine {name}: "))

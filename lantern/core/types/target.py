@@ -141,6 +141,7 @@ class TargetDefaults:
 
     is_batch_invariant: bool = False
     reads_masked: bool = True
+    follows_masks: bool = True
     warm_passes: int = 0
     prompt_rows: int = 0
     make_uniforms: Callable[..., Tensor] | None = None
@@ -208,6 +209,11 @@ class Target(Protocol):
     @property
     def reads_masked(self) -> bool:
         """Whether passes read keys and values that a mask hides, which must then be finite. Optional."""
+        ...
+
+    @property
+    def follows_masks(self) -> bool:
+        """Whether passes take any mask; if False, all nodes see the codes committed before node 0. Optional."""
         ...
 
     @property

@@ -6,11 +6,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lantern.engines.cuda.rows import ROWS, constant_rows
-from lantern.engines.engine import NEWLINES, Engine
+from lantern.engines.engine import Engine, Module
 
 if TYPE_CHECKING:
     from lantern.core.types import Drafter, Target
     from lantern.decoding.loop import Programs
+
+UNMEASURED = "the kernels for this model were tested in Triton's interpreter, and not on a GPU"
 
 
 @dataclass(frozen=True)
@@ -39,26 +41,30 @@ class GraphEngine(Engine):
         return super().available(target, can_wait=can_wait)
 
     def refuses_layers(self, target: "Target") -> str | None:
-        """Return a reason for passes with newlines; others are captured as torch runs them."""
-        return f"the {self.name} {NEWLINES}" if target.config.raster.newlines else None
+        """Return None: passes that are no kernels are captured as torch runs them."""
+        return None
 
     def remark(self, target: "Target") -> str | None:
-        """Return why passes do not run as Triton kernels."""
-        reason = self.without_kernels(target)
-        return reason and f"passes run through torch: {reason}"
+        """Return why passes do not run as Triton kernels, or that those of this model have not run on a GPU."""
+        if (reason := self.without_kernels(target)) is not None:
+            return f"passes run through torch: {reason}"
+        return None if target.is_llamagen else UNMEASURED
 
     def without_kernels(self, target: "Target") -> str | None:
         """Return why passes of a target run through torch, or None if they are Triton kernels."""
         if find_spec("triton") is None:
             return "Triton, which builds the GPU kernels, is not installed: pip install triton"
         from lantern.engines.cuda.kernels import is_interpreted
-        from lantern.engines.cuda.target import refusal
         from lantern.engines.prepared import original
 
         if target.tok_embeddings.weight.device.type != "cuda" and not is_interpreted():
             return "the GPU kernels need a CUDA device"
         if self.weights == "int4":
             return "the GPU kernels read weights in full or in int8, int4 was given"
+        if target.is_llamagen:
+            from lantern.engines.cuda.target import refusal
+        else:
+            from lantern.engines.cuda.llama import refusal
         return refusal(original(target))
 
     def refuses(self, drafter: "Drafter") -> str | None:
@@ -86,6 +92,10 @@ class GraphEngine(Engine):
 
         return dataclasses.replace(super().programs(), wrap=graphed, may_look=False)
 
+    def prepare_drafter(self, module: Module) -> Module:
+        """Return a drafter's module; a smaller target with passes of one size."""
+        return _fixed(module)
+
     @property
     def rounds_wide(self) -> bool:
         """False: passes already round in the same way."""
@@ -93,11 +103,21 @@ class GraphEngine(Engine):
 
     def _prepare(self, target: Any) -> "Target":
         if self.without_kernels(target) is None:
+            from lantern.engines.cuda.llama import LlamaTarget
             from lantern.engines.cuda.target import KernelTarget
 
-            return KernelTarget(target, self.rows)
+            return (KernelTarget if target.is_llamagen else LlamaTarget)(target, self.rows)
         if not self.compiles_steps or not target.is_llamagen:
-            return target
+            return _fixed(target)
         from lantern.engines.compiled import compiled
 
         return compiled(target)
+
+
+def _fixed(module: Any) -> Any:
+    """Return a target with newlines with passes of one size, which a graph can replay; other modules as they are."""
+    from lantern.engines.prepared import FixedPasses
+    from lantern.models.transformers.target import TransformersTarget
+
+    has_newlines = isinstance(module, TransformersTarget) and module.config.raster.newlines
+    return FixedPasses(module) if has_newlines else module

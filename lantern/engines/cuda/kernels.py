@@ -9,6 +9,9 @@ Attention groups keys by their position in the image, not by their slot in the c
 `combine` adds partial results in the order of positions. Column c of a block is the same position in every pass, so a
 node's result does not depend on whether an ancestor is committed or staged, nor on the slot where it is staged.
 
+The prompt of LlamaGen is one value with keys of zeros. Other prompts have keys: further blocks, of the prompt's own
+tokens, so that padding does not change results either.
+
 With TRITON_INTERPRET=1 in the environment at the first import of triton the kernels run on CPU tensors.
 """
 
@@ -29,7 +32,7 @@ LANES = 1024  # columns of one program of `silu_mul`
 WARPS = 4
 # Numbers on whose value the code of a kernel must not depend: a pass of one node runs the code of a pass of many.
 NUMBERS = (
-    *("rows", "live", "lines", "slots", "guided", "blocks", "prefix", "conditioning", "mask_line", "mask_row"),
+    *("rows", "live", "lines", "slots", "guided", "blocks", "parts", "prefix", "conditioning", "mask_line", "mask_row"),
     *("count", "nodes", "positions", "width", "top_k", "interval"),
 )
 
@@ -83,37 +86,39 @@ def rotary_kernel(
     lines,
     slots,
     HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
     HEADS_SIZE: tl.constexpr,
     WIDTH_SIZE: tl.constexpr,
+    APART: tl.constexpr,
 ):
-    """Compute one row of `rotate_and_store`: its queries, keys or values."""
+    """Compute one row of `rotate_and_store`: a GROUP-th of its queries, or its keys or values."""
     line, node, kind = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = line * rows + node
     head = tl.arange(0, HEADS_SIZE)[:, None]
     half: tl.constexpr = WIDTH_SIZE // 2
     pair = tl.arange(0, half)
     inside = (head < HEADS) & (pair[None] < WIDTH // 2)
-    place = head * WIDTH + 2 * pair[None]
-    source = QKV + (row * 3 + kind) * HEADS * WIDTH
+    place = head * WIDTH + (2 if APART == 1 else 1) * pair[None]
+    source = QKV + (row * (GROUP + 2) + kind) * HEADS * WIDTH
     even = tl.load(source + place, mask=inside, other=0.0)
-    odd = tl.load(source + place + 1, mask=inside, other=0.0)
-    if kind < 2:
+    odd = tl.load(source + place + APART, mask=inside, other=0.0)
+    if kind < GROUP + 1:
         factors = ROPE + tl.load(POSITIONS + line * live + node) * WIDTH + 2 * pair
         cos = tl.load(factors, mask=pair < WIDTH // 2, other=0.0)[None]
         sin = tl.load(factors + 1, mask=pair < WIDTH // 2, other=0.0)[None]
         first, second = even.to(tl.float32), odd.to(tl.float32)
         even = (first * cos - second * sin).to(QKV.dtype.element_ty)
         odd = (second * cos + first * sin).to(QKV.dtype.element_ty)
-    if kind == 0:
+    if kind < GROUP:
         tl.store(source + place, even, mask=inside)
-        tl.store(source + place + 1, odd, mask=inside)
+        tl.store(source + place + APART, odd, mask=inside)
     else:
         slot = tl.load(SLOTS + node)
-        base = ((kind - 1) * lines + line).to(tl.int64) * HEADS * slots * WIDTH
-        target = CACHE + base + (head * slots + slot) * WIDTH + 2 * pair[None]
+        base = ((kind - GROUP) * lines + line).to(tl.int64) * HEADS * slots * WIDTH
+        target = CACHE + base + (head * slots + slot) * WIDTH + (2 if APART == 1 else 1) * pair[None]
         tl.store(target, even.to(CACHE.dtype.element_ty), mask=inside)
-        tl.store(target + 1, odd.to(CACHE.dtype.element_ty), mask=inside)
+        tl.store(target + APART, odd.to(CACHE.dtype.element_ty), mask=inside)
 
 
 @kernel
@@ -167,6 +172,7 @@ def partials_kernel(
     MAXIMA,
     SUMS,
     VALUES,
+    LENGTHS,
     scale,
     rows,
     live,
@@ -175,7 +181,9 @@ def partials_kernel(
     prefix,
     guided,
     blocks,
+    parts,
     HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
     WIDTH_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -183,19 +191,31 @@ def partials_kernel(
     TILE: tl.constexpr,
     IS_WIDE: tl.constexpr,
 ):
-    """Compute a partial result of a head: of a whole block for a tile of rows, or of a block of one row's tail."""
+    """Compute a partial result of a head: of a whole block for a tile of rows, or of a block of one row's tail.
+
+    Blocks from `blocks` on are those of the prompt, whose keys and values end at slot `prefix`; without LENGTHS it has
+    none.
+    """
     line, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    KEPT: tl.constexpr = HEADS // GROUP
+    if LENGTHS is None:
+        parts = blocks
     tiles = (live + TILE - 1) // TILE
     job = tl.program_id(1)
     image = line // guided
     full = tl.load(FULL + image)
-    is_tail = job >= blocks * tiles
-    first = tl.where(is_tail, (job - blocks * tiles) // TAIL, (job % tiles) * TILE)
-    part = (job - blocks * tiles) % TAIL
+    is_tail = job >= parts * tiles
+    first = tl.where(is_tail, (job - parts * tiles) // TAIL, (job % tiles) * TILE)
+    part = (job - parts * tiles) % TAIL
     block = tl.where(is_tail, full + part, job // tiles)
     start = tl.load(PLACES + image * rows + first)
     # whole blocks are those before `full`; of the tail only blocks up to the row's own position
-    if (is_tail & (block < blocks) & (block * BLOCK <= start)) | ((is_tail == 0) & (block < full)):
+    has_keys = (is_tail & (block < blocks) & (block * BLOCK <= start)) | ((is_tail == 0) & (block < full))
+    if LENGTHS is not None:
+        length = tl.load(LENGTHS + line).to(tl.int32)
+        is_prompt = (is_tail == 0) & (block >= blocks)
+        has_keys = has_keys | (is_prompt & ((block - blocks) * BLOCK < length))
+    if has_keys:
         lane = tl.arange(0, TILE)
         row = tl.where(is_tail, first + 0 * lane, first + lane)
         columns = tl.arange(0, BLOCK)
@@ -203,16 +223,19 @@ def partials_kernel(
         table = TABLE + ((image * rows + first) * TAIL + part) * BLOCK + columns
         staged = tl.load(table, mask=columns >= tl.where(is_tail, 0, BLOCK), other=0)
         slot = tl.where(is_tail, staged, prefix + block * BLOCK + columns)
+        if LENGTHS is not None:
+            token = (block - blocks) * BLOCK + columns
+            slot = tl.where(is_prompt, tl.where(token < length, prefix - length + token, -1), slot)
         seen = slot >= 0
         held = dims < WIDTH
         is_live = row < live
-        q_at = QKV + ((line * rows + row) * 3 * HEADS + head)[:, None] * WIDTH + dims[None]
+        q_at = QKV + ((line * rows + row) * (HEADS + 2 * KEPT) + head)[:, None] * WIDTH + dims[None]
         q = tl.load(q_at, mask=is_live[:, None] & held[None], other=0.0).to(CACHE.dtype.element_ty)
-        base = (line * HEADS + head).to(tl.int64) * slots * WIDTH
+        base = (line * KEPT + head // GROUP).to(tl.int64) * slots * WIDTH
         kv_at = base + slot[:, None] * WIDTH + dims[None]
         kv_seen = seen[:, None] & held[None]
         k = tl.load(CACHE + kv_at, mask=kv_seen, other=0.0)
-        v = tl.load(CACHE + lines.to(tl.int64) * HEADS * slots * WIDTH + kv_at, mask=kv_seen, other=0.0)
+        v = tl.load(CACHE + lines.to(tl.int64) * KEPT * slots * WIDTH + kv_at, mask=kv_seen, other=0.0)
         scores = dot(q, tl.trans(k), IS_WIDE) * scale
         scores = tl.where(seen[None], scores, float("-inf"))
         largest = tl.max(scores, 1)
@@ -220,7 +243,7 @@ def partials_kernel(
         total = tl.sum(weights, 1)
         values = dot(weights.to(v.dtype), v, IS_WIDE)
         kept = is_live & (lane < tl.where(is_tail, 1, TILE))
-        at = ((line * HEADS + head) * rows + row) * blocks + block
+        at = ((line * HEADS + head) * rows + row) * parts + block
         tl.store(MAXIMA + at, largest, mask=kept)
         tl.store(SUMS + at, total, mask=kept)
         tl.store(VALUES + at[:, None] * WIDTH + dims[None], values, mask=kept[:, None] & held[None])
@@ -234,6 +257,7 @@ def combine_kernel(
     PLACES,
     MASK,
     CACHE,
+    LENGTHS,
     OUT,
     rows,
     live,
@@ -241,6 +265,7 @@ def combine_kernel(
     slots,
     guided,
     blocks,
+    parts,
     mask_line,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -249,7 +274,9 @@ def combine_kernel(
     PREFIX: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Add the partial results of one row and head, and the prompt."""
+    """Add the partial results of one row and head, and the prompt's: those of its blocks, or its one value."""
+    if LENGTHS is None:
+        parts = blocks
     pair, row = tl.program_id(0), tl.program_id(1)
     line, head = pair // HEADS, pair % HEADS
     last = tl.load(PLACES + (line // guided) * rows + row) // BLOCK
@@ -257,24 +284,33 @@ def combine_kernel(
     dims = tl.arange(0, WIDTH_SIZE)
     held = dims < WIDTH
     seen = number <= last
-    at = (pair * rows + row) * blocks + number
+    if LENGTHS is not None:
+        length = tl.load(LENGTHS + line)
+        seen = seen | ((number >= blocks) & ((number - blocks) * BLOCK < length))
+    at = (pair * rows + row) * parts + number
     maxima = tl.load(MAXIMA + at, mask=seen, other=float("-inf"))
     sums = tl.load(SUMS + at, mask=seen, other=0.0)
     values = tl.load(VALUES + at[:, None] * WIDTH + dims[None], mask=seen[:, None] & held[None], other=0.0)
-    # the prompt: slots 0 .. PREFIX - 1 with keys of zeros, one value, and the mask's numbers as scores
-    score = tl.load(MASK + line * mask_line).to(tl.float32)
-    shared = tl.full((), 1.0, tl.float32)
-    if PREFIX == 2:
-        shared += tl.exp(tl.load(MASK + line * mask_line + 1).to(tl.float32) - score)
-    source = CACHE + (lines + line).to(tl.int64) * HEADS * slots * WIDTH + head * slots * WIDTH + dims
-    prompt = tl.load(source, mask=held, other=0.0).to(tl.float32)
-    largest = tl.maximum(tl.max(maxima, 0), score)
-    factors = tl.exp(maxima - largest)
-    own = tl.exp(score - largest) * shared
-    total = own + tl.sum(factors * sums, 0)
-    mixed = own * prompt + tl.sum(factors[:, None] * values, 0)
+    if LENGTHS is not None:
+        factors = tl.exp(maxima - tl.max(maxima, 0))
+        total = tl.sum(factors * sums, 0)
+        mixed = tl.sum(factors[:, None] * values, 0)
+    else:
+        # the prompt: slots 0 .. PREFIX - 1 with keys of zeros, one value, and the mask's numbers as scores
+        score = tl.load(MASK + line * mask_line).to(tl.float32)
+        shared = tl.full((), 1.0, tl.float32)
+        if PREFIX == 2:
+            shared += tl.exp(tl.load(MASK + line * mask_line + 1).to(tl.float32) - score)
+        source = CACHE + (lines + line).to(tl.int64) * HEADS * slots * WIDTH + head * slots * WIDTH + dims
+        prompt = tl.load(source, mask=held, other=0.0).to(tl.float32)
+        largest = tl.maximum(tl.max(maxima, 0), score)
+        factors = tl.exp(maxima - largest)
+        own = tl.exp(score - largest) * shared
+        total = own + tl.sum(factors * sums, 0)
+        mixed = own * prompt + tl.sum(factors[:, None] * values, 0)
     out = OUT + ((line * rows + row) * HEADS + head) * WIDTH + dims
-    tl.store(out, (mixed / total).to(OUT.dtype.element_ty), mask=held)
+    shown = mixed / total  # pyright: ignore[reportOperatorIssue]
+    tl.store(out, shown.to(OUT.dtype.element_ty), mask=held)
 
 
 @kernel
@@ -409,15 +445,23 @@ def rotate_and_store(
     cache: Float[Tensor, "2 lines h s d"],
     *,
     rows: int,
+    splits: bool = False,
 ) -> None:
-    """Rotate the queries in place, and write rotated keys and values of the live rows to their slots of the cache."""
+    """Rotate the queries in place, and write rotated keys and values of the live rows to their slots of the cache.
+
+    A row of `qkv` holds the queries of all heads, then keys and values of h heads each. Numbers that are rotated
+    together are neighbours; with `splits`, half a head apart.
+    """
     lines, heads, count, width = cache.shape[1:]
-    rotary_kernel[(lines, positions.shape[1], 3)](
+    group = qkv.shape[1] // (heads * width) - 2
+    rotary_kernel[(lines, positions.shape[1], group + 2)](
         *(qkv, rope, positions, slots, cache, rows, positions.shape[1], lines, count),
         HEADS=heads,
+        GROUP=group,
         WIDTH=width,
         HEADS_SIZE=triton.next_power_of_2(heads),
         WIDTH_SIZE=head_size(width),
+        APART=width // 2 if splits else 1,
         num_warps=WARPS,
     )
 
@@ -483,11 +527,19 @@ class Plan:
 
 
 class Attention:
-    """Position-ordered attention of a shape of passes; holds the memory of the partial results."""
+    """Position-ordered attention of a shape of passes; holds the memory of the partial results.
 
-    def __init__(self, plan: Plan, *, heads: int, width: int, device: torch.device) -> None:
-        self.plan, self.heads, self.width = plan, heads, width
-        size = (plan.images * plan.guided * heads, plan.rows, plan.blocks)
+    `heads` are those of queries; each head of keys and values is read by `group` of them. `prompts` are the blocks of
+    the longest prompt with keys of its own; 0 for LlamaGen's, which have one value. All blocks are added in an order
+    that depends on their number, rounded up to a power of two.
+    """
+
+    def __init__(
+        self, plan: Plan, *, heads: int, width: int, device: torch.device, group: int = 1, prompts: int = 0
+    ) -> None:
+        self.plan, self.heads, self.width, self.group = plan, heads, width, group
+        self.parts = plan.blocks + prompts
+        size = (plan.images * plan.guided * heads, plan.rows, self.parts)
         self.maxima, self.sums = torch.zeros(2, *size, device=device).unbind()
         self.values = torch.zeros(*size, width, device=device)
 
@@ -499,17 +551,25 @@ class Attention:
         out: Float[Tensor, "m c"],
         *,
         prefix: int,
+        lengths: Int[Tensor, "lines 1"] | None = None,
     ) -> None:
-        """Write the attention of the live rows to `out`; queries are the first third of `qkv`, rotated."""
-        assert prefix in (1, 2), f"the prompt has {prefix} slots, expected 1 or 2"
+        """Write the attention of the live rows to `out`; queries are the first columns of `qkv`, rotated.
+
+        `lengths` are the tokens of each line's prompt, whose keys and values end at slot `prefix`; None for LlamaGen's.
+        """
         plan, lines, slots = self.plan, cache.shape[1], cache.shape[3]
-        partial = (self.maxima, self.sums, self.values)
-        jobs = plan.blocks * -(-plan.live // TILE) + plan.live * plan.tail
+        if lengths is None:
+            assert prefix in (1, 2), f"the prompt has {prefix} slots, expected 1 or 2"
+        else:
+            assert prefix <= (self.parts - plan.blocks) * plan.block, f"the prompt has {prefix} slots"
+        partial, parts = (self.maxima, self.sums, self.values), None if lengths is None else self.parts
+        jobs = self.parts * -(-plan.live // TILE) + plan.live * plan.tail
         size = head_size(self.width)
         partials_kernel[(lines * self.heads, jobs)](
-            *(qkv, cache, plan.table, plan.places, plan.full, *partial, self.width**-0.5),
-            *(plan.rows, plan.live, lines, slots, prefix, plan.guided, plan.blocks),
+            *(qkv, cache, plan.table, plan.places, plan.full, *partial, lengths, self.width**-0.5),
+            *(plan.rows, plan.live, lines, slots, prefix, plan.guided, plan.blocks, parts),
             HEADS=self.heads,
+            GROUP=self.group,
             WIDTH=self.width,
             WIDTH_SIZE=size,
             BLOCK=plan.block,
@@ -519,13 +579,13 @@ class Attention:
             num_warps=WARPS,
         )
         combine_kernel[(lines * self.heads, plan.live)](
-            *(*partial, plan.places, mask, cache, out),
-            *(plan.rows, plan.live, lines, slots, plan.guided, plan.blocks, mask.stride(0)),
+            *(*partial, plan.places, mask, cache, lengths, out),
+            *(plan.rows, plan.live, lines, slots, plan.guided, plan.blocks, parts, mask.stride(0)),
             HEADS=self.heads,
             WIDTH=self.width,
             WIDTH_SIZE=size,
-            BLOCKS_SIZE=triton.next_power_of_2(plan.blocks),
-            PREFIX=prefix,
+            BLOCKS_SIZE=triton.next_power_of_2(self.parts),
+            PREFIX=prefix if lengths is None else 0,
             BLOCK=plan.block,
             num_warps=WARPS,
         )

@@ -6,7 +6,7 @@ logits are then the same in every tree and window of at most that many nodes, so
 codes.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -27,35 +27,44 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def refusal(target: Any) -> str | None:
-    """Return why the kernels cannot run a target, or None if they can."""
+    """Return why the kernels cannot run a target with LlamaGen's layers, or None if they can."""
     if not isinstance(target, Transformer):
         return f"the GPU kernels run LlamaGen transformers, this is a {type(target).__name__}"
-    dtype = target.tok_embeddings.weight.dtype
-    if dtype not in DTYPES:
-        return f"the GPU kernels compute in fp32, bf16 or fp16, the model is in {dtype}"
+    if (reason := refuses_dtype(target)) is not None:
+        return reason
     weights = [module.weight for module in target.modules() if isinstance(module, torch.nn.Linear)]
     if any(is_quantized(weight) and not has_eight_bits(weight) for weight in weights):
         return "the GPU kernels read weights in full or in int8, these are quantized otherwise"
     return None
 
 
-class Linear:
-    """A matrix product whose weight is full (torch.mm) or int8 (`kernels.linear8`)."""
+def refuses_dtype(target: Any) -> str | None:
+    """Return why the kernels cannot compute in a target's dtype, or None if they can."""
+    dtype = target.tok_embeddings.weight.dtype
+    return None if dtype in DTYPES else f"the GPU kernels compute in fp32, bf16 or fp16, the model is in {dtype}"
 
-    def __init__(self, weight: Any) -> None:
-        is_full = not has_eight_bits(weight)
-        self.weight, self.scale = (weight.data, None) if is_full else (weight.qdata, weight.scale.flatten())
+
+class Linear:
+    """Matrix products of one input, side by side, whose weights are full (torch.mm) or int8 (`kernels.linear8`)."""
+
+    def __init__(self, *weights: Any) -> None:
+        self.widths = [len(weight) for weight in weights]
+        self.parts = [
+            (weight.qdata, weight.scale.flatten()) if has_eight_bits(weight) else (weight.data, None)
+            for weight in weights
+        ]
 
     def __call__(self, x: Float[Tensor, "m k"], out: Float[Tensor, "m n"]) -> None:
-        """Write x times the transpose of the weight to `out`."""
-        if self.scale is None:
-            torch.mm(x, self.weight.T, out=out)
-        else:
-            kernels.linear8(x, self.weight, self.scale, out)
+        """Write x times the transpose of each weight to its columns of `out`."""
+        for (weight, scale), part in zip(self.parts, out.split(self.widths, 1), strict=True):
+            if scale is None:
+                torch.mm(x, weight.T, out=part)
+            else:
+                kernels.linear8(x, weight, scale, part)
 
 
 class Layer:
-    """The weights of a layer; query, key and value, and gate and up, are one matrix each."""
+    """The weights of a layer of LlamaGen; query, key and value, and gate and up, are one matrix each."""
 
     def __init__(self, block: Any) -> None:
         attention, feed = block.attention, block.feed_forward
@@ -65,32 +74,45 @@ class Layer:
 
 
 class Workspace:
-    """The memory of passes of one shape, and their plan. Rows without a node hold numbers that nothing reads."""
+    """The memory of passes of one shape, and their plan. Rows without a node hold numbers that nothing reads.
 
-    def __init__(self, config: Any, cache: StaticCache, rows: int, dtype: torch.dtype, block: int) -> None:
+    `heads` are those of queries, `prompts` the blocks of the prompt's keys (`kernels.Attention`).
+    """
+
+    def __init__(
+        self, config: Any, cache: StaticCache, rows: int, dtype: torch.dtype, block: int, heads: int, prompts: int
+    ) -> None:
         device, lines = cache.buffer.device, cache.images * cache.rows
         sizes = {"images": cache.images, "guided": cache.rows, "rows": rows}
         self.rows = rows
         self.plan = kernels.Plan(**sizes, codes=cache.codes, device=device, block=block)
-        self.attention = kernels.Attention(self.plan, heads=config.n_head, width=config.head_dim, device=device)
-        widths = {"x": 1, "normed": 1, "delta": 1, "attended": 1, "qkv": 3}
-        zeros = {
-            name: torch.zeros(lines * rows, n * config.dim, dtype=dtype, device=device) for name, n in widths.items()
-        }
-        self.x, self.normed, self.delta, self.attended, self.qkv = zeros.values()
-        self.gated = self.x.new_zeros(lines * rows, 2 * config.ffn_dim)
-        self.hidden = self.x.new_zeros(lines * rows, config.ffn_dim)
+        how: dict[str, int] = {"heads": heads, "width": config.head_dim, "group": heads // config.n_head}
+        self.attention = kernels.Attention(self.plan, **how, prompts=prompts, device=device)
+        attended, qkv = heads * config.head_dim, (heads + 2 * config.n_head) * config.head_dim
+        widths = (config.dim, config.dim, config.dim, attended, qkv, 2 * config.ffn_dim, config.ffn_dim)
+        made = [torch.zeros(lines * rows, width, dtype=dtype, device=device) for width in widths]
+        self.x, self.normed, self.delta, self.attended, self.qkv, self.gated, self.hidden = made
 
 
 class KernelPass:
     """A target's weights, and the pass over them."""
 
+    has_prompt_keys = False  # prompts have one value, LlamaGen's
+    splits = False  # numbers that are rotated together are neighbours
+
     def __init__(self, target: Transformer) -> None:
         self.config, self.dtype = target.config, target.tok_embeddings.weight.dtype
+        self.eps, self.heads = self.config.norm_eps, self.config.n_head
         self.layers = [Layer(block) for block in target.layers]
         self.norm, self.head = target.norm.weight.data, Linear(target.output.weight)
         self.rope = target.rotary.table.contiguous()
         self._spaces: dict[tuple[Any, ...], Workspace] = {}
+
+    def logits(self, features: Float[Tensor, "m c"]) -> Float[Tensor, "m v"]:
+        """Apply the head to all rows of a pass."""
+        made = features.new_empty(len(features), self.config.vocab_size)
+        self.head(features, made)
+        return made
 
     def __call__(
         self,
@@ -113,27 +135,30 @@ class KernelPass:
         space = self._space(cache, rows_of(lines, live, least), block)
         how: dict[str, int] = {"rows": space.rows, "live": live}
         space.plan.update(positions, mask, slots[0], conditioning=config.cls_token_num, prefix=cache.prefix)
+        lengths = cache.first if self.has_prompt_keys else None
+        rope_positions = positions if lengths is None else positions + lengths
         space.x.view(lines, space.rows, -1)[:, :live].copy_(inputs)
         entered, delta = dict[int, Tensor](), None
         for number, layer in enumerate(self.layers):
-            kernels.norm(space.x, delta, layer.attention_norm, space.normed, eps=config.norm_eps, **how)
+            kernels.norm(space.x, delta, layer.attention_norm, space.normed, eps=self.eps, **how)
             if number in taps:
                 entered[number] = self._live(space.x, space, live).clone()
             layer.qkv(space.normed, space.qkv)
             kept = cache.layer(number)
-            kernels.rotate_and_store(space.qkv, self.rope, positions, slots[0], kept, rows=space.rows)
-            space.attention(space.qkv, kept, mask, space.attended, prefix=cache.prefix)
+            kernels.rotate_and_store(
+                space.qkv, self.rope, rope_positions, slots[0], kept, rows=space.rows, splits=self.splits
+            )
+            space.attention(space.qkv, kept, mask, space.attended, prefix=cache.prefix, lengths=lengths)
             delta = space.delta
             layer.out(space.attended, delta)
-            kernels.norm(space.x, delta, layer.ffn_norm, space.normed, eps=config.norm_eps, **how)
+            kernels.norm(space.x, delta, layer.ffn_norm, space.normed, eps=self.eps, **how)
             layer.gate_up(space.normed, space.gated)
             kernels.silu_mul(space.gated, space.hidden, **how)
             layer.down(space.hidden, delta)
         # the caller keeps features and logits, so they have memory of their own
         features = torch.zeros_like(space.x)
-        kernels.norm(space.x, delta, self.norm, features, eps=config.norm_eps, **how)
-        logits = features.new_empty(len(features), config.vocab_size)
-        self.head(features, logits)
+        kernels.norm(space.x, delta, self.norm, features, eps=self.eps, **how)
+        logits = self.logits(features)
         fused = torch.cat([entered[layer] for layer in taps], -1) if taps else None
         return Scores(self._live(logits, space, live).float(), self._live(features, space, live), fused)
 
@@ -142,19 +167,18 @@ class KernelPass:
         return x.view(-1, space.rows, x.shape[1])[:, :live]
 
     def _space(self, cache: StaticCache, rows: int, block: int) -> Workspace:
-        key = (cache.images, cache.rows, cache.codes, rows, block)
+        prompts = -(-cache.prefix // block) if self.has_prompt_keys else 0
+        key = (cache.images, cache.rows, cache.codes, rows, block, prompts)
         if key not in self._spaces:
-            self._spaces[key] = Workspace(self.config, cache, rows, self.dtype, block)
+            self._spaces[key] = Workspace(self.config, cache, rows, self.dtype, block, self.heads, prompts)
         return self._spaces[key]
-
-
-_PASSES = WeightCache(KernelPass)
 
 
 class KernelTarget(PreparedTarget):
     """A target that scores codes by kernels, and prompts by torch, always the same number of them."""
 
-    prompt_rows = PROMPT_ROWS
+    prompt_rows, follows_masks = PROMPT_ROWS, False
+    passes: ClassVar[WeightCache[Any]] = WeightCache(KernelPass)
 
     def __init__(self, module: Any, rows: int = ROWS, block: int = kernels.BLOCK) -> None:
         super().__init__(module)
@@ -163,7 +187,7 @@ class KernelTarget(PreparedTarget):
 
     def refresh(self) -> None:
         """Read the weights again if they have changed."""
-        self.program = _PASSES.get(self.module)
+        self.program: KernelPass = self.passes.get(self.module)
 
     def forward(
         self,
@@ -175,8 +199,9 @@ class KernelTarget(PreparedTarget):
         slots: Int[Tensor, "lines n"] | None = None,
         taps: tuple[int, ...] = (),
     ) -> ScoresLike:
-        """Score inputs, as `Target.__call__`; without a `StaticCache` by torch."""
-        if mask is None or slots is None or not isinstance(cache, StaticCache):
+        """Score inputs, as `Target.__call__`; by torch without a `StaticCache`, or if slots of codes are used again."""
+        has_all = isinstance(cache, StaticCache) and cache.codes == self.config.block_size
+        if mask is None or slots is None or not has_all:
             return self.module(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
         how: dict[str, int] = {"least": self.rows, "block": self.block}
         return self.program(inputs, positions, mask, cache=cache, slots=slots, taps=taps, **how)

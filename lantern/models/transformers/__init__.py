@@ -1,4 +1,5 @@
 """Targets of transformers' classes: `target` runs them, one file per family knows its prompts, codes and pixels.
 
-Imported by `lantern.models.folder`. Imports `lantern.core`; transformers itself is imported where it is used.
+Imported by `lantern.models.folder`, `target` also by `lantern.engines`. Imports `lantern.core`; transformers itself is
+imported where it is used.
 """

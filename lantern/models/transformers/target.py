@@ -233,12 +233,13 @@ class TransformersTarget(nn.Module, TargetDefaults):
         cache: Any,
         slots: Tensor | None,
         taps: tuple[int, ...] = (),
+        newlines: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run the decoder over embedded codes, whose numbers are `positions`; nodes that end a row with a newline.
 
-        Returns features, and the inputs of tapped layers side by side. The number of newlines of a pass depends on
-        where rows end, so that the host reads it back from the device. A compiled pass has one size: there each node
-        has a newline, of which those that follow no row are never read.
+        Returns features, and the inputs of tapped layers side by side. The pass has `newlines`, at least as many as
+        rows that end in it; those that follow no row are never read. None: as many as needed, which the host reads
+        back from the device; in a compiled pass, which has one size, one per node.
         ValueError without a cache, its mask and slots.
         """
         if cache is None or mask is None or slots is None:
@@ -250,11 +251,12 @@ class TransformersTarget(nn.Module, TargetDefaults):
         is_end = ((positions + 1) % raster.columns == 0) & (positions < raster.codes - 1)
         behind = cache.newline_mask(mask, slots, is_end)
         own = behind.masked_fill(cache.is_own_newline(slots), -torch.inf)
-        most = is_end.shape[1] if torch.compiler.is_compiling() else int(is_end.sum(1).max())  # sync
-        if most == 0:
+        if newlines is None:
+            newlines = is_end.shape[1] if torch.compiler.is_compiling() else int(is_end.sum(1).max())  # sync
+        if newlines == 0:
             return joined(*self._run(inputs, places, torch.cat([mask, own], 2), Writes(cache, slots), taps))
         # newlines come behind all nodes, in the order of those that they follow
-        nodes = is_end.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
+        nodes = is_end.byte().argsort(dim=1, descending=True, stable=True)[:, :newlines]
         follows = rows_of(torch.cat([mask, behind], 2), nodes)
         newline = self.words(torch.full_like(nodes, raster.newline))  # type: ignore[arg-type]
         features, entered = self._run(
@@ -277,9 +279,13 @@ class TransformersTarget(nn.Module, TargetDefaults):
         cache: Any = None,
         slots: Int[Tensor, "rows n"] | None = None,
         taps: tuple[int, ...] = (),
+        newlines: int | None = None,
     ) -> Scores:
-        """Score embedded codes, whose numbers are `positions`; `taps` are layers whose inputs are returned too."""
-        features, fused = self._pass(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
+        """Score embedded codes, whose numbers are `positions`; `taps` are layers whose inputs are returned too.
+
+        `newlines` is the size of the pass (`_pass`).
+        """
+        features, fused = self._pass(inputs, positions, mask, cache=cache, slots=slots, taps=taps, newlines=newlines)
         return Scores(self.head(features), features, fused)
 
     def _run(

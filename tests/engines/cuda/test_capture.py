@@ -61,7 +61,7 @@ def code_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.skipif(not is_interpreted(), reason="kernels are interpreted only where there is no GPU")
-@pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1", "woven"])
+@pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1", "woven", "llama"])
 def test_a_captured_step_launches_only_kernels_that_ran_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decode_up_to_capture(name, monkeypatch)
     assert len(UpToCapture.in_step) >= 8 and UpToCapture.in_step <= UpToCapture.before
@@ -83,6 +83,13 @@ def decode_up_to_capture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return run(self, *args, grid=grid, warmup=warmup, **kwargs)
 
     monkeypatch.setattr(interpreter.InterpretedFunction, "run", launch)
-    decoder = decoder_of(name, target_in(torch.float32, block_size=16), Sampling(guidance=3.0, top_k=10))
+    sampling, condition = Sampling(guidance=3.0, top_k=10), CONDITION
+    if name == "llama":
+        from tests.engines.cuda import test_llama as llama
+
+        decoder = llama.decoder_of("gumbel-jacobi", llama.target_in(torch.float32), sampling)
+        condition = llama.CONDITION
+    else:
+        decoder = decoder_of(name, target_in(torch.float32, block_size=16), sampling)
     with pytest.raises(Reached):
-        decoder.generate(CONDITION, keys=KEYS, programs=Programs(wrap=UpToCapture, may_look=False))
+        decoder.generate(condition, keys=KEYS, programs=Programs(wrap=UpToCapture, may_look=False))

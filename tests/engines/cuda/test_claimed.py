@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Step
+from lantern.core.types import Condition, Step
 from lantern.decoding.loop import Programs
 from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.engine import EAGER
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request
 from lantern.methods.registry import METHODS, Decoder, build_decoder
@@ -52,25 +53,46 @@ def test_a_generation_has_all_tensors_on_the_device(name: str) -> None:
     assert torch.equal(held(made), expected)
 
 
+def watching(device: ClaimedDevice) -> Any:
+    """Return a stepper's class whose `waits` are those of the captured step."""
+
+    class Watched(Rehearsed):
+        waits: list[str] | None = None
+
+        def held_work(self) -> Step:
+            before = len(device.waits)
+            step = super().held_work()
+            type(self).waits = device.waits[before:]
+            return step
+
+    return Watched
+
+
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.slow]) for n in CAPTURED])
 def test_a_captured_step_waits_for_nothing_and_copies_nothing_from_the_host(name: str) -> None:
     plain = decoder_of(name, is_claimed=False)
     expected = [codes_of(plain, seed) for seed in SEEDS]
     with claimed_cuda() as device:
-
-        class Watched(Rehearsed):
-            waits: list[str] | None = None
-
-            def held_work(self) -> Step:
-                before = len(device.waits)
-                step = super().held_work()
-                type(self).waits = device.waits[before:]
-                return step
-
-        decoder = decoder_of(name, is_claimed=True)
-        made = [codes_of(decoder, seed, Programs(wrap=Watched, may_look=False)) for seed in SEEDS]
-    assert Watched.waits == []
+        watched, decoder = watching(device), decoder_of(name, is_claimed=True)
+        made = [codes_of(decoder, seed, Programs(wrap=watched, may_look=False)) for seed in SEEDS]
+    assert watched.waits == []
     assert all(torch.equal(held(a), b) for a, b in zip(made, expected, strict=True))
+
+
+@pytest.mark.parametrize("method", ["plain", "gumbel-jacobi"])
+def test_a_captured_step_with_newlines_waits_for_nothing(method: str) -> None:
+    from tests.engines.cuda import test_transformers as others
+
+    tokens = torch.tensor([[[0, 1, 9, 4], [0, 0, 1, 4]]])
+    condition = Condition(tokens=tokens, mask=tokens > 0)
+    expected = others.decoder_of(method, others.target_of("emu3"), EAGER).generate(condition, keys=[(3, 0)]).codes
+    with claimed_cuda() as device:
+        target, watched = claim_module(others.target_of("emu3")), watching(device)
+        programs = Programs(wrap=watched, may_look=False)
+        made = others.decoder_of(method, target, others.Torch()).generate(condition, keys=[(3, 0)], programs=programs)
+        assert torch.equal(held(made.codes), expected) and watched.waits == []
+        with pytest.raises(AssertionError, match="read a value on the host"):
+            others.decoder_of(method, target, EAGER).generate(condition, keys=[(3, 0)], programs=programs)
 
 
 def test_a_picture_of_the_embedded_model_has_the_codes_of_the_cpu() -> None:
@@ -105,12 +127,12 @@ def test_the_claimed_device_refuses_what_a_gpu_refuses_and_records_waits() -> No
     assert isinstance(device, ClaimedDevice)
 
 
-@pytest.mark.parametrize("name", ["plain", "eagle1", "woven"])
+@pytest.mark.parametrize("name", ["plain", "eagle1", "woven", "llama"])
 def test_kernels_get_tensors_of_the_device_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter = pytest.importorskip("triton.runtime.interpreter", reason="Triton is not installed")
     from lantern.engines.cuda import target as module
     from lantern.engines.cuda.kernels import is_interpreted
-    from tests.engines.cuda import test_target
+    from tests.engines.cuda import test_llama, test_target
 
     if not is_interpreted():
         pytest.skip("kernels are interpreted only where there is no GPU")
@@ -123,6 +145,10 @@ def test_kernels_get_tensors_of_the_device_only(name: str, monkeypatch: pytest.M
         return run(self, *held(args), **held(kwargs))
 
     def codes(is_claimed: bool) -> Tensor:
+        if name == "llama":
+            llama = test_llama.target_in(torch.float32)
+            made = test_llama.decoder_of("plain", claim_module(llama) if is_claimed else llama, Sampling(guidance=3.0))
+            return made.generate(test_llama.CONDITION, keys=test_llama.KEYS).codes
         target = test_target.target_in(torch.float32)
         drafter = None if name == "plain" else tiny_eagle(target)
         for part in (target, drafter) if is_claimed else ():

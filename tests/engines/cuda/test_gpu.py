@@ -1,12 +1,13 @@
 """The engine `graph` on a GPU: codes in bf16, graphs that are kept, and no wait of the host within a step."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Step
+from lantern.core.types import Condition, Step
 from lantern.decoding.loop import Programs
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import Weights
@@ -77,3 +78,18 @@ def test_codes_are_those_of_torch_in_fp32() -> None:
     assert torch.equal(
         decoder_of("plain", target).generate(condition, keys=keys).codes, eager.generate(condition, keys=keys).codes
     )
+
+
+@pytest.mark.parametrize("name", ["gumbel-jacobi", "row-pool"])
+def test_bf16_codes_of_llamas_layers_are_those_of_plain_decoding(name: str) -> None:
+    from tests.engines.cuda.test_llama import target_in as llama_in
+
+    target, tokens = llama_in(torch.bfloat16, layers=4, side=11), torch.randint(5, 32, (2, 2, 30))
+    condition = Condition(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)).to("cuda")
+    how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "engine": GraphEngine()}
+    plain, decoder = (build_decoder(METHODS[each], target, **how) for each in ("plain", name))
+    assert decoder.promise(2) == "codes"
+    for seed in range(8):
+        keys = [(seed, image) for image in range(2)]
+        expected, made = plain.generate(condition, keys=keys), decoder.generate(condition, keys=keys)
+        assert torch.equal(made.codes, expected.codes)

@@ -56,10 +56,32 @@ def test_rotation_stores_keys_and_values(dtype: torch.dtype) -> None:
     assert not cache[:, :, :, [1, 2, 3, 5, 6, 7]].any()
 
 
+def test_split_rotation_of_grouped_queries_is_that_of_transformers() -> None:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    lines, rows, live, heads, group, width, slots = 2, 4, 3, 2, 3, 12, 6
+    qkv = random(lines * rows, (group + 2) * heads * width)
+    angles = random(18, width // 2, seed=1)
+    factors = torch.stack([angles.cos(), angles.sin()], -1).contiguous()
+    positions = torch.tensor([[3, 5, 17], [2, 2, 9]], device=DEVICE)
+    places, before = torch.tensor([5, 0, 4], device=DEVICE), qkv.clone()
+    cache = torch.zeros(2, lines, heads, slots, width, device=DEVICE)
+    kernels.rotate_and_store(qkv, factors, positions, places, cache, rows=rows, splits=True)
+    q, k, v = before.view(lines, rows, -1, width)[:, :live].transpose(1, 2).split([group * heads, heads, heads], 1)
+    cos, sin = (torch.cat([each(angles), each(angles)], -1)[positions] for each in (torch.cos, torch.sin))
+    q, k = apply_rotary_pos_emb(q, k, cos, sin)
+    made = qkv.view(lines, rows, -1, width)
+    assert torch.allclose(made[:, :live, : group * heads].transpose(1, 2), q, atol=1e-5)
+    assert torch.allclose(cache[0][:, :, places], k, atol=1e-5) and torch.equal(cache[1][:, :, places], v)
+    assert torch.equal(made[:, live:], before.view(lines, rows, -1, width)[:, live:])
+    assert not cache[:, :, :, [1, 2, 3]].any()
+
+
 class Scene:
     """Images with committed codes, a tree staged behind them, and the mask of `TreeMask`, for blocks of 16."""
 
     block, conditioning, prefix, codes, heads, width = 16, 3, 2, 49, 2, 12
+    group, scores = 1, (1.25, -0.5)  # queries per head of keys and values, and the mask's numbers at the prompt
 
     def __init__(self, parents: list[int], committed: list[int], *, dtype: torch.dtype, guided: int = 2) -> None:
         self.images, self.guided, self.nodes = len(committed), guided, len(parents)
@@ -72,14 +94,16 @@ class Scene:
         places = (known[:, None] + torch.tensor(depths)).clamp(max=self.codes - 1)
         self.positions = (places + self.conditioning).repeat_interleave(guided, 0).to(DEVICE)
         mask = torch.full((self.images, self.nodes, slots), -torch.inf)
-        mask[..., : self.prefix] = torch.tensor([1.25, -0.5])
+        mask[..., : self.prefix] = torch.tensor(self.scores)
         mask[..., self.prefix : first].masked_fill_((torch.arange(self.codes) < known[:, None])[:, None], 0.0)
         mask[..., first:].masked_fill_(seen, 0.0)
         self.mask = mask.repeat_interleave(guided, 0).to(DEVICE, dtype)
         self.slots = torch.arange(first, slots, device=DEVICE)
         self.cache = random(2, self.images * guided, self.heads, slots, self.width, dtype=dtype, seed=3)
-        self.cache[0, :, :, : self.prefix] = 0.0
-        self.cache[1, :, :, 1] = self.cache[1, :, :, 0]
+        self.lengths: Tensor | None = None
+        if self.prefix == 2:
+            self.cache[0, :, :, : self.prefix] = 0.0
+            self.cache[1, :, :, 1] = self.cache[1, :, :, 0]
 
     def plan(self, rows: int) -> kernels.Plan:
         sizes = {"images": self.images, "guided": self.guided, "rows": rows}
@@ -88,10 +112,25 @@ class Scene:
         return plan
 
     def attention(self, qkv: Tensor, rows: int) -> Tensor:
-        out = torch.zeros(len(qkv), self.heads * self.width, dtype=qkv.dtype, device=DEVICE)
-        run = kernels.Attention(self.plan(rows), heads=self.heads, width=self.width, device=DEVICE)
-        run(qkv, self.cache, self.mask, out, prefix=self.prefix)
-        return out.view(-1, rows, self.heads, self.width)
+        heads, prompts = self.heads * self.group, 0 if self.lengths is None else -(-self.prefix // self.block)
+        out = torch.zeros(len(qkv), heads * self.width, dtype=qkv.dtype, device=DEVICE)
+        how: dict[str, int] = {"heads": heads, "width": self.width, "group": self.group, "prompts": prompts}
+        run = kernels.Attention(self.plan(rows), device=DEVICE, **how)
+        run(qkv, self.cache, self.mask, out, prefix=self.prefix, lengths=self.lengths)
+        return out.view(-1, rows, heads, self.width)
+
+
+class Prompted(Scene):
+    """Images whose prompts, of `lengths` tokens per line, have keys and values at the end of `prefix` slots."""
+
+    group = 2
+
+    def __init__(self, parents: list[int], committed: list[int], lengths: list[int], prefix: int, **how: Any) -> None:
+        self.prefix, self.scores = prefix, (0.0,) * prefix
+        super().__init__(parents, committed, **how)
+        self.lengths = torch.tensor(lengths, device=DEVICE)[:, None]
+        padding = torch.arange(prefix, device=DEVICE) < prefix - self.lengths
+        self.mask[..., :prefix].masked_fill_(padding[:, None], -torch.inf)
 
 
 PARENTS = [0, 0, 0, 1, 1, 3, 5, 2]
@@ -146,6 +185,34 @@ def test_bits_of_a_node_do_not_depend_on_where_its_ancestors_are(dtype: torch.dt
     other.view(lines, rows, -1)[:, 0] = qkv.view(lines, rows, -1)[:, 7]
     made, expected = chain.attention(qkv, rows)[:, 7], alone.attention(other, rows)[:, 0]
     assert torch.equal(made, expected) and made.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("committed", "lengths", "prefix"), [(29, [21, 3], 21), (0, [16, 40], 43)])
+def test_attention_to_prompts_is_that_of_the_mask(
+    dtype: torch.dtype, committed: int, lengths: list[int], prefix: int
+) -> None:
+    scene, rows = Prompted(PARENTS, [committed], lengths, prefix, dtype=dtype), 16
+    heads = scene.heads * scene.group
+    qkv = random(2 * rows, (heads + 2 * scene.heads) * scene.width, dtype=dtype, seed=4)
+    q = qkv.view(2, rows, -1, scene.width)[:, : scene.nodes, :heads].transpose(1, 2)
+    k, v = scene.cache.float()
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.float(), k, v, attn_mask=scene.mask.float()[:, None], enable_gqa=True
+    )
+    out = scene.attention(qkv, rows)[:, : scene.nodes].transpose(1, 2).float()
+    assert torch.allclose(out, expected, atol=3 * CLOSE[dtype], rtol=3 * CLOSE[dtype])
+
+
+def test_the_bits_of_attention_do_not_depend_on_the_padding_of_prompts() -> None:
+    made, rows, lengths = [], 16, [21, 3]
+    for padding in (0, 7, 40):  # two blocks of prompts, two, and four
+        scene = Prompted(PARENTS, [29], lengths, 21 + padding, dtype=torch.bfloat16)
+        full = random(2, 2, scene.heads, 21 + scene.codes + scene.nodes, scene.width, dtype=torch.bfloat16, seed=3)
+        scene.cache[:, :, :, padding:] = full
+        qkv = random(2 * rows, 2 * scene.heads * 2 * scene.width, dtype=torch.bfloat16, seed=4)
+        made.append(scene.attention(qkv, rows)[:, : scene.nodes])
+    assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2]) and made[0].any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,30 +10,67 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.loop import Programs
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.engine import engine
-from lantern.methods.registry import METHODS, build_decoder
+from lantern.engines.engine import EAGER, Engine, engine
+from lantern.engines.prepared import FixedPasses
+from lantern.methods.registry import METHODS, Decoder, build_decoder
 from tests import tiny_transformers as tiny
 from tests.engines.cuda.replay import Rehearsed
 
-REHEARSED = Programs(wrap=Rehearsed, may_look=False)
-MODELS = {"janus": tiny.tiny_janus, "chameleon": tiny.tiny_chameleon}
+SIZES = {"janus": None, "chameleon": None, "emu3": (24, 32), "lumina": (12, 8)}
+NEWLINES = ("emu3", "lumina")
+
+
+class Torch(GraphEngine):
+    """The engine without kernels, as it prepares targets on a GPU; a recording of each step is replayed."""
+
+    def available(self, target: Any, *, can_wait: bool = True) -> str | None:
+        return None
+
+    def without_kernels(self, target: Any) -> str | None:
+        return "not here"
+
+    def programs(self) -> Programs:
+        return Programs(wrap=Rehearsed, may_look=False)
+
+
+def target_of(name: str) -> Any:
+    make = {"janus": tiny.tiny_janus, "emu3": tiny.tiny_emu3}.get(name, tiny.tiny_chameleon)
+    return tiny.assemble(name, make(), None, SIZES[name]).target
+
+
+def decoder_of(method: str, target: Any, engine: Engine) -> Decoder:
+    settings = {} if method == "plain" else {"window": 4}
+    chosen = METHODS[method].with_options(**settings)
+    return build_decoder(chosen, target, sampling=Sampling(guidance=3.0), engine=engine)
 
 
 @pytest.mark.parametrize("method", ["plain", "gumbel-jacobi", "row-pool"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SIZES)
 def test_a_replayed_step_gives_the_codes_of_the_eager_one(name: str, method: str) -> None:
-    target = tiny.assemble(name, MODELS[name](), None).target
-    settings = {} if method == "plain" else {"window": 4}
-    decoder = build_decoder(METHODS[method].with_options(**settings), target, sampling=Sampling(guidance=3.0))
+    target = target_of(name)
+    eager, graph = (decoder_of(method, target, each) for each in (EAGER, Torch()))
+    assert isinstance(graph.target, FixedPasses) == (name in NEWLINES)
     before = Rehearsed.captured, Rehearsed.joined
     for seed in (3, 8):
         tokens = torch.tensor([[[0, 1, 9 + seed, 4], [0, 0, 1, 4]], [[1, 9, 10, 4], [0, 0, 1, 4]]])
         condition = Condition(tokens=tokens, mask=tokens > 0)
         keys = [(seed, 0), (seed, 1)]
-        expected = decoder.generate(condition, keys=keys)
-        made = decoder.generate(condition, keys=keys, programs=REHEARSED)
+        expected, made = eager.generate(condition, keys=keys), graph.generate(condition, keys=keys)
         assert torch.equal(made.codes, expected.codes) and torch.equal(made.passes, expected.passes)
     assert (Rehearsed.captured - before[0], Rehearsed.joined - before[1]) == (1, 1)
+
+
+def test_a_smaller_model_with_newlines_drafts_in_a_captured_step() -> None:
+    target = target_of("emu3")
+    small = tiny.assemble("emu3", tiny.tiny_emu3(1), None, SIZES["emu3"]).target
+    tokens = torch.tensor([[[0, 1, 9, 4], [0, 0, 1, 4]]])
+    condition = Condition(tokens=tokens, mask=tokens > 0)
+    how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "add_ons": {"small": small}}
+    eager, graph = (build_decoder("self-cascade", target, engine=each, **how) for each in (EAGER, Torch()))
+    before = Rehearsed.captured
+    made = graph.generate(condition, keys=[(3, 0)])
+    assert torch.equal(made.codes, eager.generate(condition, keys=[(3, 0)]).codes)
+    assert Rehearsed.captured == before + 1
 
 
 class OnCuda:
@@ -44,14 +81,14 @@ class OnCuda:
         self.tok_embeddings = SimpleNamespace(weight=SimpleNamespace(device=SimpleNamespace(type="cuda")))
 
 
-def test_a_gpu_takes_targets_without_newlines_and_auto_does_not_choose_it() -> None:
-    janus: Any = OnCuda(tiny.assemble("janus", tiny.tiny_janus(), None).target)
-    emu3: Any = OnCuda(tiny.assemble("emu3", tiny.tiny_emu3(), None, (24, 32)).target)
+def test_a_gpu_takes_targets_and_auto_does_not_choose_it() -> None:
+    janus: Any = OnCuda(target_of("janus"))
+    emu3: Any = OnCuda(target_of("emu3"))
     graph = GraphEngine()
     assert graph.available(janus) is None
     assert "passes run through torch" in (graph.remark(janus) or "")
     assert not graph.keeps_codes(janus, nodes=1, lines=2)
-    assert "newline tokens, which the host counts" in (graph.available(emu3) or "")
+    assert graph.available(emu3) is None
     assert "quantized weights" in (GraphEngine(weights="int8").available(janus) or "")
     assert "runs LlamaGen's layers" in (engine("compile").available(janus) or "")
     chosen = engine("auto").resolve(janus)
