@@ -79,7 +79,7 @@ def _negative(
         raise ValueError("negative_prompt is empty for some prompts: give a text for each, or none")
     if found.batch not in (1, images):
         wanted = "1" if images == 1 else f"1 or {images}"
-        raise ValueError(f"got {found.batch} negative prompts for prompts of {images} images, wanted {wanted}")
+        raise ValueError(f"got {found.batch} negative prompts for {images} images, wanted {wanted}")
     repeats = 1 if found.batch == images else images
     return found.select([*range(found.batch)] * repeats), list(texts) * repeats
 

@@ -59,7 +59,7 @@ def test_class_labels_are_sampled_and_prompts_refused_by_a_class_model(classes: 
     ("options", "message"),
     [
         (["--prompt", "a", "--guidance", "1"], "negative_prompt has no effect without guidance: give guidance above 1"),
-        (["--prompt", "a", "--negative-prompt", "two"], "got 2 negative prompts for 1 prompts, wanted 1 or 1"),
+        (["--prompt", "a", "--negative-prompt", "two"], "got 2 negative prompts for 1 images, wanted 1"),
         (["--class-label", "1"], "--negative-prompt is for prompts"),
     ],
 )
@@ -129,6 +129,11 @@ def test_a_class_is_refused_by_a_model_that_takes_prompts(model: str, capsys: Ca
         (["--tokens", "a/b.json"], "the folder a does not exist"),
         (["--tokens", "."], "is a folder"),
         (["--tokens", "t.json", "--compare"], "leave one of them out"),
+        (["--tokens", "x.png", "--out", "./x.png"], "--tokens and --out are both x.png"),
+        (["--tokens", "t.json", "--record", "t.json", "--method", "eagle1"], "--record and --tokens are both t.json"),
+        (["--repeats", "2"], "--repeats is an option of --compare"),
+        (["--method", "bounded", "--delta", "0.1", "--set", "delta=0.3"], 'delta is given twice, as "0.1" and "0.3"'),
+        (["--out", "/dev/null"], "wanted a folder or a file that ends in .png"),
         (["--model", "lantern-emojy"], "did you mean"),
         (["--model", "/nowhere"], "neither a folder nor a hub id"),
         (["--model", "."], "is not a model"),

@@ -21,6 +21,7 @@ from lantern.core.io import (
     load_component,
     load_module,
     load_state,
+    load_tensors,
     quantize_rows,
     read_config,
     resolve_model,
@@ -318,3 +319,22 @@ def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_bytes_written_are_json_for_every_reader(tmp_path: Path) -> None:
     save_component({}, {"prompt": "äpfel"}, tmp_path)
     assert json.loads((tmp_path / CONFIG_NAME).read_bytes()) == {"prompt": "äpfel"}
+
+
+def test_links_stay_and_pipes_are_written_to(tmp_path: Path) -> None:
+    real, link, pipe = tmp_path / "real.txt", tmp_path / "link.txt", tmp_path / "pipe"
+    real.write_text("old")
+    link.symlink_to(real)
+    with atomic_write(link) as temporary:
+        temporary.write_text("new")
+    assert link.is_symlink() and real.read_text() == "new"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_json(pipe, [1])
+        assert os.read(reader, 100) == b"[\n  1\n]\n" and pipe.is_fifo()
+    finally:
+        os.close(reader)
+    with pytest.raises(ValueError, match="loop.safetensors is a link to no file"):
+        (tmp_path / "loop.safetensors").symlink_to(tmp_path / "loop.safetensors")
+        load_tensors(tmp_path / "loop.safetensors")

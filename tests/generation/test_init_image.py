@@ -120,6 +120,8 @@ def test_the_command_keeps_rows(
 
 def test_arguments_that_do_not_fit_are_refused(folder: Path, files: dict[str, Path], capsys: Capture) -> None:
     picture, mask = (str(files[name]) for name in ("picture", "mask"))
+    black = files["mask"].with_name("black.png")
+    Image.new("L", (8, 8)).save(black)
     for arguments, message in (
         (["--init-image", picture], "takes the number of rows to keep or a mask: give one of them"),
         (["--init-image", picture, "--keep-rows", "1", "--mask", mask], "give one of them"),
@@ -127,6 +129,7 @@ def test_arguments_that_do_not_fit_are_refused(folder: Path, files: dict[str, Pa
         (["--init-image", picture, "--keep-rows", "4"], "rows to keep are 4, wanted a whole number from 1 to 3"),
         (["--init-image", str(files["wide"]), "--keep-rows", "1"], "wide.png has 8x6 pixels, wanted 8x8"),
         (["--init-image", picture, "--mask", str(files["wide"])], "the mask"),
+        (["--init-image", picture, "--mask", str(black)], "the mask has no white pixel"),
         (["--init-image", str(files["text"]), "--keep-rows", "1"], "cannot read the init image"),
         (["--init-image", "none.png", "--keep-rows", "1"], "cannot read the init image none.png"),
     ):

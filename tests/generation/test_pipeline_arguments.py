@@ -125,7 +125,7 @@ def test_statistics_name_the_negative_prompt(pipe: LanternPipeline) -> None:
         ({"weights": "int3"}, "weights is 'int3', expected one of full, int8, int4"),
         ({"negative_prompt": 3}, "negative_prompt is int '3'"),
         ({"negative_prompt": "blue", "guidance_scale": 1}, "negative_prompt has no effect without guidance"),
-        ({"negative_prompt": ["a", "b"]}, "got 2 negative prompts for 1 prompts"),
+        ({"negative_prompt": ["a", "b"]}, "got 2 negative prompts for 1 images"),
         ({"prompt": ["a cat", "a dog"], "negative_prompt": ["blue", ""]}, "negative_prompt is empty for some prompts"),
         ({"negative_prompt": "blue", "negative_prompt_embeds": torch.ones(1, 6, 8)}, "give one of them"),
         ({"prompt_embeds": torch.ones(1, 6, 8)}, "prompt or prompt_embeds: give one of them"),

@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,6 +158,29 @@ def test_bodies_that_are_no_request_are_refused(
     error = answer.json()["error"]
     assert (answer.status_code, error["type"], error["param"]) == (status, "invalid_request_error", None)
     assert message in error["message"]
+
+
+def test_a_method_whose_part_is_missing_is_a_fault_of_the_request(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lantern.generation.serving.worker.has_parts", lambda *_: False)
+    headers = {"Authorization": f"Bearer {KEY}"}
+    answer = httpx.post(
+        f"{served.url}/v1/images/generations", json={"prompt": PROMPT, "method": "vadusa"}, headers=headers
+    )
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "method"
+    assert httpx.get(f"{served.url}/v1/models", headers={"Authorization": KEY}).status_code == 401
+
+
+@pytest.mark.parametrize("content", ["", " \n"])
+def test_an_empty_api_key_is_refused(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from lantern.cli.main import main
+
+    (tmp_path / "key").write_text(content)
+    assert main(["serve", "lantern-emoji", "--api-key-file", str(tmp_path / "key")]) == 2
+    assert "holds no key" in capsys.readouterr().err
+    assert main(["serve", "lantern-emoji", "--api-key-file", str(tmp_path / "none")]) == 2
+    assert "none cannot be read" in capsys.readouterr().err
 
 
 def test_wrong_routes_and_verbs_say_what_is_right(served: Served) -> None:

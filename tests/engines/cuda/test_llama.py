@@ -96,9 +96,10 @@ def test_codes_are_those_of_the_eager_engine_in_fp32() -> None:
         assert torch.equal(graph.generate(CONDITION, keys=KEYS, **how).codes, expected)
 
 
-def test_slots_of_codes_that_are_used_again_are_read_by_torch() -> None:
+@pytest.mark.parametrize("name", ["row-cache", "zipar", "pjd"])
+def test_passes_that_do_not_see_all_earlier_codes_run_through_torch(name: str) -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=1.0)
-    eager, graph = (decoder_of("row-cache", target, sampling, engine) for engine in (EAGER, None))
+    eager, graph = (decoder_of(name, target, sampling, engine) for engine in (EAGER, None))
     expected = eager.generate(CONDITION, keys=KEYS).codes
     assert torch.equal(graph.generate(CONDITION, keys=KEYS).codes, expected)
 
