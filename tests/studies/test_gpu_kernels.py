@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "eval" / "results" / "gpu_kernels.json"
-SHAPES = {"embedded", "B", "L", "XL", "XXL", "3B"}
+SHAPES = {"embedded", "B", "L", "XL", "XXL", "3B", "Janus-1B", "Janus-7B"}
 
 
 def check(found: dict, shapes: set[str]) -> None:
