@@ -116,7 +116,7 @@ def test_methods_and_samplings_share_passes(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_joined_caches_are_views() -> None:
-    size = {"layers": 1, "rows": 2, "heads": 1, "head_dim": 4, "prefix": 1, "codes": 4, "stage": 2}
+    size: dict[str, Any] = {"layers": 1, "rows": 2, "heads": 1, "head_dim": 4, "prefix": 1, "codes": 4, "stage": 2}
     parts = [StaticCache(images=1, **size, dtype=torch.float32, device="cpu") for _ in range(3)]
     for i, part in enumerate(parts):
         part.buffer.fill_(i)

@@ -64,11 +64,16 @@ def test_a_pass_gives_logits_features_and_tapped_layers(kept: int) -> None:
     target = target_in(torch.float32, layers=2, kept=kept, has_tokens=kept == 2)
     made = []
     for each in (target, LlamaTarget(target, 16)):
-        cache = StaticCache(
-            **{"layers": 2, "images": 1, "rows": 2, "heads": kept, "head_dim": 16, "prefix": 6, "codes": 9, "stage": 3},
-            dtype=torch.float32,
-            device=DEVICE,
-        )
+        size: dict[str, Any] = {
+            "layers": 2,
+            "images": 1,
+            "rows": 2,
+            "heads": kept,
+            "head_dim": 16,
+            "codes": 9,
+            "stage": 3,
+        }
+        cache = StaticCache(**size, prefix=6, dtype=torch.float32, device=DEVICE)
         cache.buffer.normal_(generator=torch.Generator(DEVICE).manual_seed(1))
         cache.first.copy_(torch.tensor([[6], [3]]))
         mask = torch.full((2, 3, 6 + CODES + 3), -torch.inf, device=DEVICE)

@@ -98,7 +98,8 @@ def test_logits_in_a_window_are_bit_for_bit_those_of_plain_decoding(dtype: torch
 
 def test_a_pass_gives_logits_features_and_tapped_layers() -> None:
     target = target_in(torch.float32, n_layer=2)
-    sizes = {"layers": 2, "images": 1, "rows": 1, "heads": 1, "head_dim": 16, "prefix": 1, "codes": CODES, "stage": 3}
+    sizes: dict[str, Any] = {"layers": 2, "images": 1, "rows": 1, "heads": 1, "head_dim": 16, "prefix": 1, "stage": 3}
+    sizes["codes"] = CODES
     mask = torch.full((1, 3, 1 + CODES + 3), -torch.inf, device=DEVICE)
     mask[..., :4] = mask[..., 10] = 0.0  # the prompt, three committed codes, and node 0, which the others follow
     mask[0, 1, 11] = mask[0, 2, 12] = 0.0
