@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from lantern.drafters.windows.jacobi import TRIAL
 from lantern.generation.tuning import quick
 from lantern.methods import METHODS
 from lantern.models.folder import Model
@@ -22,7 +23,7 @@ def test_a_window_commits_at_most_its_length() -> None:
 def test_a_window_that_is_given_up_costs_its_trial_only() -> None:
     row = dataclasses.replace(ROW, method=WINDOW.with_options(least=1.2))
     assert row.speedup(1.2) == pytest.approx(1.0) and row.speedup(2.0) == ROW.speedup(2.0)
-    assert row.speedup(1.0) == pytest.approx(256 / (16 * 1.2 + 240))
+    assert row.speedup(1.0) == pytest.approx(256 / (TRIAL * 1.2 + 256 - TRIAL))
 
 
 def test_a_choice_that_is_slower_by_more_than_the_spread_is_marked() -> None:
