@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+WRITERS = {"pairs": "leaderboard --pairs"}  # by the name of the result, where it is not the command
 # diffusers imports torchao if it is installed, and the import logs warnings about features that are not used here
-WRITERS = {"pairs": "leaderboard --pairs", "rules": "frontier --rules"}
 CHATTY = ("torchao", "diffusers.quantizers.torchao", "torch.utils._pytree")
 # deprecated option -> keyword of `engine_from_flags`, and what replaces it
 DEPRECATED = {

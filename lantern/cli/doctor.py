@@ -135,8 +135,11 @@ def _packages() -> Iterator[Finding]:
 
 
 def _packages_of(extra: str) -> list[str]:
-    """Return the names of the packages that an extra of lantern requires."""
-    found = map(Requirement, requires("lantern") or ())
+    """Return the names of the packages that an extra of lantern requires; none if lantern is not installed."""
+    try:
+        found = map(Requirement, requires("lantern") or ())
+    except PackageNotFoundError:
+        return []
     return [one.name for one in found if one.marker and f'extra == "{extra}"' in str(one.marker)]
 
 

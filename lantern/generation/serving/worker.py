@@ -113,7 +113,10 @@ class Worker(threading.Thread):
         """Raise ValueError for a method that the model cannot decode with, or for which it lacks a trained part."""
         chosen = choose_method(self.model, method, sampling=sampling)
         if not has_parts(self.model, chosen):
-            raise ValueError(f'method "{chosen.name}" needs trained parts that this model lacks')
+            raise ValueError(
+                f'method "{chosen.name}" needs trained parts that this model lacks: use another method, or train them'
+                f" (`lantern methods {chosen.name}` has the commands)"
+            )
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue the images of a request, all or none; QueueFullError if there is no room or the worker stops."""
