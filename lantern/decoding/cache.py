@@ -70,13 +70,14 @@ class StaticCache:
         size = (2 * layers, images * rows, heads, self._slots + (lines + stage if columns else 0), head_dim)
         first = torch.zeros(images * rows, 1, dtype=torch.long, device=device)
         make = torch.zeros if is_zeroed else torch.empty
-        self._hold(make(size, dtype=dtype, device=device), first)
+        self._hold(make(size, dtype=dtype, device=device), slice(None), first)
         ends = torch.arange(1, lines + 1, device=device) * columns - 1 + prefix
         # the slot that each newline follows
         self._ahead = torch.cat([ends, torch.arange(stage if columns else 0, device=device) + prefix + codes])
 
-    def _hold(self, buffer: Float[Tensor, "2l rows h s d"], first: Int[Tensor, "rows 1"]) -> None:
-        self.buffer, self.first = buffer, first
+    def _hold(self, memory: Float[Tensor, "2l r h s d"], rows: slice, first: Int[Tensor, "rows 1"]) -> None:
+        self._memory, self.first = memory, first
+        self.buffer = buffer = memory[:, rows]
         # which slots are seen with a newline behind them: of codes those that end a row, of nodes those last staged
         self._ends = torch.zeros(len(first), self._slots, dtype=torch.bool, device=first.device)
         self._ends[:, : self.first_stage_slot] = True
@@ -89,24 +90,26 @@ class StaticCache:
     ) -> "StaticCache":
         """Return a cache of the images of caches of one `form`, which are views of its memory from then on.
 
-        The memory of an `earlier` joined cache of as many rows is used again: parts that are views of it must have
-        their earlier places, and the others are copied to the rows between them. With `used`, only the first slots of
-        each part are copied, so many of them; others hold anything, for passes that do not read what a mask hides.
+        The memory of an `earlier` joined cache is used again if it has enough rows: parts that are views of rows in
+        use must have their earlier places, and the others are copied to the rows between them. With `used`, only the
+        first slots of each part are copied, so many of them; others hold anything, for passes that do not read what a
+        mask hides.
         """
         made, first = copy.copy(parts[0]), torch.cat([part.first for part in parts])
         made.images = sum(part.images for part in parts)
-        if earlier is not None and len(earlier.first) == len(first):
-            made._hold(earlier.buffer, first)
+        if earlier is not None and earlier._memory.shape[1] >= len(first):
+            memory = earlier._memory
         else:
             layers, _, *sizes = parts[0].buffer.shape
-            made._hold(parts[0].buffer.new_empty(layers, len(first), *sizes), first)
+            memory = parts[0].buffer.new_empty(layers, len(first), *sizes)
+        made._hold(memory, slice(len(first)), first)
         at = 0
         for part, count in zip(parts, used or [parts[0].buffer.shape[3]] * len(parts), strict=True):
             rows = slice(at, at := at + len(part.first))
-            buffer = made.buffer[:, rows]
+            buffer = memory[:, rows]
             if part.buffer.data_ptr() != buffer.data_ptr():
                 buffer[..., :count, :].copy_(part.buffer[..., :count, :])
-            part._hold(buffer, first[rows])
+            part._hold(memory, rows, first[rows])
         return made
 
     def with_codes(self, codes: int) -> "StaticCache":

@@ -91,12 +91,11 @@ class Joint:
 
 
 def in_their_places(members: Sequence[RowStepper], earlier: Sequence[RowStepper]) -> list[RowStepper]:
-    """Return the members in an order in which those that are in `earlier` keep their places, if there are as many."""
-    if len(members) != len(earlier):
-        return list(members)
-    known, present = {id(one) for one in earlier}, {id(one) for one in members}
-    new = iter([one for one in members if id(one) not in known])
-    return [one if id(one) in present else next(new) for one in earlier]
+    """Return the members in an order in which those of the first `len(members)` of `earlier` keep their places."""
+    kept, present = earlier[: len(members)], {id(one) for one in members}
+    keeps = {id(one) for one in kept} & present
+    others = iter([one for one in members if id(one) not in keeps])
+    return [one if id(one) in keeps else next(others) for one in kept] + list(others)
 
 
 class DraftedRow:

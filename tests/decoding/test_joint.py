@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.decoding.cache import StaticCache
-from lantern.decoding.joint import Joint, RowStepper
+from lantern.decoding.joint import Joint, RowStepper, in_their_places
 from lantern.drafters.windows.jacobi import TRIAL
 from lantern.engines.engine import engine
 from lantern.methods.registry import METHODS, Decoder, add_ons_of, build_decoder
@@ -128,8 +128,22 @@ def test_joined_caches_are_views() -> None:
     again = StaticCache.joined(parts, whole)
     assert again.buffer.data_ptr() == whole.buffer.data_ptr()
     assert again.buffer[0, :, 0, 0, 0].tolist() == [0, 0, 0, 0, 2, 2]
-    fewer = StaticCache.joined(parts[1:], again)
-    assert fewer.images == 2 and fewer.buffer[0, :, 0, 0, 0].tolist() == [0, 0, 2, 2]
+    fewer = StaticCache.joined([parts[2], parts[1]], again)  # the first row is free: one of the others moves to it
+    assert fewer.buffer.data_ptr() == whole.buffer.data_ptr()
+    assert fewer.images == 2 and fewer.buffer[0, :, 0, 0, 0].tolist() == [2, 2, 0, 0]
+    parts[0] = StaticCache(images=1, **size, dtype=torch.float32, device="cpu")
+    parts[0].buffer.fill_(5)
+    more = StaticCache.joined([parts[2], parts[1], parts[0]], fewer)  # the memory still has three images
+    assert more.buffer.data_ptr() == whole.buffer.data_ptr()
+    assert more.buffer[0, :, 0, 0, 0].tolist() == [2, 2, 0, 0, 5, 5]
+
+
+def test_images_keep_their_places_when_others_leave_or_join() -> None:
+    a, b, c, d, e = (object() for _ in range(5))
+    assert in_their_places([a, c, e], [a, b, c]) == [a, e, c]
+    assert in_their_places([b, d], [a, b, c, d]) == [d, b]
+    assert in_their_places([a, b, c, d], [a, b]) == [a, b, c, d]
+    assert in_their_places([c, d], []) == [c, d]
 
 
 def test_fused_pictures_of_other_samplings_share_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:

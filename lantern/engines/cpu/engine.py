@@ -103,7 +103,8 @@ class PackedPass:
                 PassArgs(
                     *(rows, nodes, cache.slots, torch.get_num_threads(), len(taps)),
                     *(inputs.data_ptr(), positions.data_ptr(), places.data_ptr(), mask.data_ptr()),
-                    *(mask.stride(0), mask.stride(1), cache.buffer.data_ptr(), ctypes.addressof(tapped)),
+                    *(mask.stride(0), mask.stride(1), cache.buffer.data_ptr(), cache.buffer.stride(0)),
+                    ctypes.addressof(tapped),
                     *(None if fused is None else fused.data_ptr(), features.data_ptr(), logits.data_ptr()),
                     None if self.spent is None else self.spent.data_ptr(),
                 )
@@ -401,7 +402,8 @@ class FusedPass:
         self._args = PassArgs(
             *(rows, nodes, cache.slots, torch.get_num_threads(), 0),
             *(tensor.data_ptr() for tensor in taken),
-            *(self._mask.stride(0), self._mask.stride(1), cache.buffer.data_ptr(), None, None),
+            *(self._mask.stride(0), self._mask.stride(1), cache.buffer.data_ptr(), cache.buffer.stride(0)),
+            *(None, None),
             *(self.features.data_ptr(), self.logits.data_ptr()),
         )
         self._images = (ImageArgs * cache.images)(*(image for stepper in steppers for image in stepper.images))

@@ -64,7 +64,9 @@ class PassArgs(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("rows", "nodes", "slots", "threads", "taps")),
         *((name, ctypes.c_void_p) for name in ("inputs", "positions", "places", "mask")),
         *((name, ctypes.c_int64) for name in ("mask_row", "mask_node")),
-        *((name, ctypes.c_void_p) for name in ("cache", "tapped", "fused", "features", "logits", "spent")),
+        ("cache", ctypes.c_void_p),
+        ("plane", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("tapped", "fused", "features", "logits", "spent")),
     ]
 
 
@@ -257,7 +259,7 @@ def _layer(
     run = PassArgs(
         *(rows, nodes, slots, torch.get_num_threads(), 0),
         *(inputs.data_ptr(), positions.data_ptr(), places.data_ptr(), mask.data_ptr()),
-        *(mask.stride(0), mask.stride(1), cache.data_ptr(), None, None, out.data_ptr(), None),
+        *(mask.stride(0), mask.stride(1), cache.data_ptr(), cache.stride(0), None, None, out.data_ptr(), None),
     )
     library().lantern_pass(ctypes.byref(model), ctypes.byref(run))
     return out

@@ -531,6 +531,7 @@ struct PassArgs {
     const float *mask;        // (rows, nodes, slots) with the strides below: added to scores
     int64_t mask_row, mask_node;
     float *cache; // (2 layers, rows, heads, slots, head_dim)
+    int64_t plane; // floats of the cache from a layer's keys to its values, and from these to the next layer's keys
     const int32_t *tapped; // layers whose inputs are copied to `fused`
     float *fused;          // (rows, nodes, taps, dim)
     float *features;       // (rows, nodes, dim)
@@ -679,7 +680,6 @@ template <class Kind> struct Worker {
     void project(const Layer &layer, int number) {
         const int dim = model.dim, half = head_dim / 2;
         const float scale = 1.0f / std::sqrt(float(head_dim));
-        const size_t plane = size_t(pass.rows) * model.heads * pass.slots * head_dim;
         share(3 * dim / PANEL, [&](int p) {
             struct {
                 int which, inner, d; // query, key or value; index of the first lane over all heads and within its head
@@ -688,7 +688,7 @@ template <class Kind> struct Worker {
             for (int i = 0; i < 2; i++) {
                 const int column = p * PANEL + i * WIDTH, which = column / dim, inner = column % dim;
                 const int head = inner / head_dim, d = inner % head_dim;
-                float *at = which ? pass.cache + plane * (2 * number + which - 1) : nullptr;
+                float *at = which ? pass.cache + pass.plane * (2 * number + which - 1) : nullptr;
                 parts[i] = {which, inner, d, which ? at + size_t(head) * pass.slots * head_dim + d : nullptr};
             }
             multiply(operand, layer.wqkv, p, [&](int m, Lanes left, Lanes right) {
@@ -704,12 +704,11 @@ template <class Kind> struct Worker {
     }
 
     void attend(int number) {
-        const size_t plane = size_t(pass.rows) * model.heads * pass.slots * head_dim;
         const int chunks = (pass.nodes + NODES_A_TASK - 1) / NODES_A_TASK;
         share(pass.rows * model.heads * chunks, [&](int task) {
             const int chunk = task % chunks, head = task / chunks % model.heads, row = task / chunks / model.heads;
             const size_t first = (size_t(row) * model.heads + head) * pass.slots * head_dim;
-            const float *keys = pass.cache + plane * (2 * number) + first, *values = keys + plane;
+            const float *keys = pass.cache + pass.plane * (2 * number) + first, *values = keys + pass.plane;
             const int begin = chunk * NODES_A_TASK, end = std::min(begin + NODES_A_TASK, int(pass.nodes));
             const int length = seen[row].length;
             for (int i = begin; i < end; i += NODES_AT_ONCE)

@@ -7,7 +7,7 @@
 extern "C" {
 
 // ABI number of this library. Increase it together with `ABI` of build.py when a structure or function changes.
-int32_t lantern_abi() { return 5; }
+int32_t lantern_abi() { return 6; }
 
 // An image, in memory of its own: images with other settings and other numbers of known codes share a step.
 struct ImageArgs {
@@ -146,8 +146,8 @@ struct Stepper {
         const int64_t known = *state.of[image].known, *stage = pass.places + size_t(image) * rows * state.nodes;
         for (int part = 0; part < 2 * model.layers; part++)
             for (int head = 0; head < rows * model.heads; head++) {
-                const int64_t plane = (int64_t(part) * pass.rows + image * rows) * model.heads + head;
-                float *slots = pass.cache + plane * pass.slots * head_dim;
+                const int64_t line = int64_t(image) * rows * model.heads + head;
+                float *slots = pass.cache + part * pass.plane + line * pass.slots * head_dim;
                 for (int i = 0; i <= length && known - 1 + i < state.codes; i++)
                     std::memcpy(slots + (state.prefix + known - 1 + i) * head_dim, slots + stage[i] * head_dim,
                                 sizeof(float) * head_dim);
