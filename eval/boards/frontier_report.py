@@ -98,6 +98,8 @@ def draw_panel(panel: "Axes", points: Sequence[Mapping[str, Any]], gain: Axis, a
     panel.set_ylabel(gain.label)
     if not axis.is_lower_better:
         panel.invert_xaxis()
+    panel.locator_params(axis="x", nbins=6)
+    panel.ticklabel_format(axis="x", scilimits=(-3, 4))  # KID of some features is below 0.001
     panel.margins(0.12)
     panel.grid(color="#dddddd", linewidth=0.5)
     panel.set_axisbelow(True)

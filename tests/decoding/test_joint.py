@@ -139,7 +139,8 @@ def test_joined_caches_are_views() -> None:
 
 
 def test_images_keep_their_places_when_others_leave_or_join() -> None:
-    a, b, c, d, e = (object() for _ in range(5))
+    steppers: list[Any] = [object() for _ in range(5)]
+    a, b, c, d, e = steppers
     assert in_their_places([a, c, e], [a, b, c]) == [a, e, c]
     assert in_their_places([b, d], [a, b, c, d]) == [d, b]
     assert in_their_places([a, b, c, d], [a, b]) == [a, b, c, d]
