@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lantern.cli.command import DONE, Command, one_of, run_command
 from lantern.core.config import build_config
 from lantern.core.io import embedded_model, read_config, write_json
+from lantern.eval.speed.surroundings import surroundings
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.decoding.cache import StaticCache
@@ -163,7 +164,8 @@ def run(args: argparse.Namespace) -> int:
     print()
     print(pass_table(passes))
     setup = {"lines": LINES, "bandwidth": BANDWIDTH, "gap": GAP, "torch": torch.__version__, "triton": _triton()}
-    write_json(args.out, {"measured_on_a_gpu": False, "setup": setup, "kernels": compiled, "passes": passes})
+    found = {"measured_on_a_gpu": False, "setup": setup, "surroundings": surroundings(torch.device("cpu"))}
+    write_json(args.out, found | {"kernels": compiled, "passes": passes})
     return DONE
 
 
