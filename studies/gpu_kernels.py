@@ -23,10 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lantern.cli.command import DONE, Command, one_of, run_command
 from lantern.core.config import build_config
 from lantern.core.io import embedded_model, read_config, write_json
-from lantern.eval.speed.surroundings import surroundings
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.decoding.cache import StaticCache
+from lantern.eval.speed.surroundings import surroundings
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
 RESULTS = Path(__file__).resolve().parents[1] / "eval" / "results" / "gpu_kernels.json"
