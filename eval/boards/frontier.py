@@ -63,7 +63,7 @@ SWEEP = (
 # one curve per relaxed rule, on the same tree or window, and the exact methods that they start from
 RULES = (
     "eagle1-rejection",
-    "gumbel-jacobi:window=16",
+    "gumbel-jacobi:window=16/32/64",
     "lantern:delta=0.02/0.05/0.1/0.2",
     "lantern++:lambda_=1.5/2/5/20",
     "grouped:group=2/6/14/40",
@@ -76,6 +76,7 @@ RULES = (
     "vvs:skip=3,tree=spine_3_8_2",
     "bounded:delta=0.05/0.1/0.2/0.4",
     "bounded-window:window=16,delta=0.05/0.1/0.2/0.4",
+    "bounded-window:window=32/64,delta=0.1/0.4",
 )
 WORDS = {"lambda_": "λ", "delta": "δ", "omega": "ω"}  # symbols used in papers
 
