@@ -1,7 +1,7 @@
 """`python -m studies.vq_decoding`: seconds of decoding codes to pixels, by the C++ decoder and by torch's.
 
 Backs the figures of VQ decoding in docs/engines.md. The decoders of lantern-emoji and of LlamaGen's VQ-16 (random
-weights, 256 x 256 pixels) run in fp32, interleaved: as the `cpu` engine packs them, and by torch with its two layouts
+weights, 256 x 256 and 512 x 512 pixels) run in fp32, interleaved: as the `cpu` engine packs them, and by torch with its two layouts
 of memory. The speedup is over the faster one of torch.
 """
 
@@ -34,7 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--threads", type=integer(1, 1024), nargs="+", default=[1, 2], help="numbers of CPU threads")
-    parser.add_argument("--rounds", type=integer(3, 10**4), default=20, help="images by each decoder (default 20)")
+    parser.add_argument(
+        "--rounds",
+        type=integer(3, 10**4),
+        default=20,
+        help="images by each decoder, a third of them at 512 pixels (default 20)",
+    )
     parser.add_argument("--out", type=Path, help="JSON file of the results")
 
 
@@ -46,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
         codes = torch.randint(vq.config.codebook_size, (1, side * side), generator=torch.Generator().manual_seed(0))
         for threads in args.threads:
             torch.set_num_threads(threads)
-            row = {"decoder": name, "threads": threads} | measure(vq, codes, args.rounds)
+            row = {"decoder": name, "threads": threads} | measure(
+                vq, codes, args.rounds if side == 16 else -(-args.rounds // 3)
+            )
             shown = [f"{1e3 * row[kind]['median']:.1f}" for kind in ("torch", "channels_last", "packed")]
             print(f"{name:14} {threads:7}  {shown[0]:>6} {shown[1]:>14} {shown[2]:>13} {row['speedup']:>9.2f}")
             rows.append(row)
@@ -60,7 +67,8 @@ def decoders() -> dict[str, tuple[VQVAE, int]]:
     """Return the tokenizers by name, with the rows of their images in codes."""
     emoji = load_model("lantern-emoji", device="cpu").vq
     assert isinstance(emoji, VQVAE)
-    return {"lantern-emoji": (emoji.float(), 16), "VQ-16": (VQVAE(VQConfig()).eval(), 16)}
+    large = VQVAE(VQConfig()).eval()
+    return {"lantern-emoji": (emoji.float(), 16), "VQ-16, 256 px": (large, 16), "VQ-16, 512 px": (large, 32)}
 
 
 @torch.no_grad()

@@ -20,10 +20,11 @@ from lantern.core.io import WEIGHTS_NAME
 from lantern.eval.speed.surroundings import git
 
 INDEX = "eval/results/index.json"
-# What decides the codes and the speed of a method
+# What decides the codes and the speed of a method, as git's pathspecs. The decoder from codes to pixels is not part of it:
+# its pictures are the same up to rounding (`vq_decoding` has its speed).
 CODE = (
     *("lantern/core", "lantern/decoding", "lantern/drafters", "lantern/engines", "lantern/verifiers", "models"),
-    *("eval/speed",),
+    *("eval/speed", *(f":!lantern/engines/cpu/{name}" for name in ("build.py", "convolution.h", "vq.py"))),
 )
 DIRTY = "+changes"  # suffix of the commit of a checkout with changed files
 MARK = re.compile(rb"figures sha256 ([0-9a-f]{64})")
@@ -41,7 +42,7 @@ class Result:
     files: paths relative to the checkout; the first is the one whose record counts. command: makes all of them, with
     {NAME} for an option of `lantern results` and {commit} for the present commit; "" for a record that is kept.
     source: the result that it is made from.
-    of_model: figures of the embedded model. code: paths whose changes make it stale. needs: "amx" for a processor with
+    of_model: figures of the embedded model. code: git's pathspecs of what makes it stale. needs: "amx" for a processor with
     AMX. note: further facts for the reader.
     """
 

@@ -25,6 +25,7 @@ from lantern.engines.cpu.compiler import ABI, CompilerError, Variant, compile_li
 LOG = logging.getLogger("lantern")
 PACKAGED = Path(__file__).with_name("lib")  # written by hatch_build.py
 FUNCTIONS = ("pass", "linear", "steps", "sample", "convolution")  # with a status as result
+WITH_AMX = ("split_convolution",)  # these too, if the processor has AMX
 INSTEAD = "use --engine eager"
 
 
@@ -141,7 +142,7 @@ def _load(path: Path) -> ctypes.CDLL:
         raise UntrustedError(f"it cannot be loaded ({error})") from error
     if abi != ABI:
         raise UntrustedError(f"its ABI number is {abi}, expected {ABI}")
-    for name in FUNCTIONS:
+    for name in (*FUNCTIONS, *(WITH_AMX if found.lantern_has_amx() else ())):
         call = getattr(found, f"lantern_{name}")
         call.restype, call.errcheck = ctypes.c_int64, _check_status
     return found

@@ -1,7 +1,8 @@
-"""The decoder of LlamaGen's tokenizer with its 3x3 convolutions in C++, in fp32.
+"""The decoder of LlamaGen's tokenizer with its 3x3 convolutions in C++.
 
-Activations have their channels last. Attention and 1x1 convolutions run through torch. Pixels differ from those of
-torch by the rounding of fp32 (`tests/engines/cpu/test_vq.py` bounds the bytes that differ).
+Activations are in fp32 and have their channels last. Attention and 1x1 convolutions run through torch. Products are in
+fp32, with AMX in bf16 with 16 bits of each number; pixels differ from those of torch by rounding
+(`tests/engines/cpu/test_vq.py` bounds errors and the bytes that differ).
 """
 
 import copy
@@ -10,10 +11,10 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import BFloat16, Float
 from torch import Tensor, nn
 
-from lantern.engines.cpu.build import library
+from lantern.engines.cpu.build import has_amx, library
 from lantern.engines.cpu.kernels import LANES, PANEL
 from lantern.engines.prepared import WeightCache
 from lantern.models.llamagen.vqvae import VQVAE, AttnBlock, Decoder, Level, ResnetBlock, Upsample
@@ -28,6 +29,9 @@ POINTS = (
 )
 
 
+PAIRED = 32  # inputs of an AMX instruction
+
+
 class ConvolutionArgs(ctypes.Structure):
     """`ConvolutionArgs` of convolution.h."""
 
@@ -39,20 +43,35 @@ class ConvolutionArgs(ctypes.Structure):
     ]
 
 
+def split(weight: Float[Tensor, "o i 3 3"]) -> BFloat16[Tensor, "o16 i32 9 2 16 16 2"]:
+    """Return weights as sums of two bf16 numbers, in the order of `ConvolutionArgs`."""
+    high = weight.bfloat16()
+    parts = torch.stack([high, (weight - high.float()).bfloat16()]).flatten(3)  # 2 o i 9
+    tiles = parts.unflatten(1, (-1, LANES)).unflatten(3, (-1, PAIRED // 2, 2))  # 2 o16 16 i32 16 2 9
+    return tiles.permute(1, 3, 6, 0, 4, 2, 5).contiguous()
+
+
+def transformed(weight: Float[Tensor, "o i 3 3"]) -> Float[Tensor, "o32 36 i 32"]:
+    """Return the weights of all points."""
+    points = torch.tensor(POINTS, dtype=torch.float64)
+    panels = weight.flatten(2).unflatten(0, (-1, PANEL)).permute(0, 3, 2, 1).flatten(2)
+    transform = torch.kron(points, points)
+    made = torch.stack([(transform @ panel.double()).float() for panel in panels])
+    return made.unflatten(2, (-1, PANEL))
+
+
 class Convolution:
     """A 3x3 convolution with padding 1, behind group normalisation and SiLU if `norm` is given.
 
     With `is_doubled` the input is first enlarged by two, by its nearest neighbour. Outputs are padded to a multiple of
-    32.
+    32, with AMX of 16.
     """
 
     def __init__(self, of: nn.Conv2d, norm: nn.GroupNorm | None = None, *, is_doubled: bool = False) -> None:
-        spare = -of.out_channels % PANEL
-        points = torch.tensor(POINTS, dtype=torch.float64)
-        transform = torch.kron(points, points)
-        weight = nn.functional.pad(of.weight.detach().flatten(2), (0, 0, 0, 0, 0, spare))
-        panels = weight.unflatten(0, (-1, PANEL)).permute(0, 3, 2, 1).flatten(2)
-        self.weights = torch.stack([(transform @ panel.double()).float() for panel in panels])
+        self.is_split = has_amx() and of.in_channels % PAIRED == 0
+        spare = -of.out_channels % (LANES if self.is_split else PANEL)
+        weight = nn.functional.pad(of.weight.detach().float(), (0, 0, 0, 0, 0, 0, 0, spare))
+        self.weights = split(weight) if self.is_split else transformed(weight)
         bias = of.weight.new_zeros(of.out_channels) if of.bias is None else of.bias.detach()
         self.bias = nn.functional.pad(bias.float(), (0, spare))
         self.norm = None if norm is None else (norm.num_groups, norm.eps)
@@ -69,7 +88,8 @@ class Convolution:
         assert inputs == self.inputs and x.is_contiguous() and out.is_contiguous(), "not packed as expected"
         groups, eps = self.norm or (0, 0.0)
         places = (x, *(self.affine or (None, None)), self.weights, self.bias, residual, out)
-        library().lantern_convolution(
+        run = library().lantern_split_convolution if self.is_split else library().lantern_convolution
+        run(
             ctypes.byref(
                 ConvolutionArgs(
                     *(images, inputs, self.outputs, *size, self.is_doubled, groups, torch.get_num_threads(), eps),
