@@ -1,8 +1,8 @@
 """`python -m studies.vq_decoding`: seconds of decoding codes to pixels, by the C++ decoder and by torch's.
 
 Backs the figures of VQ decoding in docs/engines.md. The decoders of lantern-emoji and of LlamaGen's VQ-16 (random
-weights, 256 x 256 and 512 x 512 pixels) run in fp32, interleaved: as the `cpu` engine packs them, and by torch with its two layouts
-of memory. The speedup is over the faster one of torch.
+weights, 256 x 256 and 512 x 512 pixels) run in fp32, interleaved: as the `cpu` engine packs them, and by torch with its
+two layouts of memory. The speedup is over the faster one of torch.
 """
 
 import argparse
@@ -51,9 +51,8 @@ def run(args: argparse.Namespace) -> int:
         codes = torch.randint(vq.config.codebook_size, (1, side * side), generator=torch.Generator().manual_seed(0))
         for threads in args.threads:
             torch.set_num_threads(threads)
-            row = {"decoder": name, "threads": threads} | measure(
-                vq, codes, args.rounds if side == 16 else -(-args.rounds // 3)
-            )
+            rounds = args.rounds if side == 16 else -(-args.rounds // 3)
+            row = {"decoder": name, "threads": threads, "rounds": rounds} | measure(vq, codes, rounds)
             shown = [f"{1e3 * row[kind]['median']:.1f}" for kind in ("torch", "channels_last", "packed")]
             print(f"{name:14} {threads:7}  {shown[0]:>6} {shown[1]:>14} {shown[2]:>13} {row['speedup']:>9.2f}")
             rows.append(row)

@@ -20,8 +20,8 @@ from lantern.core.io import WEIGHTS_NAME
 from lantern.eval.speed.surroundings import git
 
 INDEX = "eval/results/index.json"
-# What decides the codes and the speed of a method, as git's pathspecs. The decoder from codes to pixels is not part of it:
-# its pictures are the same up to rounding (`vq_decoding` has its speed).
+# What decides the codes and the speed of a method, as git's pathspecs. The decoder from codes to pixels is not part of
+# it: its pictures are the same up to rounding (`vq_decoding` has its speed).
 CODE = (
     *("lantern/core", "lantern/decoding", "lantern/drafters", "lantern/engines", "lantern/verifiers", "models"),
     *("eval/speed", *(f":!lantern/engines/cpu/{name}" for name in ("build.py", "convolution.h", "vq.py"))),
@@ -42,8 +42,8 @@ class Result:
     files: paths relative to the checkout; the first is the one whose record counts. command: makes all of them, with
     {NAME} for an option of `lantern results` and {commit} for the present commit; "" for a record that is kept.
     source: the result that it is made from.
-    of_model: figures of the embedded model. code: git's pathspecs of what makes it stale. needs: "amx" for a processor with
-    AMX. note: further facts for the reader.
+    of_model: figures of the embedded model. code: git's pathspecs of files whose changes make it stale. needs: "amx"
+    for a processor with AMX. note: further facts for the reader.
     """
 
     name: str

@@ -319,6 +319,8 @@ struct Direct : Inputs {
         for (int c = 0; c < of.inputs; c += DEEP, pixels += slice)
             for (int tap = 0; tap < 9; tap++, weights += 2 * TILE) {
                 const uint16_t *high = pixels + tap / 3 * line + tap % 3 * DEEP, *low = high + part;
+                for (int number = 0; number < 2 * TILE; number += Tiles::LINE / 2)
+                    __builtin_prefetch(weights + Tiles::AHEAD / 2 + number);
                 _tile_loadd(4, weights, Tiles::LINE);
                 _tile_loadd(5, weights + TILE, Tiles::LINE);
                 LANTERN_ADD(high, 4)
