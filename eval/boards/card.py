@@ -276,6 +276,7 @@ RETRIEVAL_SETS = {
     "styled": "trained cells, prompted with style",
     "heldout": "held-out cells, prompted with style",
     "synonyms": "synonyms that occur in no caption",
+    "synonyms_as_written": "the same, without replacing them by names",
     "reconstructed": "for comparison: reconstructions of trained images",
     "heldout_real": "for comparison: held-out real images",
     "real_across_styles": "for comparison: real images, among other styles only",

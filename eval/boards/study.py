@@ -30,11 +30,12 @@ STYLED_PROMPTS = 160
 
 @dataclass(frozen=True)
 class Prompts:
-    """A named set of prompts, and the concept of each ("" for none)."""
+    """A named set of prompts, and the concept of each ("" for none); `as_written`: see `Study.condition`."""
 
     name: str
     texts: tuple[str, ...]
     concepts: tuple[str, ...]
+    as_written: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,9 +156,11 @@ class Study:
             concepts=concepts,
         )
 
-    def condition(self, texts: Sequence[str]) -> Condition:
-        """Return the condition of prompts."""
-        found = self.text.encode(list(texts), slots=self.model.target.config.cls_token_num)
+    def condition(self, texts: Sequence[str], *, as_written: bool = False) -> Condition:
+        """Return the condition of prompts, unless `as_written` with unknown words replaced (`Model.names`)."""
+        names = None if as_written else self.model.names
+        read = [(names and names.reading(text)) or text for text in texts]
+        found = self.text.encode(read, slots=self.model.target.config.cls_token_num)
         return Condition(embeddings=found.embeddings, mask=found.mask)
 
     def paint(self, prompts: Prompts, *, guidance: float | None = None) -> Painting:
@@ -175,7 +178,7 @@ class Study:
         numbers = range(len(prompts.texts))
         for first in self.bar(range(0, len(numbers), self.batch), f"paint {prompts.name}"):
             part = numbers[first : first + self.batch]
-            condition = self.condition([prompts.texts[i] for i in part])
+            condition = self.condition([prompts.texts[i] for i in part], as_written=prompts.as_written)
             keys = [(self.seed, i) for i in part]
             made = generate(self.model.target, condition, sampling=sampling, keys=keys, callback=meter)
             codes.append(made.codes.cpu())
@@ -213,7 +216,7 @@ class Study:
         chosen = self.some(self.records("heldout"))
         return Prompts("heldout", tuple(styled_caption(r) for r in chosen), tuple(r.concepts[0] for r in chosen))
 
-    def synonym_prompts(self) -> Prompts:
+    def synonym_prompts(self, *, as_written: bool = False) -> Prompts:
         """Return words that occur in no training caption, with the concept that they mean."""
         path = self.prompts / "synonyms.json"
         try:
@@ -221,7 +224,7 @@ class Study:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f'{path}: {error}; expected a list of {{"prompt", "concept"}}') from error
         texts, concepts = zip(*self.some(pairs), strict=True)
-        return Prompts("synonyms", texts, concepts)
+        return Prompts("synonyms_as_written" if as_written else "synonyms", texts, concepts, as_written)
 
     def sheet_prompts(self) -> Prompts:
         """Return the prompts of the contact sheet."""

@@ -312,7 +312,7 @@ class Generator:
         if labels:
             return Condition(labels=torch.tensor(labels, device=self.model.device))
         assert self.model.text is not None
-        prompts = [request.prompt for request in requested if request.prompt is not None]
+        prompts = [request.text for request in requested if request.text is not None]
         unique = list(dict.fromkeys(prompts))
         found = self.model.text.condition(unique, slots=self.model.target.config.cls_token_num)
         return found.select([unique.index(prompt) for prompt in prompts])

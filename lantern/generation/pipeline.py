@@ -62,6 +62,7 @@ from lantern.models.folder import (
     COMPONENTS,
     INDEX_NAME,
     LIBRARY,
+    NAMES_NAME,
     NEIGHBOURS_NAME,
     WORDS_NAME,
     AddOns,
@@ -362,8 +363,9 @@ class LanternPipeline(DiffusionPipeline):
         if source.resolve() != folder.resolve():
             for name in add_ons:
                 shutil.copytree(source / ADD_ONS_NAME / name, folder / ADD_ONS_NAME / name, dirs_exist_ok=True)
-            if (source / WORDS_NAME).is_file():
-                shutil.copyfile(source / WORDS_NAME, folder / WORDS_NAME)
+            for name in (WORDS_NAME, NAMES_NAME):
+                if (source / name).is_file():
+                    shutil.copyfile(source / name, folder / name)
         digest = weights_digest(self.transformer.state_dict())
         for path in (folder / "drafter", *(folder / ADD_ONS_NAME / name for name in add_ons)):
             if path.is_dir() and (config := read_config(path)).get("target") not in (None, digest):

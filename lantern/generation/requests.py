@@ -32,6 +32,7 @@ COLUMNS = ("prompt", "caption", "text")
 class Request:
     """One image to make: of a prompt or of a class, with the noise of (seed, image number).
 
+    reading: what the text encoder reads in place of the prompt, "" for the prompt itself.
     warning: why the image will not be of its prompt, as `with_warnings` finds; the image's statistics have it.
     condition: conditioning of one image in place of what the text encoder makes of the prompt, which may then be None.
     negative_prompt: the text of the condition's negative caption, for the image's metadata.
@@ -42,10 +43,16 @@ class Request:
     label: int | None = None
     seed: int = 0
     number: int = 0
+    reading: str = field(default="", compare=False)
     warning: str | None = field(default=None, compare=False)
     condition: "Condition | None" = field(default=None, compare=False)
     negative_prompt: str | None = None
     forced: "Int[Tensor, ' n'] | None" = field(default=None, compare=False)
+
+    @property
+    def text(self) -> str | None:
+        """What the text encoder reads."""
+        return self.reading or self.prompt
 
     @property
     def subject(self) -> str:
@@ -191,31 +198,40 @@ def check_prompt(prompt: str) -> str:
 
 
 class UnknownPromptWarning(UserWarning):
-    """The text encoder has no word of a prompt in its vocabulary."""
+    """The model was not trained on the words of a prompt."""
 
 
 def with_warnings(
     model: "Model", requested: Sequence[Request], *, warn: Callable[[str], None] | None = None, depth: int = 4
 ) -> list[Request]:
-    """Return the requests, with a warning for prompts whose words are all unknown to the text encoder.
+    """Return the requests, with readings of prompts in words that the training captions never had (`Names`).
 
+    Prompts with a reading have a warning, and so have those whose words are all unknown to the text encoder.
     `warn` receives one line for each such prompt that had no warning before; None gives an UnknownPromptWarning at the
     caller `depth` - 2 calls above this function.
     """
     if model.text is None:
         return list(requested)
     new = dict.fromkeys(one.prompt for one in requested if one.prompt is not None and one.warning is None)
+    readings = {prompt: read for prompt in new if model.names and (read := model.names.reading(prompt))}
     lines = {
+        prompt: f"model {model.name} was not trained on the words of the prompt {prompt[:40]!r}: {read[:40]!r} is used"
+        for prompt, read in readings.items()
+    }
+    lines |= {
         prompt: f"model {model.name} knows no word of the prompt {prompt[:40]!r}: the image does not depend on it"
         for prompt in new
-        if not model.text.knows(prompt)
+        if prompt not in readings and not model.text.knows(prompt)
     }
     for line in lines.values():
         if warn is None:
             warnings.warn(line, UnknownPromptWarning, stacklevel=depth - 1)
         else:
             warn(line)
-    return [replace(one, warning=lines[one.prompt]) if one.prompt in lines else one for one in requested]
+    return [
+        replace(one, warning=lines[one.prompt], reading=readings.get(one.prompt, "")) if one.prompt in lines else one
+        for one in requested
+    ]
 
 
 def read_prompts(path: str) -> list[str]:

@@ -6,6 +6,7 @@
     text_encoder/ tokenizer/    for models that take prompts
     drafter/            EAGLE-1, which most methods use
     words.txt           the words of the training captions, if they are recorded
+    names.txt           names of what the model generates, for prompts in other words (`lantern.models.names`)
     parts/<name>/       add-ons: other drafters and policies, each read at its first use
 
 Drafters and add-ons are checked against the target: by their sizes, and by the digest of the weights that they were
@@ -52,6 +53,7 @@ from lantern.methods.registry import check_name, find_add_on
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
+from lantern.models.names import WORD, Names
 from lantern.models.transformers.components import Components, Pixels, Prompts
 from lantern.models.transformers.target import TargetConfig, TransformersTarget
 
@@ -59,7 +61,7 @@ WINDOWS_KEY = "codes_per_pass"  # in the index
 INDEX_NAME = "model_index.json"
 PROFILE_NAME = "profile.json"  # what `lantern tune` measured
 NEIGHBOURS_NAME = "neighbours.safetensors"
-WORDS_NAME = "words.txt"
+WORDS_NAME, NAMES_NAME = "words.txt", "names.txt"
 Part = Literal["vq", "text", "drafter", "neighbours"]
 ALL_PARTS: frozenset[Part] = frozenset(("vq", "text", "drafter", "neighbours"))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -166,6 +168,14 @@ class Model:
         if vq is None and self.folder is not None and (self.folder / "vqvae").is_dir():
             vq = load_component(VQVAE, VQConfig, self.folder / "vqvae")
         return None if vq is None else vq.codebook
+
+    @cached_property
+    def names(self) -> Names | None:
+        """The names of what the model generates; None where its folder does not list names and words."""
+        has_lists = self.folder is not None and all((self.folder / name).is_file() for name in (NAMES_NAME, WORDS_NAME))
+        if self.folder is None or not has_lists or not isinstance(self.text, TextEncoder):
+            return None
+        return Names(self.text, read_words(self.folder), read_names(self.folder / NAMES_NAME))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -343,9 +353,27 @@ def read_words(folder: Path) -> list[str]:
         raise ValueError(f"cannot read {path}: {one_line(error)}") from error
 
 
+def read_names(path: Path) -> list[str]:
+    """Return the names of a file with one a line, in lower case; ValueError if it holds none or is no text."""
+    try:
+        lines = path.read_text(encoding="utf-8").lower().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {one_line(error)}") from error
+    names = list(dict.fromkeys(filter(None, map(str.strip, lines))))
+    if not names or not all(WORD.search(name) for name in names):
+        raise ValueError(f"{path} has {'a line without a word' if names else 'no names'}, wanted a name on each line")
+    return names
+
+
+def write_names(folder: Path, names: Iterable[str]) -> None:
+    """Write names, one a line."""
+    with atomic_write(folder / NAMES_NAME) as temporary:
+        temporary.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+
+
 def write_words(folder: Path, captions: Iterable[str]) -> None:
     """Write the distinct words of captions, in lower case and sorted, one a line."""
-    words = sorted({word for caption in captions for word in re.findall(r"[^\W_]+(?:['-][^\W_]+)*", caption.lower())})
+    words = sorted({word for caption in captions for word in WORD.findall(caption.lower())})
     with atomic_write(folder / WORDS_NAME) as temporary:
         temporary.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
 

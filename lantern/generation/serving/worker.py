@@ -310,16 +310,16 @@ class Captions:
 
     def added(self, generator: Generator, request: Request) -> Request:
         """Return the request with the condition of its prompt; others, and those of token prompts, as they are."""
-        text = generator.model.text
-        if request.prompt is None or request.condition is not None or not isinstance(text, TextEncoder):
+        encoder, text = generator.model.text, request.text
+        if text is None or request.condition is not None or not isinstance(encoder, TextEncoder):
             return request
-        known = self._latest.get(text.model)
-        if request.prompt not in known:
-            known[request.prompt] = generator.condition([request])
-        known.move_to_end(request.prompt)
+        known = self._latest.get(encoder.model)
+        if text not in known:
+            known[text] = generator.condition([request])
+        known.move_to_end(text)
         if len(known) > CAPTIONS:
             known.popitem(last=False)
-        return replace(request, condition=known[request.prompt])
+        return replace(request, condition=known[text])
 
 
 class Watch:

@@ -88,6 +88,9 @@ def take(model: Path, data: Path, prompts: Path, out: Path, *more: str) -> int:
     return card.main([*options, "--device", "cpu", "--out", str(out), "--card", str(out), *more])
 
 
+RETRIEVED = ("trained", "styled", "heldout", "synonyms", "synonyms_as_written")
+
+
 def read(out: Path) -> dict:
     return json.loads((out / card.RESULTS_NAME).read_text())
 
@@ -116,8 +119,8 @@ def test_figures_depend_only_on_the_seed(model: Path, data: Path, prompts: Path,
 def test_sets_are_counted(model: Path, data: Path, prompts: Path, tmp_path: Path) -> None:
     assert take(model, data, prompts, tmp_path, "--only", "retrieval", "memorisation", "reconstruction") == 0
     figures = read(tmp_path)["figures"]
-    counts = {name: figures["retrieval"][name]["n"] for name in ("trained", "styled", "heldout", "synonyms")}
-    assert counts == {"trained": 3, "styled": 8, "heldout": 1, "synonyms": 1}
+    counts = {name: figures["retrieval"][name]["n"] for name in RETRIEVED}
+    assert counts == {"trained": 3, "styled": 8, "heldout": 1, "synonyms": 1, "synonyms_as_written": 1}
     references = {name: figures["retrieval"][name]["n"] for name in ("reconstructed", "heldout_real")}
     assert references == {"reconstructed": 8, "heldout_real": 1}
     assert figures["retrieval"]["chance_top1"] == round(1 / 3, 5)

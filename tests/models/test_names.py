@@ -1,0 +1,111 @@
+"""Prompts in words that the training captions never had are read as the nearest name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lantern.cli.assemble import COMMAND as ASSEMBLE
+from lantern.cli.command import run_command
+from lantern.cli.generate import main
+from lantern.eval.boards.study import Study
+from lantern.generation.generator import generate
+from lantern.generation.requests import UnknownPromptWarning, requests, with_warnings
+from lantern.models.folder import NAMES_NAME, WORDS_NAME, Model, load_model, read_names
+from tests.tiny_folder import save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load_model("lantern-emoji", parts=("text", "vq"), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"),
+    [
+        ("hound", "dog"),
+        ("a red HOUND, 3d", "a red dog, 3d"),
+        ("two  huge sedans", "two car"),  # the unknown words together, in the place of the first
+        ("a bunny on the beach", "a rabbit on beach"),
+    ],
+)
+def test_unknown_words_become_the_nearest_name(model: Model, prompt: str, read: str) -> None:
+    assert model.names is not None and model.names.reading(prompt) == read
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "a red apple",
+        "a photograph of a dog",  # it has a subject
+        "the government",  # no name is near
+        "xqzzt",
+        "\U0001f436",
+        "",
+    ],
+)
+def test_other_prompts_stay(model: Model, prompt: str) -> None:
+    assert model.names is not None and model.names.reading(prompt) is None
+
+
+def test_every_name_stays_and_is_known(model: Model) -> None:
+    assert model.names is not None
+    assert all(model.names.reading(name) is None for name in model.names.names)
+    assert set(" ".join(model.names.names).split()) - {"of", "with"} <= model.names.words
+
+
+def test_images_are_those_of_the_reading(model: Model) -> None:
+    with pytest.warns(UnknownPromptWarning, match="not trained on the words of the prompt 'hound': 'dog' is used"):
+        made = generate(model, requests(prompts=["hound", "dog"], seed=3), method="plain")
+    read, plain = made
+    assert torch.equal(read.codes, plain.codes)
+    assert read.as_dict()["prompt"] == "hound" and "'dog' is used" in read.as_dict()["warning"]
+    assert "warning" not in plain.as_dict()
+
+
+def test_a_reading_is_found_once(model: Model) -> None:
+    found = with_warnings(model, requests(prompts=["hound", "dog"]), warn=lambda line: None)
+    assert [one.text for one in found] == ["dog", "dog"] and found[0].prompt == "hound"
+    assert with_warnings(model, found, warn=lambda line: pytest.fail("reported again")) == found
+
+
+def test_the_command_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--prompt", "hound", "--method", "plain", "--tokens", str(tmp_path / "x.json"), "--json"]) == 0
+    seen = capsys.readouterr()
+    (warning,) = json.loads(seen.out)["warnings"]
+    assert "'dog' is used" in warning and warning in seen.err
+
+
+def test_figures_can_be_of_prompts_as_written(model: Model) -> None:
+    study = Study(model, *[None] * 4, sampling=model.sampling())  # type: ignore[arg-type]
+    read, dog = (study.condition([text]).embeddings for text in ("hound", "dog"))
+    written = study.condition(["hound"], as_written=True).embeddings
+    assert read is not None and dog is not None and written is not None
+    assert torch.equal(read, dog) and not torch.equal(written, dog)
+
+
+def test_names_need_their_list_and_that_of_words(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path / "m")
+    assert load_model(folder, device="cpu").names is None
+    (folder / NAMES_NAME).write_text("dog\n")
+    assert load_model(folder, device="cpu").names is None
+    (folder / WORDS_NAME).write_text("a\ndog\n")
+    names = load_model(folder, device="cpu").names
+    assert names is not None and names.names == ("dog",) and names.reading("a dog") is None
+
+
+def test_assemble_takes_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, names = save_tiny_model(tmp_path / "m"), tmp_path / "names"
+    names.write_text("Red Apple\n\ndog\nred apple\n")
+    assert run_command(ASSEMBLE, [str(folder), "--names", str(names)], prog="lantern assemble") == 0
+    assert (folder / NAMES_NAME).read_text() == "red apple\ndog\n"
+    for text, reason in (("", "has no names"), ("dog\n--\n", "has a line without a word")):
+        names.write_text(text)
+        assert run_command(ASSEMBLE, [str(folder), "--names", str(names)], prog="lantern assemble") == 2
+        assert f"{names} {reason}, wanted a name on each line" in capsys.readouterr().err
+
+
+def test_the_embedded_names_are_the_trained_concepts() -> None:
+    assets = Path(__file__).parents[2] / "assets"
+    assert read_names(assets / "lantern-emoji" / NAMES_NAME) == read_names(assets / "prompts" / "concepts.txt")
