@@ -276,7 +276,7 @@ RETRIEVAL_SETS = {
     "styled": "trained cells, prompted with style",
     "heldout": "held-out cells, prompted with style",
     "synonyms": "synonyms that occur in no caption",
-    "synonyms_as_written": "the same, without replacing them by names",
+    "synonyms_by_name": "the same, replaced by the nearest names as `lantern-generate` does",
     "reconstructed": "for comparison: reconstructions of trained images",
     "heldout_real": "for comparison: held-out real images",
     "real_across_styles": "for comparison: real images, among other styles only",
@@ -286,7 +286,9 @@ RETRIEVAL_SETS = {
 def retrieval_rows(figure: Mapping[str, Any]) -> Iterator[Row]:
     """Yield accuracy by set of prompts."""
     for key, what in RETRIEVAL_SETS.items():
-        part = figure[key]
+        part = figure.get(key)
+        if part is None:
+            continue  # of a card that was computed before this set was added
         shown = []
         for top in ("top1", "top5"):
             low, high = part[f"{top}_interval"]

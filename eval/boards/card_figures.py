@@ -74,7 +74,7 @@ def mean_nats(study: Study, captions: Sequence[str], codes: Tensor, *, has_capti
     total = 0.0
     for first in study.bar(range(0, len(codes), study.batch), "loss"):
         part = slice(first, first + study.batch)
-        condition = study.condition(captions[part], as_written=True)
+        condition = study.condition(captions[part])
         given = codes[part].to(study.model.device)
         total += float(nats(study.target, condition, given, has_caption=has_caption).double().sum())
     return total / codes.numel()
@@ -99,7 +99,7 @@ def retrieval_accuracy(study: Study) -> Figure:
         "drawn_with": sampled_with(study),
     }
     sets = [study.trained_prompts(), study.styled_prompts(), study.heldout_prompts()]
-    sets += [study.synonym_prompts(), study.synonym_prompts(as_written=True)]
+    sets += [study.synonym_prompts(), study.synonym_prompts(by_name=True)]
     for prompts in sets:
         labels = torch.tensor([gallery.label(concept) for concept in prompts.concepts])
         similarity = gallery.similarity(study.features(study.paint(prompts).pictures))

@@ -30,12 +30,12 @@ STYLED_PROMPTS = 160
 
 @dataclass(frozen=True)
 class Prompts:
-    """A named set of prompts, and the concept of each ("" for none); `as_written`: see `Study.condition`."""
+    """A named set of prompts, and the concept of each ("" for none); `by_name`: see `Study.condition`."""
 
     name: str
     texts: tuple[str, ...]
     concepts: tuple[str, ...]
-    as_written: bool = False
+    by_name: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,9 @@ class Study:
             concepts=concepts,
         )
 
-    def condition(self, texts: Sequence[str], *, as_written: bool = False) -> Condition:
-        """Return the condition of prompts, unless `as_written` with unknown words replaced (`Model.names`)."""
-        names = None if as_written else self.model.names
+    def condition(self, texts: Sequence[str], *, by_name: bool = False) -> Condition:
+        """Return the condition of prompts; with `by_name`, unknown words are replaced by names (`Model.names`)."""
+        names = self.model.names if by_name else None
         read = [(names and names.reading(text)) or text for text in texts]
         found = self.text.encode(read, slots=self.model.target.config.cls_token_num)
         return Condition(embeddings=found.embeddings, mask=found.mask)
@@ -178,7 +178,7 @@ class Study:
         numbers = range(len(prompts.texts))
         for first in self.bar(range(0, len(numbers), self.batch), f"paint {prompts.name}"):
             part = numbers[first : first + self.batch]
-            condition = self.condition([prompts.texts[i] for i in part], as_written=prompts.as_written)
+            condition = self.condition([prompts.texts[i] for i in part], by_name=prompts.by_name)
             keys = [(self.seed, i) for i in part]
             made = generate(self.model.target, condition, sampling=sampling, keys=keys, callback=meter)
             codes.append(made.codes.cpu())
@@ -216,7 +216,7 @@ class Study:
         chosen = self.some(self.records("heldout"))
         return Prompts("heldout", tuple(styled_caption(r) for r in chosen), tuple(r.concepts[0] for r in chosen))
 
-    def synonym_prompts(self, *, as_written: bool = False) -> Prompts:
+    def synonym_prompts(self, *, by_name: bool = False) -> Prompts:
         """Return words that occur in no training caption, with the concept that they mean."""
         path = self.prompts / "synonyms.json"
         try:
@@ -224,7 +224,7 @@ class Study:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f'{path}: {error}; expected a list of {{"prompt", "concept"}}') from error
         texts, concepts = zip(*self.some(pairs), strict=True)
-        return Prompts("synonyms_as_written" if as_written else "synonyms", texts, concepts, as_written)
+        return Prompts("synonyms_by_name" if by_name else "synonyms", texts, concepts, by_name)
 
     def sheet_prompts(self) -> Prompts:
         """Return the prompts of the contact sheet."""

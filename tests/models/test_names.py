@@ -77,10 +77,10 @@ def test_the_command_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "'dog' is used" in warning and warning in seen.err
 
 
-def test_figures_can_be_of_prompts_as_written(model: Model) -> None:
+def test_figures_can_be_of_prompts_by_name(model: Model) -> None:
     study = Study(model, *[None] * 4, sampling=model.sampling())  # type: ignore[arg-type]
-    read, dog = (study.condition([text]).embeddings for text in ("hound", "dog"))
-    written = study.condition(["hound"], as_written=True).embeddings
+    written, dog = (study.condition([text]).embeddings for text in ("hound", "dog"))
+    read = study.condition(["hound"], by_name=True).embeddings
     assert read is not None and dog is not None and written is not None
     assert torch.equal(read, dog) and not torch.equal(written, dog)
 

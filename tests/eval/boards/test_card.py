@@ -88,7 +88,7 @@ def take(model: Path, data: Path, prompts: Path, out: Path, *more: str) -> int:
     return card.main([*options, "--device", "cpu", "--out", str(out), "--card", str(out), *more])
 
 
-RETRIEVED = ("trained", "styled", "heldout", "synonyms", "synonyms_as_written")
+RETRIEVED = ("trained", "styled", "heldout", "synonyms", "synonyms_by_name")
 
 
 def read(out: Path) -> dict:
@@ -120,7 +120,7 @@ def test_sets_are_counted(model: Path, data: Path, prompts: Path, tmp_path: Path
     assert take(model, data, prompts, tmp_path, "--only", "retrieval", "memorisation", "reconstruction") == 0
     figures = read(tmp_path)["figures"]
     counts = {name: figures["retrieval"][name]["n"] for name in RETRIEVED}
-    assert counts == {"trained": 3, "styled": 8, "heldout": 1, "synonyms": 1, "synonyms_as_written": 1}
+    assert counts == {"trained": 3, "styled": 8, "heldout": 1, "synonyms": 1, "synonyms_by_name": 1}
     references = {name: figures["retrieval"][name]["n"] for name in ("reconstructed", "heldout_real")}
     assert references == {"reconstructed": 8, "heldout_real": 1}
     assert figures["retrieval"]["chance_top1"] == round(1 / 3, 5)
