@@ -12,7 +12,7 @@ from lantern.models.llamagen.text import TextEncoder
 
 WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 SHORT = 2  # words of so many letters or fewer ("a", "of", "3d") mean nothing by themselves
-LEAST_COSINE = 0.45  # docs/training.md states what it was chosen on
+LEAST_COSINE = 0.45  # of 121 synonyms, 95 % of those that are read right are nearer
 BATCH, SLOTS = 32, 32  # texts encoded at a time, and tokens of a text that count
 
 
