@@ -286,9 +286,7 @@ RETRIEVAL_SETS = {
 def retrieval_rows(figure: Mapping[str, Any]) -> Iterator[Row]:
     """Yield accuracy by set of prompts."""
     for key, what in RETRIEVAL_SETS.items():
-        part = figure.get(key)
-        if part is None:
-            continue  # of a card that was computed before this set was added
+        part = figure[key]
         shown = []
         for top in ("top1", "top5"):
             low, high = part[f"{top}_interval"]

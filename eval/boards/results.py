@@ -21,7 +21,7 @@ from lantern.eval.speed.surroundings import git
 
 INDEX = "eval/results/index.json"
 # What decides the codes and the speed of a method, as git's pathspecs. The decoder from codes to pixels is not part of
-# it: its pictures are the same up to rounding (`vq_decoding` has its speed).
+# it, since its pictures are the same up to rounding (`vq_decoding` has its speed); nor is loading the C++ library.
 CODE = (
     *("lantern/core", "lantern/decoding", "lantern/drafters", "lantern/engines", "lantern/verifiers", "models"),
     *("eval/speed", *(f":!lantern/engines/cpu/{name}" for name in ("build.py", "convolution.h", "vq.py"))),

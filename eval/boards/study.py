@@ -157,9 +157,8 @@ class Study:
         )
 
     def condition(self, texts: Sequence[str], *, by_name: bool = False) -> Condition:
-        """Return the condition of prompts; with `by_name`, unknown words are replaced by names (`Model.names`)."""
-        names = self.model.names if by_name else None
-        read = [(names and names.reading(text)) or text for text in texts]
+        """Return the condition of prompts; with `by_name`, unknown words are replaced by names (`Model.read`)."""
+        read = [self.model.read(text) if by_name else text for text in texts]
         found = self.text.encode(read, slots=self.model.target.config.cls_token_num)
         return Condition(embeddings=found.embeddings, mask=found.mask)
 

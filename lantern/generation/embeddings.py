@@ -57,7 +57,7 @@ def with_conditions(
         subjects = [Request()] * found.batch
     else:
         check_requests(model, subjects)
-        found = _encoded(model, [subject.prompt or "" for subject in subjects])
+        found = _encoded(model, [model.read(subject.prompt or "") for subject in subjects])
     if has_negative:
         negative, texts = _negative(model, texts, negative_prompt_embeds, negative_prompt_attention_mask, found.batch)
         found = replace(found, negative=negative)

@@ -213,7 +213,7 @@ def with_warnings(
     if model.text is None:
         return list(requested)
     new = dict.fromkeys(one.prompt for one in requested if one.prompt is not None and one.warning is None)
-    readings = {prompt: read for prompt in new if model.names and (read := model.names.reading(prompt))}
+    readings = {prompt: read for prompt in new if (read := model.read(prompt)) != prompt}
     lines = {
         prompt: f"model {model.name} was not trained on the words of the prompt {prompt[:40]!r}: {read[:40]!r} is used"
         for prompt, read in readings.items()

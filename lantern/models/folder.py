@@ -177,6 +177,10 @@ class Model:
             return None
         return Names(self.text, read_words(self.folder), read_names(self.folder / NAMES_NAME))
 
+    def read(self, prompt: str) -> str:
+        """Return what the text encoder reads of a prompt: unknown words are replaced by the nearest name."""
+        return (self.names and self.names.reading(prompt)) or prompt
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the names and bytes of all component files."""

@@ -12,7 +12,7 @@ from lantern.models.llamagen.text import TextEncoder
 
 WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 SHORT = 2  # words of so many letters or fewer ("a", "of", "3d") mean nothing by themselves
-LEAST_COSINE = 0.45  # of 121 synonyms, 95 % of those that are read right are nearer
+LEAST_COSINE = 0.45  # chosen on the synonyms of assets/prompts
 BATCH, SLOTS = 32, 32  # texts encoded at a time, and tokens of a text that count
 
 

@@ -10,8 +10,9 @@ from lantern.cli.assemble import COMMAND as ASSEMBLE
 from lantern.cli.command import run_command
 from lantern.cli.generate import main
 from lantern.eval.boards.study import Study
+from lantern.generation.embeddings import with_conditions
 from lantern.generation.generator import generate
-from lantern.generation.requests import UnknownPromptWarning, requests, with_warnings
+from lantern.generation.requests import Request, UnknownPromptWarning, requests, with_warnings
 from lantern.models.folder import NAMES_NAME, WORDS_NAME, Model, load_model, read_names
 from tests.tiny_folder import save_tiny_model
 
@@ -53,6 +54,23 @@ def test_every_name_stays_and_is_known(model: Model) -> None:
     assert model.names is not None
     assert all(model.names.reading(name) is None for name in model.names.names)
     assert set(" ".join(model.names.names).split()) - {"of", "with"} <= model.names.words
+
+
+def test_most_synonyms_are_read_as_their_concept(model: Model) -> None:
+    assets = Path(__file__).parents[2] / "assets"
+    pairs = json.loads((assets / "prompts" / "synonyms.json").read_text())
+    right = sum(model.read(pair["prompt"]) == pair["concept"] for pair in pairs)
+    assert right >= 78 and len(pairs) == 121  # 80 when the names were added
+
+
+def test_a_negative_prompt_does_not_undo_it(model: Model) -> None:
+    sampling = model.sampling()
+    found = [
+        with_conditions(model, [Request(prompt)], sampling, negative_prompt="a cat")[0].condition
+        for prompt in ("hound", "dog")
+    ]
+    first, second = (one.embeddings for one in found if one is not None)
+    assert first is not None and second is not None and torch.equal(first, second)
 
 
 def test_images_are_those_of_the_reading(model: Model) -> None:

@@ -81,7 +81,6 @@ def test_a_convolution_is_that_of_fp64_within_rounding(
     assert packed.is_split == (with_amx and inputs % 32 == 0)
     error = (made[..., :outputs] - expected).abs().max() / expected.abs().max()
     assert error <= TOLERANCE[packed.is_split]
-    assert not packed.is_split or error > 0, "split products are rounded"
 
 
 @torch.no_grad()
