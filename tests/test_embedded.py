@@ -65,7 +65,7 @@ def test_eagle1_gives_the_codes_of_plain_decoding_in_any_batch(model: Model, gui
 @pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_fused_passes_give_the_codes_of_plain_decoding_in_any_batch(dtype: str) -> None:
     model = load_model(device="cpu", dtype=dtype, engine=CpuEngine())
-    requested = [Request(prompt=prompt, seed=5) for prompt in ("a red apple", "kitty")]
+    requested = [Request(prompt=prompt, seed=5) for prompt in ("a red apple", "cat")]
     sampling = Sampling(guidance=7.5)
 
     def codes(method: str, batch: int) -> list[list[int]]:
