@@ -136,7 +136,7 @@ def test_plots_are_drawn_without_a_warning(home: Path, tmp_path: Path) -> None:
         "assemble MODEL --guidance 2",
         "bench --model MODEL --methods gumbel-jacobi --variants eager --baseline eager --images 1 --nodes 1",
         "reproduce emoji --limit 1 --metrics --quiet",
-        "eval images --reference others --metrics psnr --draws 10",
+        "eval pictures --reference others --metrics psnr --draws 10",
         "frontier --from FRONTIER --out frontier",
         "train drafter --target MODEL --data missing --out trained",
     ],
