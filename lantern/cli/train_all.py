@@ -51,6 +51,14 @@ class AllConfig:
             raise ValueError("steps is empty, wanted a list of steps")
 
 
+@dataclass(frozen=True)
+class State:
+    """What `state.json` holds: the seconds of finished steps and the minutes that steps were given, by name."""
+
+    done: dict[str, float] = field(default_factory=dict)
+    minutes: dict[str, float] = field(default_factory=dict)
+
+
 @dataclass
 class Build:
     """A model in the making: OUT, the values of command-line options, and what is done."""
@@ -65,8 +73,8 @@ class Build:
 
     def __post_init__(self) -> None:
         path = self.out / STATE
-        self.done: dict[str, float] = read_json_object(path)["done"] if path.exists() else {}
-        self.allotted: dict[str, float] = read_json_object(path)["minutes"] if path.exists() else {}
+        state = load_config(State, path) if path.exists() else State()
+        self.done, self.allotted = dict(state.done), dict(state.minutes)
 
     @property
     def steps_to_run(self) -> list[Step]:

@@ -206,7 +206,8 @@ def with_warnings(
 ) -> list[Request]:
     """Return the requests, with readings of prompts in words that the training captions never had (`Names`).
 
-    Prompts with a reading have a warning, and so have those whose words are all unknown to the text encoder.
+    Prompts with a reading have a warning, and so have those of which no word is in a training caption, or in the
+    vocabulary of the text encoder.
     `warn` receives one line for each such prompt that had no warning before; None gives an UnknownPromptWarning at the
     caller `depth` - 2 calls above this function.
     """
@@ -218,11 +219,19 @@ def with_warnings(
         prompt: f"model {model.name} was not trained on the words of the prompt {prompt[:40]!r}: {read[:40]!r} is used"
         for prompt, read in readings.items()
     }
-    lines |= {
-        prompt: f"model {model.name} knows no word of the prompt {prompt[:40]!r}: the image does not depend on it"
-        for prompt in new
-        if prompt not in readings and not model.text.knows(prompt)
-    }
+    for prompt in new:
+        if prompt in readings:
+            continue
+        if not model.text.knows(prompt):
+            lines[prompt] = (
+                f"no word of the prompt {prompt[:40]!r} is in the vocabulary of model {model.name}: the image does not"
+                " depend on it"
+            )
+        elif model.names is not None and not model.names.has_known_word(prompt):
+            lines[prompt] = (
+                f"model {model.name} was trained on no word of the prompt {prompt[:40]!r}: the image may show anything;"
+                " --list-words prints the words"
+            )
     for line in lines.values():
         if warn is None:
             warnings.warn(line, UnknownPromptWarning, stacklevel=depth - 1)

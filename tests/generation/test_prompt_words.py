@@ -1,4 +1,4 @@
-"""Prompts of which the text encoder knows no word; emoji characters."""
+"""Prompts without a known or trained word; emoji characters."""
 
 import json
 from pathlib import Path
@@ -39,8 +39,16 @@ def test_prompts_without_a_known_word_are_marked_and_reported_once() -> None:
     lines: list[str] = []
     found = with_warnings(model, requests(prompts=prompts), warn=lines.append)
     assert [one.prompt for one in found if one.warning is not None] == UNKNOWN * 2
-    assert len(lines) == len(UNKNOWN) and all("knows no word" in line for line in lines)
+    assert len(lines) == len(UNKNOWN) and all("is in the vocabulary of" in line for line in lines)
     with_warnings(model, found, warn=lambda line: pytest.fail("reported again"))
+
+
+@pytest.mark.parametrize("prompt", ["democracy", "a nazar amulet", "\U0001f9ff", "zzz qqq"])
+def test_prompts_in_words_of_no_training_caption_are_reported(prompt: str) -> None:
+    model = load_model("lantern-emoji", parts=("text",))
+    lines: list[str] = []
+    (found,) = with_warnings(model, requests(prompts=[prompt]), warn=lines.append)
+    assert lines == [found.warning] and "was trained on no word of the prompt" in lines[0]
 
 
 @pytest.mark.parametrize("prompt", UNKNOWN)
@@ -57,7 +65,7 @@ def test_the_command_warns_in_one_line_and_in_its_statistics(
     assert [one.get("warning") for one in found["pictures"]] == [*found["warnings"] * 2, None, None]
     comparison = ["--compare", "--method", "eagle1", "--out", str(tmp_path / "x.png")]
     assert main(["--model", str(folder), "--prompt", prompt, *comparison]) == 0
-    assert capsys.readouterr().err.count("knows no word") == 1
+    assert capsys.readouterr().err.count("is in the vocabulary of") == 1
 
 
 def test_an_emoji_character_is_known_by_its_name(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -72,10 +80,10 @@ def test_an_emoji_character_is_known_by_its_name(folder: Path, tmp_path: Path, c
 
 def test_pipeline_and_generate_give_a_python_warning(folder: Path) -> None:
     pipe: Any = LanternPipeline.from_pretrained(folder)
-    with pytest.warns(UnknownPromptWarning, match="knows no word of the prompt 'zzz qqq'") as caught:
+    with pytest.warns(UnknownPromptWarning, match="no word of the prompt 'zzz qqq' is in the vocabulary") as caught:
         stats = pipe(["zzz qqq", "a red apple"], output_type="latent").stats
     assert [one.filename for one in caught] == [__file__]
-    assert "knows no word" in stats[0]["warning"] and "warning" not in stats[1]
+    assert "is in the vocabulary of" in stats[0]["warning"] and "warning" not in stats[1]
     model = load_model(folder)
     with pytest.warns(UnknownPromptWarning) as caught:
         [picture] = generate(model, ["zzz qqq"], with_pixels=False)

@@ -92,7 +92,9 @@ def test_a_folder_of_captioned_pictures_becomes_a_model(
 
 
 @pytest.mark.slow
-def test_minutes_are_shared_among_the_steps(photos: Path, config: Path, tmp_path: Path) -> None:
+def test_minutes_are_shared_among_the_steps(
+    photos: Path, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "timed"
     given = ["train", "all", "--config", str(config), "--path", str(photos), "--out", str(out), "--minutes", "0.2"]
     for step in ("data", "tokenizer"):
@@ -100,6 +102,10 @@ def test_minutes_are_shared_among_the_steps(photos: Path, config: Path, tmp_path
     allotted = json.loads((out / "state.json").read_text())["minutes"]["tokenizer"]
     assert 0 < allotted <= 0.3 * 0.2 + 1e-6
     assert json.loads((out / "tokenizer" / "training.json").read_text())["loop"]["minutes"] == allotted
+    (out / "state.json").write_text('{"done": {"data": "1"}}')
+    capsys.readouterr()
+    assert main(given) == 1
+    assert "state.json: done is" in capsys.readouterr().err
 
 
 def test_every_step_of_the_committed_configs_has_the_options_of_its_stage() -> None:

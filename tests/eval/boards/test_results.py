@@ -12,6 +12,7 @@ from lantern.cli import command as shared
 from lantern.cli import results as cli
 from lantern.cli.command import Command, Parser
 from lantern.cli.main import main
+from lantern.core.config import read_json_object
 from lantern.eval.boards import results as results_module
 from lantern.eval.boards.results import Results, figures_mark
 from lantern.eval.speed.surroundings import commit
@@ -205,6 +206,14 @@ def test_committed_commands_are_accepted_by_their_programs() -> None:
             command.add_arguments(parser)
             parser.parse_args(words)
     assert others == OWN
+
+
+@pytest.mark.parametrize("name", ["leaderboard", "pairs", "rules", "frontier"])
+def test_the_commands_of_boards_make_as_many_images_as_the_committed_files_have(name: str) -> None:
+    result = next(one for one in Results(ROOT, WEIGHTS).index.results if one.name == name)
+    board = read_json_object(ROOT / result.files[0])
+    images = [contest["images"] for contest in board.get("contests", [board])]
+    assert " --images " + " ".join(map(str, images)) + " --" in result.command
 
 
 def test_a_wheel_lists_the_results_of_the_clone_in_which_it_is_called(tmp_path: Path, toy: Path) -> None:
