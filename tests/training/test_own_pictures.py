@@ -104,7 +104,7 @@ def test_minutes_are_shared_among_the_steps(
     assert json.loads((out / "tokenizer" / "training.json").read_text())["loop"]["minutes"] == allotted
     (out / "state.json").write_text('{"done": {"data": "1"}}')
     capsys.readouterr()
-    assert main(given) == 1
+    assert main(given) == 2
     assert "state.json: done is" in capsys.readouterr().err
 
 
