@@ -455,7 +455,7 @@ def named_files() -> list[str]:
     return re.findall(r"`((?:lantern|models)/[\w/]+\.py)`", text)
 
 
-def test_files_of_one_image_run_in_the_order_of_the_document(model: Path, place: Path) -> None:
+def test_one_image_runs_the_files_of_the_document(model: Path, place: Path) -> None:
     from lantern.cli import generate
 
     first: dict[str, int] = {}
