@@ -237,6 +237,7 @@ EXERCISES: dict[str, Exercise | Installation] = {
         "--model {model}", prepare=mask
     ),
     "lantern-generate --list-words": Exercise(),
+    "lantern-generate --list-names": Exercise(),
     'lantern-generate --prompt "a red apple" --engine cpu --out apple.png': Exercise(is_slow=True),
     'lantern-generate --prompt "a red apple" --engine cpu --dtype bf16 --weights int8': Exercise(is_slow=True),
     "lantern tune": Exercise("--model {model} --images 1 --max-nodes 4 --max-depth 2 --methods eagle1", is_slow=True),

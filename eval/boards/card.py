@@ -273,10 +273,12 @@ def entropy_rows(figure: Mapping[str, Any]) -> Iterator[Row]:
 
 RETRIEVAL_SETS = {
     "trained": "trained concepts",
+    "trained_recognised": "those of `recognised.txt`, chosen on images of other seeds",
     "styled": "trained cells, prompted with style",
     "heldout": "held-out cells, prompted with style",
     "synonyms": "synonyms that occur in no caption",
     "synonyms_by_name": "the same, replaced by the nearest names as `lantern-generate` does",
+    "synonyms_by_name_recognised": "the same, synonyms of names in `recognised.txt`",
     "reconstructed": "for comparison: reconstructions of trained images",
     "heldout_real": "for comparison: held-out real images",
     "real_across_styles": "for comparison: real images, among other styles only",
@@ -286,6 +288,8 @@ RETRIEVAL_SETS = {
 def retrieval_rows(figure: Mapping[str, Any]) -> Iterator[Row]:
     """Yield accuracy by set of prompts."""
     for key, what in RETRIEVAL_SETS.items():
+        if key not in figure:  # a model without `recognised.txt`
+            continue
         part = figure[key]
         shown = []
         for top in ("top1", "top5"):

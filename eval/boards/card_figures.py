@@ -89,7 +89,11 @@ def entropy(study: Study) -> Figure:
 
 
 def retrieval_accuracy(study: Study) -> Figure:
-    """Return retrieval accuracy of generated images by set of prompts, and of real images for comparison."""
+    """Return retrieval accuracy of generated images by set of prompts, and of real images for comparison.
+
+    Where the model's folder lists the names whose images are recognised, chosen on images of other seeds, their part of
+    the trained concepts and of the synonyms has figures of its own.
+    """
     gallery = study.gallery
     result: Figure = {
         "network": efficientnet.NAME,
@@ -106,6 +110,9 @@ def retrieval_accuracy(study: Study) -> Figure:
         found = retrieval.ranks(similarity, labels)
         missed = retrieval.misses(gallery, similarity, prompts.texts, found)
         result[prompts.name] = retrieval.accuracy(found, seed=study.seed) | {"missed_top5": missed}
+        is_listed = torch.tensor([concept in study.recognised for concept in prompts.concepts])
+        if prompts.name in ("trained", "synonyms_by_name") and is_listed.any():
+            result[f"{prompts.name}_recognised"] = retrieval.accuracy(found[is_listed], seed=study.seed)
     return result | real_retrieval(study)
 
 

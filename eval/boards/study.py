@@ -18,7 +18,7 @@ from lantern.eval.metrics.efficientnet import EfficientNet
 from lantern.eval.metrics.likelihood import EntropyMeter
 from lantern.eval.metrics.reconstruction import PIXEL_BATCH, decode
 from lantern.eval.metrics.retrieval import Gallery
-from lantern.models.folder import Model
+from lantern.models.folder import RECOGNISED_NAME, Model, read_names
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.llamagen.vqvae import VQVAE, to_pixels
@@ -155,6 +155,12 @@ class Study:
             styles=tuple(r.style for r in records),
             concepts=concepts,
         )
+
+    @cached_property
+    def recognised(self) -> frozenset[str]:
+        """The names whose images are recognised, by the list in the model's folder; empty without one."""
+        path = None if self.model.folder is None else self.model.folder / RECOGNISED_NAME
+        return frozenset(read_names(path)) if path is not None and path.is_file() else frozenset()
 
     def condition(self, texts: Sequence[str], *, by_name: bool = False) -> Condition:
         """Return the condition of prompts; with `by_name`, unknown words are replaced by names (`Model.read`)."""

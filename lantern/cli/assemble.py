@@ -52,7 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Try the components where they are, copy, write table and index, load the model, sign the drafter."""
-    from lantern.models.folder import load_model, read_index, read_names, write_index, write_names, write_words
+    from lantern.models.folder import (
+        NAMES_NAME,
+        load_model,
+        read_index,
+        read_names,
+        write_index,
+        write_names,
+        write_words,
+    )
     from lantern.models.trial import try_components
 
     folders = {part: getattr(args, part) or args.out / part for part in PARTS}
@@ -70,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         records = [record for record in Prepared.open(args.data).records if record.split == "train"]
         write_words(args.out, (text for record in records for text, _ in record.captions))
     if args.names is not None:
-        write_names(args.out, read_names(args.names))
+        write_names(args.out / NAMES_NAME, read_names(args.names))
     names = ("method", "guidance", "temperature", "top_k", "top_p", "scale")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     write_index(args.out, generation={**(read_index(args.out).get("generation") or {}), **given})

@@ -145,6 +145,11 @@ def _what(group: Any) -> None:
     group.add_argument(
         "--list-words", action="store_true", help="print the words of the model's training captions, and make nothing"
     )
+    group.add_argument(
+        "--list-names",
+        action="store_true",
+        help="print the names of things that the model generates recognisably, and make nothing",
+    )
 
 
 def _how(group: Any) -> None:
@@ -244,11 +249,11 @@ def _results(group: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check the arguments, load the model, make the images, save and report them."""
-    if args.list_words:
+    if args.list_words or args.list_names:
         from lantern.core.io import resolve_model
-        from lantern.models.folder import read_words
+        from lantern.models.folder import list_names, read_words
 
-        print("\n".join(read_words(resolve_model(args.model))))
+        print("\n".join((read_words if args.list_words else list_names)(resolve_model(args.model))))
         return DONE
     prompts = _prompts(args.prompt, args.prompts_file, args.class_label)
     if args.negative_prompt and args.class_label:

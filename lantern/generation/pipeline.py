@@ -64,6 +64,7 @@ from lantern.models.folder import (
     LIBRARY,
     NAMES_NAME,
     NEIGHBOURS_NAME,
+    RECOGNISED_NAME,
     WORDS_NAME,
     AddOns,
     Model,
@@ -363,7 +364,7 @@ class LanternPipeline(DiffusionPipeline):
         if source.resolve() != folder.resolve():
             for name in add_ons:
                 shutil.copytree(source / ADD_ONS_NAME / name, folder / ADD_ONS_NAME / name, dirs_exist_ok=True)
-            for name in (WORDS_NAME, NAMES_NAME):
+            for name in (WORDS_NAME, NAMES_NAME, RECOGNISED_NAME):
                 if (source / name).is_file():
                     shutil.copyfile(source / name, folder / name)
         digest = weights_digest(self.transformer.state_dict())

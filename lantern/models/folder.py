@@ -7,6 +7,7 @@
     drafter/            EAGLE-1, which most methods use
     words.txt           the words of the training captions, if they are recorded
     names.txt           names of what the model generates, for prompts in other words (`lantern.models.names`)
+    recognised.txt      those of the names whose images are recognised (`python -m lantern.eval.boards.names`)
     parts/<name>/       add-ons: other drafters and policies, each read at its first use
 
 Drafters and add-ons are checked against the target: by their sizes, and by the digest of the weights that they were
@@ -61,7 +62,7 @@ WINDOWS_KEY = "codes_per_pass"  # in the index
 INDEX_NAME = "model_index.json"
 PROFILE_NAME = "profile.json"  # what `lantern tune` measured
 NEIGHBOURS_NAME = "neighbours.safetensors"
-WORDS_NAME, NAMES_NAME = "words.txt", "names.txt"
+WORDS_NAME, NAMES_NAME, RECOGNISED_NAME = "words.txt", "names.txt", "recognised.txt"
 Part = Literal["vq", "text", "drafter", "neighbours"]
 ALL_PARTS: frozenset[Part] = frozenset(("vq", "text", "drafter", "neighbours"))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -369,9 +370,20 @@ def read_names(path: Path) -> list[str]:
     return names
 
 
-def write_names(folder: Path, names: Iterable[str]) -> None:
+def list_names(folder: Path) -> list[str]:
+    """Return the names whose images are recognised, or all names where they were not measured.
+
+    ValueError for a model folder without either list.
+    """
+    for name in (RECOGNISED_NAME, NAMES_NAME):
+        if (folder / name).is_file():
+            return read_names(folder / name)
+    raise ValueError(f"{folder / NAMES_NAME} is missing: the names of what this model generates are not recorded")
+
+
+def write_names(path: Path, names: Iterable[str]) -> None:
     """Write names, one a line."""
-    with atomic_write(folder / NAMES_NAME) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
 
 

@@ -283,3 +283,16 @@ def test_words_of_training_captions_are_listed_where_they_are_recorded(tmp_path:
     write_words(folder, ["A red apple", "a well-known cat's caf\u00e9, two"])
     assert main(["--model", str(folder), "--list-words"]) == 0
     assert capsys.readouterr().out.split() == ["a", "apple", "caf\u00e9", "cat's", "red", "two", "well-known"]
+
+
+def test_names_are_listed_as_far_as_their_images_are_recognised(tmp_path: Path, capsys: Capture) -> None:
+    from lantern.models.folder import NAMES_NAME, RECOGNISED_NAME, write_names
+
+    folder = save_tiny_model(tmp_path / "m")
+    capsys.readouterr()
+    line = refusal(capsys, main(["--model", str(folder), "--list-names"]))
+    assert "names.txt is missing: the names of what this model generates are not recorded" in line
+    for name, names in ((NAMES_NAME, ["dog", "red apple"]), (RECOGNISED_NAME, ["red apple"])):
+        write_names(folder / name, names)
+        assert main(["--model", str(folder), "--list-names"]) == 0
+        assert capsys.readouterr().out.splitlines() == names

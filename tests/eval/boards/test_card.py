@@ -1,6 +1,7 @@
 """The model card's command with the real classes at toy size, and the committed card."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from lantern.eval.boards.card import BEGIN, END, insert, render
 from lantern.eval.boards.card_figures import FIGURES, count_parameters
 from lantern.eval.boards.results import DECISIVE, weight_hashes
 from lantern.eval.metrics.efficientnet import EfficientNet
+from lantern.models.folder import RECOGNISED_NAME, write_names
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.training.data import Record, Writer
@@ -127,6 +129,17 @@ def test_sets_are_counted(model: Path, data: Path, prompts: Path, tmp_path: Path
     assert figures["memorisation"]["training_pictures"] == 9
     assert figures["memorisation"]["generated"]["n"] == 11
     assert figures["reconstruction"]["heldout_pictures"] == 1
+
+
+def test_names_whose_images_are_recognised_have_figures_of_their_own(
+    model: Path, data: Path, prompts: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "listed")
+    write_names(folder / RECOGNISED_NAME, ["apple", "dog"])
+    assert take(folder, data, prompts, tmp_path, "--only", "retrieval") == 0
+    figure = read(tmp_path)["figures"]["retrieval"]
+    assert figure["trained_recognised"]["n"] == 2
+    assert "synonyms_by_name_recognised" not in figure  # the only synonym is one of "cat"
 
 
 def test_limit_bounds_every_set(model: Path, data: Path, prompts: Path, tmp_path: Path) -> None:
