@@ -1,22 +1,16 @@
 """`lantern assemble OUT`: puts components into a model folder, with a proximity table and the defaults of a call."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE, Command, existing, integer, real, run_command
+from lantern.cli.command import DONE, Command, existing, integer, real
 from lantern.generation.file_names import MAX_SCALE
 
 if TYPE_CHECKING:
     from torch import nn
 
 PARTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,6 @@ SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 # options of only one of the two benchmarks
 MODEL_ONLY = ("methods", "prompts_file", "reproducible", "no_memory", *DISTRIBUTION)
 SHAPE_ONLY = ("tau", "codes", "tree", "drafter")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -189,3 +185,4 @@ def _of_shapes(args: argparse.Namespace) -> list[Callable[[], dict[str, Any]]]:
 
 
 COMMAND = Command("bench", "Measure the speedup of methods over the fastest plain decoding.", add_arguments, run)
+main = partial(run_command, COMMAND)

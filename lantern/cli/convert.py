@@ -6,8 +6,9 @@ model folder becomes one of another dtype, Janus and Chameleon whole models in t
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,11 +26,6 @@ RELEASES = ("janus", "chameleon", "vqgan")
 KINDS = (*COMPONENTS, *RELEASES)
 WEIGHTS = "model*.safetensors*"
 DTYPES = {"keep": None, "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -196,3 +192,4 @@ def written_aside(out: Path) -> Iterator[Path]:
 
 
 COMMAND = Command("convert", "Convert a released checkpoint to a component or model folder.", add_arguments, run)
+main = partial(run_command, COMMAND)

@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from lantern.cli.command import DONE, FAILED, Command, integer, one_of, run_command, size_of
+from lantern.cli.command import DONE, FAILED, Command, integer, one_of, size_of
 from lantern.core.config import install_hint, one_line
 
 NEEDED = (
@@ -35,11 +35,6 @@ class Finding:
     text: str
     repair: str = ""
     state: str = "ok"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,6 @@ from lantern.cli.command import (
     existing,
     integer,
     nearest,
-    run_command,
     set_threads,
 )
 
@@ -29,11 +28,6 @@ METRICS = (
 )
 WEIGHTS = ("inception", "inception-logits", "clip", "hps", "pickscore", "lpips", "retrieval")
 MOMENTS = ".safetensors"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +33,6 @@ if TYPE_CHECKING:
 NAME = "frontier"
 RULES = "rules"  # name of the files of --rules
 MOST_SHOWN = 12
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv, prog="python -m lantern.eval.boards.frontier")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,3 +120,4 @@ def draw(figures: Mapping[str, Any], stem: Path, is_quiet: bool) -> None:
 
 
 COMMAND = Command(NAME, "Draw speedup against quality over the settings of methods.", add_arguments, run)
+main = partial(run_command, COMMAND, prog="python -m lantern.eval.boards.frontier")

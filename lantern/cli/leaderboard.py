@@ -3,7 +3,8 @@
 import argparse
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +41,6 @@ PAIRS, PAIRS_PAGE = "pairs.json", "pairs.md"
 PICTURES = 64  # of each method of a pair
 DISTRIBUTION = ("guidance", "top_k", "top_p")
 TEMPERATURES, IMAGES = (1.0, 0.0), (8, 4)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv, prog="python -m lantern.eval.boards.leaderboard")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -214,3 +210,4 @@ def publish(figures: Mapping[str, Any], out: Path, docs: Path, is_quiet: bool) -
 
 
 COMMAND = Command(NAME, "Measure every method in one run, as a table and a plot.", add_arguments, run)
+main = partial(run_command, COMMAND, prog="python -m lantern.eval.boards.leaderboard")

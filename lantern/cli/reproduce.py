@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +17,12 @@ from lantern.cli.command import (
     engine_of,
     existing,
     integer,
-    run_command,
 )
 
 if TYPE_CHECKING:
     from lantern.core.types import Step
     from lantern.eval.protocols.generation import Shard
     from lantern.eval.protocols.reproduce import Row, Task
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, FAILED, Command, complain, existing, run_command
+from lantern.cli.command import DONE, FAILED, Command, complain, existing
 
 if TYPE_CHECKING:
     from lantern.eval.boards.results import Result, Results, State
@@ -21,11 +21,6 @@ OPTIONS = {
     "inception": "weights file of Inception, for KID",
     "all_addons": "folder of the embedded model with the add-ons of all methods",
 }
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

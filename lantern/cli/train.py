@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, Command, Names, existing, integer, real, run_command, size_of
+from lantern.cli.command import DONE, Command, Names, existing, integer, real, size_of
 from lantern.core.config import read_json_object
 from lantern.training.stages import (
     ALL,
@@ -29,11 +29,6 @@ TYPES = {
     **{"existing path": existing, "path": Path, "count": integer(0, 10**9), "number": real(0, 10**6), "text": str},
     "size": size_of,
 }
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +22,10 @@ from lantern.cli.command import (
     existing,
     integer,
     real,
-    run_command,
 )
 
 if TYPE_CHECKING:
     from lantern.generation.tuning.tuner import Candidate, Findings
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

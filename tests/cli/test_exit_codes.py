@@ -70,6 +70,13 @@ def test_help_and_version_are_done(name: str, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err == ""
 
 
+def test_help_of_no_command_imports_torch() -> None:
+    code = "import sys; from lantern.cli.main import SUMMARIES, main; ["
+    code += "main([name, '--help']) for name in SUMMARIES]; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "False" and done.stderr == ""
+
+
 @pytest.mark.parametrize("name", SUMMARIES)
 def test_an_unknown_option_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, *VALID.get(name, []), "--no-such-option"]) == 2
