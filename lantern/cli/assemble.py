@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE, Command, existing, integer, real
+from lantern.cli.command import DONE, Command, existing, flag, integer, real
 from lantern.generation.file_names import MAX_SCALE
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "out", type=Path, metavar="OUT", help="the model folder; components that are not given stay as they are"
     )
     for part in PARTS:
-        parser.add_argument(_option(part), type=existing, metavar="DIR", help=f"copied to OUT/{part}")
+        parser.add_argument(flag(part), type=existing, metavar="DIR", help=f"copied to OUT/{part}")
     parser.add_argument(
         "--data",
         type=existing,
@@ -127,10 +127,6 @@ def _sign(folder: Path, target: "nn.Module") -> None:
     config = read_config(folder)
     if config.get("target") is None:
         write_json(folder / CONFIG_NAME, config | {"target": weights_digest(target.state_dict())})
-
-
-def _option(part: str) -> str:
-    return "--" + part.replace("_", "-")
 
 
 COMMAND = Command("assemble", "Put components together into a model folder.", add_arguments, run)

@@ -22,6 +22,7 @@ from lantern.cli.command import (
     complain,
     distribution_of,
     dtype_of_names,
+    flag,
     integer,
     one_of,
     real,
@@ -131,7 +132,7 @@ def _check(args: argparse.Namespace) -> None:
     for name in MODEL_ONLY if args.shape else SHAPE_ONLY:
         if getattr(args, name) is not None:
             other = "a model, not of --shape" if args.shape else "--shape, which is missing"
-            raise ValueError(f"--{name.replace('_', '-')} is an option of {other}")
+            raise ValueError(f"{flag(name)} is an option of {other}")
     if args.out is not None:
         check_file("--out", args.out)
 

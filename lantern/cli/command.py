@@ -291,6 +291,36 @@ def existing(text: str) -> Path:
     raise argparse.ArgumentTypeError(f"{text[:80]!r} does not exist")
 
 
+def named_path(names: Sequence[str] = (), kind: Callable[[str], Path] = Path) -> Callable[[str], tuple[str, Path]]:
+    """Return a type for NAME=PATH, where NAME is one of `names` if there are any, and `kind` parses PATH."""
+
+    def parse(text: str) -> tuple[str, Path]:
+        name, _, path = text.partition("=")
+        if not name or not path:
+            of = f" with NAME of {', '.join(names)}" if names else ""
+            raise argparse.ArgumentTypeError(f"{text[:80]!r}, wanted NAME=PATH{of}")
+        return one_of(names)(name) if names else name, kind(path)
+
+    return parse
+
+
+def flag(name: str) -> str:
+    """Return the spelling of an option on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def add_placement(group: Any) -> None:
+    """Add options for the device and dtype of a model, as `load_model` takes them."""
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
+    group.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: fp32 on a CPU, else bf16")
+
+
+def placement_of(args: argparse.Namespace, *, default: str = "auto", is_quiet: bool = False) -> dict[str, Any]:
+    """Return device, dtype and engine that the options describe; see `engine_of`."""
+    dtype = dtype_of(args.dtype, args.target_weights)
+    return {"device": args.device, "dtype": dtype, "engine": engine_of(args, default=default, is_quiet=is_quiet)}
+
+
 def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto") -> None:
     """Add the options to a parser or group; `weights` is the name of the option for the target's weights."""
     group.add_argument(
@@ -320,7 +350,7 @@ def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto")
 
 def engine_of(args: argparse.Namespace, *, default: str = "auto", is_quiet: bool = False) -> Engine:
     """Return the engine that the options describe; warns of deprecated options on stderr, unless it `is_quiet`."""
-    old = {option: names for option, names in DEPRECATED.items() if getattr(args, _attribute(option))}
+    old = {option: names for option, names in DEPRECATED.items() if getattr(args, option[2:].replace("-", "_"))}
     if not old:
         weights = args.target_weights if args.target_weights in WEIGHTS else "full"
         return engine(args.engine or default, weights=weights, reproducible=args.reproducible)
@@ -353,10 +383,6 @@ def advice(model: "Model") -> str | None:
     if engine("cpu", weights=model.engine.weights).available(model.target) is not None:
         return None
     return "`lantern doctor --build` or `--engine cpu` builds the C++ engine, which is several times as fast here"
-
-
-def _attribute(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
 
 
 def add_set(group: Any) -> None:
@@ -428,8 +454,8 @@ def _add(group: Any, options: Sequence[Setting]) -> None:
 
     shown = f"{first.help}; {first.range} (default {first.default})".replace("%", "%%")
     flags = {first.flag: shown} | ({f"--{first.old_name}": argparse.SUPPRESS} if first.old_name else {})
-    for flag, text in flags.items():
-        group.add_argument(flag, dest=PREFIX + first.name, type=check, metavar=first.label.upper(), help=text)
+    for name, text in flags.items():
+        group.add_argument(name, dest=PREFIX + first.name, type=check, metavar=first.label.upper(), help=text)
 
 
 def _named(argv: Sequence[str]) -> tuple[str | None, str | None]:
@@ -483,8 +509,7 @@ def add_distribution(group: Any, names: Sequence[str] = DISTRIBUTION) -> None:
     for name in names:
         kind, text = SAMPLING[name]
         letter = "X" if name in ("guidance", "temperature", "top_p") else "N"
-        flag = f"--{name.replace('_', '-')}"
-        group.add_argument(flag, type=kind, metavar=letter, help=f"{text} (default: the model's)")
+        group.add_argument(flag(name), type=kind, metavar=letter, help=f"{text} (default: the model's)")
 
 
 def distribution_of(args: argparse.Namespace, names: Sequence[str] = DISTRIBUTION) -> dict[str, Any]:
@@ -597,6 +622,11 @@ def shuffled_prompts(file: str | None, seed: int) -> list[str]:
     return [prompts[i] for i in order.tolist()]
 
 
+def reporter(is_quiet: bool, name: str = "lantern") -> Callable[[str], None]:
+    """Return a function that prints a line on stderr, after `name` and a colon, unless `is_quiet`."""
+    return lambda line: None if is_quiet else print(f"{name}: {line}", file=sys.stderr, flush=True)
+
+
 def report(path: Path, is_quiet: bool) -> None:
     """Print the path of a written file."""
     if not is_quiet:
@@ -622,7 +652,7 @@ def add_judges(group: Any) -> None:
     group.add_argument(
         "--weights",
         nargs="+",
-        type=_network,
+        type=named_path(NETWORKS, existing),
         metavar="NAME=PATH",
         default=[],
         help="inception=FILE for KID and FID, clip=FOLDER for CLIP score",
@@ -693,10 +723,3 @@ class Judges:
 def judges_of(args: argparse.Namespace) -> Judges:
     """Return the quality metrics that the options describe."""
     return Judges(args.data, dict(args.weights), args.packages, args.references)
-
-
-def _network(text: str) -> tuple[str, Path]:
-    name, is_pair, path = text.partition("=")
-    if not is_pair or name not in NETWORKS:
-        raise argparse.ArgumentTypeError(f"{text[:80]!r}, wanted NAME=PATH with NAME of {', '.join(NETWORKS)}")
-    return name, existing(path)

@@ -3,7 +3,7 @@
 import argparse
 import importlib.util
 
-from lantern.cli.command import DONE, Command, add_engine, dtype_of, dtype_of_names, engine_of, integer
+from lantern.cli.command import DONE, Command, add_engine, add_placement, integer, placement_of
 from lantern.core.config import install_hint
 
 
@@ -15,8 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--port", type=integer(1, 65535), default=7860, help="port (default 7860)")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    parser.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: fp32 on a CPU, else bf16")
+    add_placement(parser)
     add_engine(parser)
 
 
@@ -27,10 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from lantern.generation.demo import SideBySide, build_page, launch_options
     from lantern.models.folder import load_model
 
-    model = load_model(
-        args.model, device=args.device, dtype=dtype_of(args.dtype, args.target_weights), engine=engine_of(args)
-    )
-    sides = SideBySide(model)
+    sides = SideBySide(load_model(args.model, **placement_of(args)))
     page = build_page(sides)
     try:
         _, url, _ = page.launch(

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     _what(parser.add_argument_group("what is measured"))
     add_judges(parser.add_argument_group("quality beside total variation"))
-    _how(parser.add_argument_group("how"))
+    add_board(parser.add_argument_group("how"), NAME, "frontier.json, .png, .svg and .html")
 
 
 def _what(group: Any) -> None:
@@ -62,10 +62,6 @@ def _what(group: Any) -> None:
         "--shown", type=integer(0, MOST_SHOWN), default=4, help="images of a point in the report (default 4)"
     )
     add_subject(group)
-
-
-def _how(group: Any) -> None:
-    add_board(group, NAME, "frontier.json, .png, .svg and .html")
 
 
 def run(args: argparse.Namespace) -> int:

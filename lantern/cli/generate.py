@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -25,17 +25,17 @@ from lantern.cli.command import (
     add_engine,
     add_method_options,
     add_model,
+    add_placement,
     add_set,
     advice,
     check_file,
     check_folder,
     distribution_of,
-    dtype_of,
-    dtype_of_names,
-    engine_of,
     explained,
     integer,
     one_of,
+    placement_of,
+    reporter,
     run_command,
     settings_of,
     size_of,
@@ -167,13 +167,7 @@ def _how(group: Any) -> None:
         metavar="N",
         help="images at a time (default 1); halved if memory runs out, with the same images",
     )
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    group.add_argument(
-        "--dtype",
-        type=dtype_of_names("auto"),
-        default="auto",
-        help="auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16",
-    )
+    add_placement(group)
     add_set(group)
     add_engine(group)
 
@@ -283,11 +277,7 @@ def run(args: argparse.Namespace) -> int:
         has_pixels = results.place is not None or args.init_image is not None
         return _parts(chosen, has_prompts=bool(prompts), has_pixels=has_pixels)
 
-    how: dict[str, Any] = {
-        "device": args.device,
-        "dtype": dtype_of(args.dtype, args.target_weights),
-        "engine": engine_of(args, is_quiet=args.quiet),
-    }
+    how = placement_of(args, is_quiet=args.quiet)
     model = load_model(args.model, parts=parts, verify=not args.no_verify, size=args.size, processes=processes, **how)
     sampling = model.sampling(**given)
     batch = 1 if args.compare else min(args.batch, args.num_images * max(len(prompts), len(args.class_label)))
@@ -731,11 +721,6 @@ class Job:
             f"{sum(figures['seconds'].values()):.2f} s, {speed['images_per_second']:.2f} images and "
             f"{speed['codes_per_second']:.0f} codes per second"
         )
-
-
-def reporter(is_quiet: bool) -> Callable[[str], None]:
-    """Return a function that prints a line on stderr, unless `is_quiet`."""
-    return lambda line: None if is_quiet else print(f"lantern: {line}", file=sys.stderr, flush=True)
 
 
 def _write_tokens(path: Path, done: Sequence["Picture"], *, is_list: bool) -> None:

@@ -103,9 +103,9 @@ def _how(group: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure what is missing, compute quality metrics, write; or only write. Return 1 if an exact method failed."""
-    check_results(args, FILES if args.pairs is None else (PAIRS, PAIRS_PAGE))
-    if args.pairs is not None:
-        return compare(args)
+    is_pairs = args.pairs is not None
+    name, page, needed = ("pairs", PAIRS_PAGE, "pairs") if is_pairs else (NAME, "leaderboard.md", "contests")
+    check_results(args, (PAIRS, PAIRS_PAGE) if is_pairs else FILES)
     from lantern.core.config import read_json_object
     from lantern.core.io import write_json
     from lantern.eval.boards.leaderboard_report import check_page
@@ -114,44 +114,33 @@ def run(args: argparse.Namespace) -> int:
     docs = args.docs or docs_of(out)
     check_folder(docs)
     if not args.overwrite:
-        check_page(docs / "leaderboard.md")
+        check_page(docs / page)
     if args.results is not None:
-        figures = check_board(read_json_object(args.results), args.results, NAME, "contests")
+        figures = check_board(read_json_object(args.results), args.results, name, needed)
     else:
-        figures = measured(args)
-        write_json(out / f"{NAME}.json", figures)
-        report(out / f"{NAME}.json", args.quiet)
+        figures = compared(args) if is_pairs else measured(args)
+        write_json(out / f"{name}.json", figures)
+        report(out / f"{name}.json", args.quiet)
+    if is_pairs:
+        publish_pairs(figures, docs, args.quiet)
+        return DONE
     publish(figures, out, docs, args.quiet)
     for failure in figures["failures"]:
         complain(failure)
     return FAILED if figures["failures"] else DONE
 
 
-def compare(args: argparse.Namespace) -> int:
-    """Compare pairs of methods, write figures and page, and print a line for each pair."""
-    from lantern.core.config import read_json_object
-    from lantern.core.io import atomic_write, write_json
+def publish_pairs(figures: Mapping[str, Any], docs: Path, is_quiet: bool) -> None:
+    """Write the page of pairs and the rows of methods, and print a line for each pair."""
+    from lantern.core.io import atomic_write
     from lantern.eval.boards import pairs as board
-    from lantern.eval.boards.leaderboard_report import check_page
 
-    out = args.out or (args.results.parent if args.results else results_folder())
-    docs = args.docs or docs_of(out)
-    check_folder(docs)
-    if not args.overwrite:
-        check_page(docs / PAIRS_PAGE)
-    if args.results is not None:
-        figures = check_board(read_json_object(args.results), args.results, "pairs", "pairs")
-    else:
-        figures = compared(args)
-        write_json(out / PAIRS, figures)
-        report(out / PAIRS, args.quiet)
     with atomic_write(docs / PAIRS_PAGE) as temporary:
         temporary.write_text(board.page(figures), encoding="utf-8")
     for path in (docs / PAIRS_PAGE, *board.write_pages(figures, docs)):
-        report(path, args.quiet)
+        report(path, is_quiet)
     for line in board.lines(figures):
         print(line)
-    return DONE
 
 
 def compared(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """`lantern reproduce`: makes and measures the images of a protocol; a stopped run resumes."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +9,14 @@ from lantern.cli.command import (
     FAILED,
     Command,
     add_engine,
+    add_placement,
     check_folder,
     complain,
-    dtype_of,
-    dtype_of_names,
-    engine_of,
     existing,
     integer,
+    named_path,
+    placement_of,
+    reporter,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def _where(group: Any) -> None:
     group.add_argument(
         "--weights",
         action="append",
+        type=named_path(),
         default=[],
         metavar="NAME=PATH",
         help="weights of a metric's network; may be repeated",
@@ -60,8 +61,7 @@ def _where(group: Any) -> None:
 
 def _how(group: Any) -> None:
     group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="images at a time (default 1)")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    group.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: see generate")
+    add_placement(group)
     group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
     add_engine(group, weights="--target-weights", default="eager")
     group.add_argument(
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     row = _row(args)
     check_folder(row.out)
     task = reproduce.prepare(row)
-    say = (lambda line: None) if args.quiet else (lambda line: print(f"lantern: {line}", file=sys.stderr, flush=True))
+    say = reporter(args.quiet)
     for name, why in obstacles(task).items():
         say(f"{name} will not be measured: {why}")
     made = reproduce.make(task, shield=args.stopping.shield, callback=_checking(args))
@@ -103,7 +103,6 @@ def _row(args: argparse.Namespace) -> "Row":
 
     if args.actors is not None and args.ray is None:
         raise ValueError("--actors is an option of --ray, which is missing")
-    weights = dict(_pair(text) for text in args.weights)
     folder = Path(args.protocol).stem if args.protocol.endswith(".json") else args.protocol
     slug = "".join(sign if sign.isalnum() or sign in "+-.=" else "-" for sign in args.method or "own")
     return Row(
@@ -113,18 +112,16 @@ def _row(args: argparse.Namespace) -> "Row":
         model=args.model,
         limit=args.limit or 0,
         batch=args.batch,
-        device=args.device,
-        dtype=dtype_of(args.dtype, args.target_weights),
         threads=args.threads,
-        engine=engine_of(args, default="eager", is_quiet=args.quiet),
         metrics=args.metrics,
         prompts=args.prompts,
         reference=args.reference,
-        weights=weights,
+        weights=dict(args.weights),
         shard=_shard(args),
         ray=args.ray,
         actors=args.actors,
         is_quiet=args.quiet,
+        **placement_of(args, default="eager", is_quiet=args.quiet),
     )
 
 
@@ -143,13 +140,6 @@ def _shard(args: argparse.Namespace) -> "Shard | None":
             f"--shard {args.shard}, but the launcher sets {launched.number}/{launched.count}: leave it out"
         )
     return given
-
-
-def _pair(text: str) -> tuple[str, Path]:
-    name, sign, path = text.partition("=")
-    if not sign or not name or not path:
-        raise ValueError(f"--weights {text[:60]!r}, wanted NAME=PATH")
-    return name, Path(path)
 
 
 def _checking(args: argparse.Namespace) -> Any:

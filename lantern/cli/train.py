@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, Command, Names, existing, integer, real, size_of
+from lantern.cli.command import DONE, Command, Names, existing, flag, integer, real, size_of
 from lantern.core.config import read_json_object
 from lantern.training.stages import (
     ALL,
@@ -171,11 +171,6 @@ def _check_options(stage: str, given: dict[str, Any], options: Sequence[str], re
     for name in required:
         if name not in given:
             raise ValueError(f"stage {stage} needs {flag(name)}: {_every_option()[name].help}")
-
-
-def flag(name: str) -> str:
-    """Return the command-line spelling of an option."""
-    return "--" + name.replace("_", "-")
 
 
 @contextmanager

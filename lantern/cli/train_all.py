@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE
+from lantern.cli.command import DONE, flag
 from lantern.core.config import load_config, read_json_object
 from lantern.core.io import write_json
 
@@ -88,7 +88,7 @@ class Build:
             return self.out / text
         name, _, folder = text.removeprefix(OPTION).partition("/")
         if self.inputs.get(name) is None:
-            raise ValueError(f"stage all needs --{name.replace('_', '-')} with this config")
+            raise ValueError(f"stage all needs {flag(name)} with this config")
         return Path(self.inputs[name]) / folder
 
     def _run(self, step: Step) -> None:
@@ -128,9 +128,9 @@ def assemble(build: Build) -> Path:
     COMMAND.add_arguments(parser)
     arguments = [str(model)]
     for name, text in config.components.items():
-        arguments += [f"--{name.replace('_', '-')}", str(build.value(text))]
+        arguments += [flag(name), str(build.value(text))]
     for name, text in config.generation.items():
-        arguments += [f"--{name.replace('_', '-')}", text]
+        arguments += [flag(name), text]
     COMMAND.run(parser.parse_args(arguments))
     for name, text in config.addons.items():
         shutil.copytree(build.value(text), model / "parts" / name, dirs_exist_ok=True)

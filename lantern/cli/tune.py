@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +12,14 @@ from lantern.cli.command import (
     add_distribution,
     add_engine,
     add_model,
+    add_placement,
     check_file,
     distribution_of,
-    dtype_of,
-    dtype_of_names,
-    engine_of,
     existing,
     integer,
+    placement_of,
     real,
+    reporter,
 )
 
 if TYPE_CHECKING:
@@ -36,8 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--images", type=integer(1, 10_000), default=4, metavar="N", help="images to count acceptance on")
     what.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="images at a time (default 1)")
     what.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of these images (default 0)")
-    what.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    what.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: fp32 on a CPU, else bf16")
+    add_placement(what)
     add_engine(what)
     _bounds(parser.add_argument_group("what may be chosen (exact methods unless a bound is given)"))
     add_distribution(parser.add_argument_group("the distribution that codes are sampled from"), tuple(SAMPLING))
@@ -93,13 +90,7 @@ def run(args: argparse.Namespace) -> int:
     from lantern.models.folder import load_model
 
     parts: set[Any] = {"text", "drafter", "neighbours"} | ({"vq"} if bounds.admits_relaxed else set())
-    model = load_model(
-        args.model,
-        device=args.device,
-        dtype=dtype_of(args.dtype, args.target_weights),
-        parts=parts,
-        engine=engine_of(args, is_quiet=args.quiet),
-    )
+    model = load_model(args.model, parts=parts, **placement_of(args, is_quiet=args.quiet))
     if args.prompts_file is not None and not model.takes_prompts:
         raise ValueError(f"model {model.name} takes class labels, not prompts: leave --prompts-file out")
     found, profile, path = tune(
@@ -115,17 +106,13 @@ def run(args: argparse.Namespace) -> int:
         max_depth=args.max_depth,
         out=args.out,
         writes_model=args.write_model,
-        report=_reporter(args.quiet),
+        report=reporter(args.quiet, "measuring"),
     )
     if args.json:
         print(json.dumps(profile | {"path": str(path)}, sort_keys=True))
     else:
         print("\n".join([*table(found), f"profile: {path}"]))
     return DONE
-
-
-def _reporter(is_quiet: bool) -> Callable[[str], None]:
-    return lambda line: None if is_quiet else print(f"measuring: {line}", file=sys.stderr, flush=True)
 
 
 def table(found: "Findings") -> list[str]:
