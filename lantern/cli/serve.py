@@ -165,11 +165,11 @@ def serve_on_ray(args: argparse.Namespace) -> int:
     if importlib.util.find_spec("ray") is None:
         raise ImportError(f"--ray needs Ray, which is not installed; {install_hint('ray')}")
     from lantern.core.ray_cluster import cluster
-    from lantern.generation.serving.replicas import Address, serving
+    from lantern.generation.serving.replicas import serving
 
     with (
         cluster(args.ray or None) as resources,
-        serving(setup, Address(args.host, args.port), resources, replicas=args.replicas, drain=args.drain) as count,
+        serving(setup, (args.host, args.port), resources, replicas=args.replicas, drain=args.drain) as count,
     ):
         print(f"{count} replicas serve at http://{args.host}:{args.port}", file=sys.stderr, flush=True)
         while True:

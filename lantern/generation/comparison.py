@@ -1,6 +1,7 @@
 """A method compared with plain decoding: the same image both ways, alternately, in one process."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -134,7 +135,5 @@ def warm_up(generator: Generator, request: Request) -> None:
             raise _WarmError
 
     condition = generator.condition([request])
-    try:
+    with suppress(_WarmError):
         generator.decode(condition, [request], stop)
-    except _WarmError:
-        return

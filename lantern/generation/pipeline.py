@@ -48,7 +48,6 @@ from lantern.generation.init_image import with_init_image
 from lantern.generation.progress import Watcher, make_watched
 from lantern.generation.requests import (
     CALLBACK_TENSORS,
-    Request,
     check_call,
     check_requests,
     subjects_of_call,
@@ -530,7 +529,11 @@ class LanternPipeline(DiffusionPipeline):
         size = BatchSize(batch_size or len(requested))
         chosen = choose_method(model, method or self._method, settings, sampling=sampling, batch=size.now)
         maker = Generator(model, chosen, sampling, size=size, debug=debug)
-        pictures = self._make(maker, requested, *watching, with_pixels=output_type != "latent")
+        self._interrupt = False
+        progress_bar: Any = self.progress_bar
+        with progress_bar(total=len(requested) * model.target.config.block_size) as bar:
+            watcher = Watcher(self, bar, *watching)
+            pictures = make_watched(maker, requested, watcher, with_pixels=output_type != "latent")
         return _output(pictures, output_type, return_dict, scale, resample)
 
     @property
@@ -604,21 +607,6 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError(f"codes have shape {list(codes.shape)}, wanted [b, {raster.rows}, {raster.columns}]")
         pixels = self.model.pictures(codes.flatten(1).to(self.vqvae.device))
         return convert(enlarge(pixels, scale, resample), output_type)
-
-    def _make(
-        self,
-        maker: Generator,
-        requested: Sequence[Request],
-        callback: Callable[..., Any] | None,
-        names: Sequence[str],
-        *,
-        with_pixels: bool,
-    ) -> list[Picture]:
-        """Make all images, with diffusers' progress bar, until `_interrupt` is set."""
-        self._interrupt = False
-        progress_bar: Any = self.progress_bar
-        with progress_bar(total=len(requested) * maker.model.target.config.block_size) as bar:
-            return make_watched(maker, requested, Watcher(self, bar, callback, names), with_pixels=with_pixels)
 
 
 def _output(
