@@ -323,7 +323,8 @@ def placement_of(args: argparse.Namespace, *, default: str = "auto", is_quiet: b
 
 def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto") -> None:
     """Add the options to a parser or group; `weights` is the name of the option for the target's weights."""
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--engine",
         choices=tuple(ENGINES),
         help="how passes are run: eager (by torch), compile (torch.compile: minutes at first), graph (one CUDA graph "
@@ -331,21 +332,21 @@ def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto")
         " methods give plain decoding's codes in bf16 too); auto: the fastest of them that is ready "
         f"(default {default})",
     )
-    group.add_argument(
+    add(
         weights,
         dest="target_weights",
         choices=("full", "bf16", *WEIGHTS[1:]),
         help="weights of the target: full (the model's own, default), bf16, int8 (layers, head and the cpu engine's "
         "drafters), int4 (layers); exact methods are exact with respect to the quantized target",
     )
-    group.add_argument(
+    add(
         "--reproducible",
         action="store_true",
         help="slower eager passes on a CPU, of which exact methods give plain decoding's codes in trees and windows of "
         "up to 16 codes",
     )
     for option in DEPRECATED:
-        group.add_argument(option, action="store_true", help=argparse.SUPPRESS)
+        add(option, action="store_true", help=argparse.SUPPRESS)
 
 
 def engine_of(args: argparse.Namespace, *, default: str = "auto", is_quiet: bool = False) -> Engine:
@@ -560,9 +561,10 @@ def set_threads(args: argparse.Namespace) -> None:
 
 def add_board(group: Any, name: str, files: str) -> None:
     """Add the options of how the methods of a board are measured, and of where its `files` go."""
+    add = group.add_argument
     add_engine(group, weights="--target-weights")
     add_dtype(group)
-    group.add_argument(
+    add(
         "--baseline",
         nargs="+",
         type=VARIANT,
@@ -570,14 +572,14 @@ def add_board(group: Any, name: str, files: str) -> None:
         help="how plain decoding runs beside the methods' own engine, in fp32 and bf16; the fastest is the baseline "
         "(default all that the device has)",
     )
-    group.add_argument(
+    add(
         "--run",
         type=Path,
         default=Path("runs") / name,
         help=f"folder of intermediate results, from which a stopped run resumes and a longer one goes on; it stays and "
         f"may be deleted (default runs/{name})",
     )
-    group.add_argument("--out", type=Path, help=f"folder of {files} (default eval/results)")
+    add("--out", type=Path, help=f"folder of {files} (default eval/results)")
     add_overwrite(group)
     add_machine(group)
 
@@ -648,8 +650,9 @@ def docs_of(out: Path) -> Path:
 
 def add_judges(group: Any) -> None:
     """Add options for quality metrics."""
-    group.add_argument("--data", type=existing, metavar="FOLDER", help="real images, as `lantern train data` wrote")
-    group.add_argument(
+    add = group.add_argument
+    add("--data", type=existing, metavar="FOLDER", help="real images, as `lantern train data` wrote")
+    add(
         "--weights",
         nargs="+",
         type=named_path(NETWORKS, existing),
@@ -657,10 +660,8 @@ def add_judges(group: Any) -> None:
         default=[],
         help="inception=FILE for KID and FID, clip=FOLDER for CLIP score",
     )
-    group.add_argument(
-        "--packages", type=existing, metavar="FOLDER", help="folder of the network's wheel, for retrieval"
-    )
-    group.add_argument("--references", type=integer(2, 10**6), default=1000, help="real images for KID (default 1000)")
+    add("--packages", type=existing, metavar="FOLDER", help="folder of the network's wheel, for retrieval")
+    add("--references", type=integer(2, 10**6), default=1000, help="real images for KID (default 1000)")
 
 
 @dataclass(frozen=True)

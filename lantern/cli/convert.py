@@ -30,35 +30,30 @@ DTYPES = {"keep": None, "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "checkpoint",
         type=existing,
         metavar="CHECKPOINT",
         help="a .pt, .bin, .safetensors or .ckpt file, or a folder with configs and weights",
     )
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder for config.json and model.safetensors")
-    parser.add_argument("--kind", type=one_of(KINDS), help=f"expected kind: {', '.join(KINDS)}")
-    parser.add_argument(
-        "--config", type=existing, metavar="JSON", help="config fields that the checkpoint does not determine"
-    )
+    add("out", type=Path, metavar="OUT", help="folder for config.json and model.safetensors")
+    add("--kind", type=one_of(KINDS), help=f"expected kind: {', '.join(KINDS)}")
+    add("--config", type=existing, metavar="JSON", help="config fields that the checkpoint does not determine")
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
         "--image-size", type=integer(16, 4096), metavar="PIXELS", help="side of the image, 16 pixels per code"
     )
     size.add_argument("--grid", type=integer(1, 256), metavar="CODES", help="codes along one side of the image")
-    parser.add_argument("--ema", action="store_true", help="use the moving average of the weights if the file has one")
-    parser.add_argument(
-        "--dtype", type=dtype_of_names("keep"), default="keep", help="keep (default), bf16, fp16 or fp32"
-    )
-    parser.add_argument(
+    add("--ema", action="store_true", help="use the moving average of the weights if the file has one")
+    add("--dtype", type=dtype_of_names("keep"), default="keep", help="keep (default), bf16, fp16 or fp32")
+    add(
         "--to",
         type=one_of(("lantern", "hf")),
         default="lantern",
         help="names of a target: lantern (default, LlamaGen's), hf (LANTERN's, like those of Llama in transformers)",
     )
-    parser.add_argument(
-        "--overwrite", "--force", dest="force", action="store_true", help="replace an existing component in OUT"
-    )
+    add("--overwrite", "--force", dest="force", action="store_true", help="replace an existing component in OUT")
 
 
 def run(args: argparse.Namespace) -> int:

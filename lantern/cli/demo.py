@@ -9,12 +9,11 @@ from lantern.core.config import install_hint
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("model", nargs="?", default="lantern-emoji", metavar="MODEL", help="name, folder or hub id")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
-    )
-    parser.add_argument("--port", type=integer(1, 65535), default=7860, help="port (default 7860)")
-    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    add = parser.add_argument
+    add("model", nargs="?", default="lantern-emoji", metavar="MODEL", help="name, folder or hub id")
+    add("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)")
+    add("--port", type=integer(1, 65535), default=7860, help="port (default 7860)")
+    add("--open", action="store_true", help="open the page in the browser")
     add_placement(parser)
     add_engine(parser)
 

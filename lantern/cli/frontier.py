@@ -43,24 +43,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _what(group: Any) -> None:
-    group.add_argument("--from", dest="results", type=existing, metavar="FILE", help="draw an existing frontier.json")
+    add = group.add_argument
+    add("--from", dest="results", type=existing, metavar="FILE", help="draw an existing frontier.json")
     add_model(group)
-    group.add_argument(
+    add(
         "--points",
         nargs="+",
         metavar="METHOD",
         help='such as eagle1 "lantern:k=10/100,delta=0.1/0.2", which is four points; default: 13 points',
     )
-    group.add_argument(
+    add(
         "--rules",
         action="store_true",
         help="one curve of step compression against quality per relaxed rule, as rules.json, .png, .svg and .html; "
         "default points: ten rules at three or four strengths",
     )
-    group.add_argument("--images", type=integer(1, 10**5), default=24, help="images per point (default 24)")
-    group.add_argument(
-        "--shown", type=integer(0, MOST_SHOWN), default=4, help="images of a point in the report (default 4)"
-    )
+    add("--images", type=integer(1, 10**5), default=24, help="images per point (default 24)")
+    add("--shown", type=integer(0, MOST_SHOWN), default=4, help="images of a point in the report (default 4)")
     add_subject(group)
 
 

@@ -107,15 +107,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _what(group: Any) -> None:
-    group.add_argument(
-        "--prompt", action="append", default=[], metavar="TEXT", help="prompt of an image; may be repeated"
-    )
-    group.add_argument(
+    add = group.add_argument
+    add("--prompt", action="append", default=[], metavar="TEXT", help="prompt of an image; may be repeated")
+    add(
         "--prompts-file",
         metavar="FILE",
         help="prompts, one per line, # begins a comment (or .json, .jsonl, .tsv); - is stdin",
     )
-    group.add_argument(
+    add(
         "--negative-prompt",
         action="append",
         default=[],
@@ -123,7 +122,7 @@ def _what(group: Any) -> None:
         help="text that guidance leads away from, in place of the model's unconditional caption; once for all prompts, "
         "or repeated, one for each prompt in order",
     )
-    group.add_argument(
+    add(
         "--class-label",
         type=integer(0, 10**9),
         action="append",
@@ -131,36 +130,25 @@ def _what(group: Any) -> None:
         metavar="N",
         help="class of an image, for class-conditional models; may be repeated",
     )
-    group.add_argument(
-        "-n", "--num-images", type=integer(1, 100_000), default=1, metavar="N", help="images of each prompt or class"
-    )
-    group.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the noise (default 0)")
-    group.add_argument(
-        "--init-image", type=Path, metavar="FILE", help="image of which a part is kept, of the model's raw size"
-    )
-    group.add_argument("--keep-rows", type=integer(1, 10**6), metavar="N", help="rows of codes to keep of --init-image")
-    group.add_argument(
-        "--mask", type=Path, metavar="FILE", help="image that is white where --init-image is generated anew"
-    )
-    group.add_argument(
-        "--list-words", action="store_true", help="print the words of the model's training captions, and make nothing"
-    )
+    add("-n", "--num-images", type=integer(1, 100_000), default=1, metavar="N", help="images of each prompt or class")
+    add("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the noise (default 0)")
+    add("--init-image", type=Path, metavar="FILE", help="image of which a part is kept, of the model's raw size")
+    add("--keep-rows", type=integer(1, 10**6), metavar="N", help="rows of codes to keep of --init-image")
+    add("--mask", type=Path, metavar="FILE", help="image that is white where --init-image is generated anew")
+    add("--list-words", action="store_true", help="print the words of the model's training captions, and make nothing")
 
 
 def _how(group: Any) -> None:
+    add = group.add_argument
     add_model(group)
-    group.add_argument(
-        "--size", type=size_of, metavar="WxH", help="width and height in pixels, of models that make several sizes"
-    )
-    group.add_argument(
-        "--no-verify", action="store_true", help="do not compare weight files with their SHA-256 (SHA256SUMS)"
-    )
-    group.add_argument(
+    add("--size", type=size_of, metavar="WxH", help="width and height in pixels, of models that make several sizes")
+    add("--no-verify", action="store_true", help="do not compare weight files with their SHA-256 (SHA256SUMS)")
+    add(
         "--method",
         type=one_of(list(METHODS)),
         help=f"how codes are decoded: {', '.join(METHODS)} (default: the model's)",
     )
-    group.add_argument(
+    add(
         "--batch",
         type=integer(1, 4096),
         default=1,
@@ -173,32 +161,29 @@ def _how(group: Any) -> None:
 
 
 def _results(group: Any) -> None:
-    group.add_argument(
-        "--out", type=Path, metavar="PATH", help=f"a file ({', '.join(FORMATS)}) or a folder (default: here)"
-    )
-    group.add_argument(
+    add = group.add_argument
+    add("--out", type=Path, metavar="PATH", help=f"a file ({', '.join(FORMATS)}) or a folder (default: here)")
+    add(
         "--name",
         metavar="TEMPLATE",
         help=f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(FIELDS)}",
     )
-    group.add_argument(
-        "--overwrite", action="store_true", help="replace files that exist; a file named by --out is always replaced"
-    )
-    group.add_argument(
+    add("--overwrite", action="store_true", help="replace files that exist; a file named by --out is always replaced")
+    add(
         "--format",
         type=Names(tuple(SUFFIXES), aliases={"jpg": "jpeg"}),
         metavar="NAME",
         help=f"file format, of {', '.join(SUFFIXES)} (default png)",
     )
-    group.add_argument("--quality", type=integer(1, 100), help="quality of JPEG and WebP files, 1 to 100 (default 90)")
-    group.add_argument(
+    add("--quality", type=integer(1, 100), help="quality of JPEG and WebP files, 1 to 100 (default 90)")
+    add(
         "--scale",
         type=integer(1, MAX_SCALE),
         metavar="N",
         help="enlarge images N times; 1 is the raw size (default: the model's)",
     )
-    group.add_argument("--resample", choices=RESAMPLINGS, default="lanczos", help="filter of --scale (default lanczos)")
-    group.add_argument(
+    add("--resample", choices=RESAMPLINGS, default="lanczos", help="filter of --scale (default lanczos)")
+    add(
         "--grid",
         type=integer(1, 1000),
         nargs="?",
@@ -206,34 +191,22 @@ def _results(group: Any) -> None:
         metavar="COLUMNS",
         help="write all images as one contact sheet, with their prompts if there are several",
     )
-    group.add_argument(
+    add(
         "--tokens",
         type=Path,
         metavar="FILE",
         help="write the code grid as JSON, - is stdout; no image unless --out; if interrupted, of the finished ones",
     )
-    group.add_argument(
+    add(
         "--json",
         action="store_true",
         help="print statistics as one JSON object on stdout; if interrupted, of the finished images",
     )
-    group.add_argument(
-        "--compare", action="store_true", help="make each image by plain decoding as well, and print the difference"
-    )
-    group.add_argument(
-        "--repeats",
-        type=integer(1, 100),
-        metavar="N",
-        help="--compare: runs of each (default 1)",
-    )
-    group.add_argument(
-        "--record",
-        type=Path,
-        metavar="FILE",
-        help="write the drafts of every step, to train tree policies",
-    )
-    group.add_argument("--no-prompt-in-metadata", action="store_true", help="leave the prompt out of the metadata")
-    group.add_argument("--quiet", action="store_true", help="print only errors on stderr")
+    add("--compare", action="store_true", help="make each image by plain decoding as well, and print the difference")
+    add("--repeats", type=integer(1, 100), metavar="N", help="--compare: runs of each (default 1)")
+    add("--record", type=Path, metavar="FILE", help="write the drafts of every step, to train tree policies")
+    add("--no-prompt-in-metadata", action="store_true", help="leave the prompt out of the metadata")
+    add("--quiet", action="store_true", help="print only errors on stderr")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _what(group: Any) -> None:
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--from",
         dest="results",
         type=existing,
@@ -59,16 +60,9 @@ def _what(group: Any) -> None:
         help="write the tables of a leaderboard.json, or with --pairs of a pairs.json",
     )
     add_model(group)
-    group.add_argument(
-        "--methods",
-        nargs="+",
-        metavar="METHOD",
-        help='such as eagle1 "lantern:k=10,delta=0.1" (default: all)',
-    )
-    group.add_argument(
-        "--temperatures", nargs="+", type=real(0, 100), default=TEMPERATURES, metavar="T", help="default 1 0"
-    )
-    group.add_argument(
+    add("--methods", nargs="+", metavar="METHOD", help='such as eagle1 "lantern:k=10,delta=0.1" (default: all)')
+    add("--temperatures", nargs="+", type=real(0, 100), default=TEMPERATURES, metavar="T", help="default 1 0")
+    add(
         "--images",
         nargs="+",
         type=integer(1, 10**5),
@@ -76,14 +70,14 @@ def _what(group: Any) -> None:
         help="images per method: one number, or one for each temperature (default 8 at the first, 4 at others; "
         f"for pairs {PICTURES}, at the first temperature)",
     )
-    group.add_argument(
+    add(
         "--pairs",
         nargs="*",
         metavar="A==B",
         help="instead of the table: compare these pairs of methods by codes per pass and total variation, on the same "
         "images, in batches and without timing (default: those of the published methods), as pairs.json and pairs.md",
     )
-    group.add_argument(
+    add(
         "--equal-budget",
         type=integer(0, 10**5),
         metavar="N",

@@ -37,19 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _what(group: Any) -> None:
-    group.add_argument(
-        "--method", metavar="METHOD", help='such as eagle1 or "lantern++:k=5,lambda_=1.5"; default: the model\'s'
-    )
-    group.add_argument("--model", help="name, folder or hub id (default lantern-emoji)")
-    group.add_argument("--limit", type=integer(1, 10**7), metavar="N", help="only the first N images of the protocol")
-    group.add_argument("--metrics", nargs="*", metavar="NAME", help="default: the protocol's; without a name, none")
+    add = group.add_argument
+    add("--method", metavar="METHOD", help='such as eagle1 or "lantern++:k=5,lambda_=1.5"; default: the model\'s')
+    add("--model", help="name, folder or hub id (default lantern-emoji)")
+    add("--limit", type=integer(1, 10**7), metavar="N", help="only the first N images of the protocol")
+    add("--metrics", nargs="*", metavar="NAME", help="default: the protocol's; without a name, none")
 
 
 def _where(group: Any) -> None:
-    group.add_argument("--out", type=Path, metavar="FOLDER", help="default: runs/PROTOCOL/METHOD")
-    group.add_argument("--prompts", type=existing, metavar="FOLDER", help="folder of the protocol's prompt file")
-    group.add_argument("--reference", type=existing, metavar="PATH", help="real images or their statistics")
-    group.add_argument(
+    add = group.add_argument
+    add("--out", type=Path, metavar="FOLDER", help="default: runs/PROTOCOL/METHOD")
+    add("--prompts", type=existing, metavar="FOLDER", help="folder of the protocol's prompt file")
+    add("--reference", type=existing, metavar="PATH", help="real images or their statistics")
+    add(
         "--weights",
         action="append",
         type=named_path(),
@@ -60,20 +60,15 @@ def _where(group: Any) -> None:
 
 
 def _how(group: Any) -> None:
-    group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="images at a time (default 1)")
+    add = group.add_argument
+    add("--batch", type=integer(1, 4096), default=1, metavar="N", help="images at a time (default 1)")
     add_placement(group)
-    group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
+    add("--threads", type=integer(1, 1024), help="CPU threads to compute on")
     add_engine(group, weights="--target-weights", default="eager")
-    group.add_argument(
-        "--shard", metavar="I/N", help="make only part I of N; torchrun and accelerate set it automatically"
-    )
-    group.add_argument(
-        "--ray", nargs="?", const="", metavar="ADDRESS", help="as a Ray job, on a cluster or here (extra: ray)"
-    )
-    group.add_argument(
-        "--actors", type=integer(1, 10_000), metavar="N", help="--ray: number of models; default one per GPU"
-    )
-    group.add_argument("--quiet", action="store_true", help="print only errors on stderr")
+    add("--shard", metavar="I/N", help="make only part I of N; torchrun and accelerate set it automatically")
+    add("--ray", nargs="?", const="", metavar="ADDRESS", help="as a Ray job, on a cluster or here (extra: ray)")
+    add("--actors", type=integer(1, 10_000), metavar="N", help="--ray: number of models; default one per GPU")
+    add("--quiet", action="store_true", help="print only errors on stderr")
 
 
 def run(args: argparse.Namespace) -> int:

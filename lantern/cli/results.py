@@ -25,15 +25,16 @@ OPTIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help="results to list or to refresh (default all)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="results to list or to refresh (default all)")
+    add(
         "--refresh",
         action="store_true",
         help="run the commands of the results named; without names, of all that are stale",
     )
-    parser.add_argument("--json", action="store_true", help="print the list as one JSON array")
+    add("--json", action="store_true", help="print the list as one JSON array")
     for name, help in OPTIONS.items():
-        parser.add_argument(flag(name), type=existing, metavar="PATH", help=f"{help} ({{{name}}})")
+        add(flag(name), type=existing, metavar="PATH", help=f"{help} ({{{name}}})")
 
 
 def run(args: argparse.Namespace) -> int:

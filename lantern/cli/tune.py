@@ -52,29 +52,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _bounds(group: Any) -> None:
-    group.add_argument(
-        "--max-tv", type=real(0, 1), metavar="X", help="admit relaxed methods up to this mean total variation per code"
-    )
-    group.add_argument("--max-kid", type=real(0, 10), metavar="X", help="admit relaxed methods up to this loss in KID")
-    group.add_argument(
+    add = group.add_argument
+    add("--max-tv", type=real(0, 1), metavar="X", help="admit relaxed methods up to this mean total variation per code")
+    add("--max-kid", type=real(0, 10), metavar="X", help="admit relaxed methods up to this loss in KID")
+    add(
         "--quality",
         type=existing,
         metavar="FILE",
         help='KID losses by method and setting: {"lantern++": {"2.0": 0.0004}}',
     )
-    group.add_argument(
+    add(
         "--max-nodes",
         type=integer(2, 256),
         default=32,
         metavar="N",
         help="most nodes of a pass, root included (default 32)",
     )
-    group.add_argument(
-        "--max-depth", type=integer(1, 16), default=8, metavar="N", help="greatest depth of a tree (default 8)"
-    )
-    group.add_argument(
-        "--methods", nargs="+", default=[], metavar="NAME", help="measure only these, and plain decoding"
-    )
+    add("--max-depth", type=integer(1, 16), default=8, metavar="N", help="greatest depth of a tree (default 8)")
+    add("--methods", nargs="+", default=[], metavar="NAME", help="measure only these, and plain decoding")
 
 
 def run(args: argparse.Namespace) -> int:
