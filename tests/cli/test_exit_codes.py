@@ -16,6 +16,7 @@ import pytest
 from lantern.cli.command import run_command
 from lantern.cli.main import SUMMARIES, main
 from lantern.core import signals
+from tests.cli.calls import one_line
 
 ROOT = Path(__file__).resolve().parents[2]
 # arguments that a command parses, and arguments with a bad value, a missing file or a missing folder
@@ -45,12 +46,6 @@ BAD: dict[str, list[list[str]]] = {
     "demo": [["nowhere"], ["--port", "0"]],
     "serve": [["nowhere"], ["--port", "99999"], ["--dtype", "int3"]],
 }
-
-
-def one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    seen = capsys.readouterr()
-    assert len(seen.err.splitlines()) == 1 and seen.err.startswith("lantern: error: "), seen.err
-    return seen.err
 
 
 @pytest.fixture(autouse=True)

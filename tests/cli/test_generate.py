@@ -11,18 +11,8 @@ from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.methods.registry import METHODS
 from tests.cli.calls import Capture, grid, made, refusal
-from tests.tiny_folder import save_tiny_model
 
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    generation = {"guidance": 3.0, "top_k": 12, "method": "eagle1"}
-    return str(save_tiny_model(tmp_path_factory.mktemp("models") / "toy", generation=generation))
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def test_a_picture_is_saved_and_its_path_is_printed(model: str, capsys: Capture) -> None:

@@ -10,9 +10,8 @@ from lantern.cli.main import main
 from lantern.drafters.trees.static import named
 from lantern.generation.generator import choose_method
 from lantern.models.folder import load_model
+from tests.cli.calls import Capture, refusal
 from tests.tiny_folder import save_tiny_model
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +28,6 @@ def folder(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return shutil.copytree(saved, tmp_path / "toy")
-
-
-def refusal(capsys: Capture, code: int, expected: int = 2) -> str:
-    seen = capsys.readouterr()
-    assert (code, seen.out) == (expected, "") and len(seen.err.splitlines()) == 1, seen
-    return seen.err
 
 
 def test_with_random_drafter_weights_auto_is_plain(folder: Path, capsys: Capture) -> None:

@@ -48,11 +48,7 @@ def decide(
         return seconds
 
     monkeypatch.setattr(measure, "time_plain", lambda setup, **_: laps(1, 0, 0))
-    monkeypatch.setattr(
-        measure,
-        "time_trees",
-        lambda setup, method, trees, **_: [laps(t.max_nodes, t.depth, t.num_inner) for t in trees],
-    )
+    monkeypatch.setattr(measure, "time_trees", timed)
     monkeypatch.setattr(measure, "measure_acceptance", lambda *_, **__: Acceptance(rates, [], 0.0))
     monkeypatch.setattr(measure, "run_interleaved", run)
     setup = Setup(MODEL, Sampling(), [Request(prompt="a cat")])
