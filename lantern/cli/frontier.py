@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lantern.cli.command import (
     DONE,
@@ -26,9 +26,6 @@ from lantern.cli.command import (
     run_command,
     set_threads,
 )
-
-if TYPE_CHECKING:
-    from lantern.eval.boards.frontier import FrontierOptions
 
 NAME = "frontier"
 RULES = "rules"  # name of the files of --rules
@@ -76,10 +73,13 @@ def run(args: argparse.Namespace) -> int:
         return DONE
     judges = judges_of(args)
     judges.check(args.images)
-    from lantern.eval.boards.frontier import Sweep
+    from lantern.eval.boards.frontier import RULES as RULE_POINTS
+    from lantern.eval.boards.frontier import FrontierOptions, Sweep
 
     set_threads(args)
-    sweep = Sweep(options_of(args))
+    points = args.points or (RULE_POINTS if args.rules else None)
+    given: dict[str, Any] = board_options(args) | ({"specs": points} if points else {})
+    sweep = Sweep(FrontierOptions(leaves_out=not args.points, images=args.images, shown=args.shown, **given))
     for spec, command in sweep.left_out.items():
         print(f"left out {spec}: the model lacks an add-on, which is trained by: {command}", file=sys.stderr)
     judge = judges.open(sweep, cache=args.run, seed=args.seed)
@@ -91,15 +91,6 @@ def run(args: argparse.Namespace) -> int:
     report(out / f"{name}.json", args.quiet)
     draw(figures, out / name, args.quiet)
     return DONE
-
-
-def options_of(args: argparse.Namespace) -> "FrontierOptions":
-    """Return the options of the measurement."""
-    from lantern.eval.boards.frontier import RULES, FrontierOptions
-
-    points = args.points or (RULES if args.rules else None)
-    given: dict[str, Any] = board_options(args) | ({"specs": points} if points else {})
-    return FrontierOptions(leaves_out=not args.points, images=args.images, shown=args.shown, **given)
 
 
 def draw(figures: Mapping[str, Any], stem: Path, is_quiet: bool) -> None:

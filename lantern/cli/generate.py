@@ -275,8 +275,7 @@ def run(args: argparse.Namespace) -> int:
         from lantern.generation.init_image import with_init_image
 
         requested = with_init_image(model, requested, **kept)
-    chosen = method, settings, sampling, requested
-    job = Job(model, *chosen, results, args.stopping, usual=usual, is_comparison=args.compare)
+    job = Job(model, method, settings, sampling, requested, results, args.stopping, usual, args.compare)
     for note in notes:
         reporter(args.quiet)(note)
     if args.compare:
@@ -312,8 +311,7 @@ def _results_of(args: argparse.Namespace) -> Results:
     if args.out is not None or args.tokens is None:
         place = destination(args.out, template=args.name, form=args.format, overwrites=args.overwrite)
         check_folder(place.out.parent if place.is_file else place.out)
-    _check_needed(args, place)
-    _check_combinations(args)
+    _check_combinations(args, place)
     files = {"--record": args.record, "--tokens": args.tokens}
     for option, path in files.items():
         if path is not None and path != STDOUT:
@@ -339,16 +337,12 @@ def _results_of(args: argparse.Namespace) -> Results:
     )
 
 
-def _check_needed(args: argparse.Namespace, place: Any) -> None:
-    """Raise ValueError for options of images where none is written."""
+def _check_combinations(args: argparse.Namespace, place: "Destination | None") -> None:
+    """Raise ValueError for options of images where none is written, and for those that contradict each other."""
     given = {"--name": args.name, "--format": args.format, "--quality": args.quality, "--scale": args.scale}
     for option, value in (given | {"--grid": args.grid}).items():
         if value is not None and place is None:
             raise ValueError(f"{option} is an option of image files, which --tokens alone does not write: give --out")
-
-
-def _check_combinations(args: argparse.Namespace) -> None:
-    """Raise ValueError for options that contradict each other."""
     if args.compare:
         for option, value in (("--tokens", args.tokens), ("--record", args.record)):
             if value is not None:
@@ -375,31 +369,29 @@ def _parts(method: Method, *, has_prompts: bool, has_pixels: bool) -> frozenset[
     return frozenset(part for part, is_needed in needs.items() if is_needed)
 
 
+@dataclass
 class Job:
     """One run of the command after all choices are made; ValueError if a file would be overwritten.
 
     `usual` is the method without the settings of the call.
     """
 
-    def __init__(
-        self,
-        model: "Model",
-        method: "Method",
-        settings: Mapping[str, Any],
-        sampling: "Sampling",
-        requested: Sequence["Request"],
-        results: Results,
-        stopping: "Stopping",
-        *,
-        usual: "Method",
-        is_comparison: bool = False,
-    ) -> None:
-        self.model, self.method, self.settings, self.sampling = model, method, dict(settings), sampling
-        self.requested, self.results, self.stopping, self.usual = requested, results, stopping, usual
-        self.scale = model.scale if results.scale is None else results.scale
+    model: "Model"
+    method: Method
+    settings: dict[str, Any]
+    sampling: "Sampling"
+    requested: "Sequence[Request]"
+    results: Results
+    stopping: "Stopping"
+    usual: Method
+    is_comparison: bool
+
+    def __post_init__(self) -> None:
+        requested, results = self.requested, self.results
+        self.scale = self.model.scale if results.scale is None else results.scale
         self.planned: dict[Request, list[Path]] = {}
         if results.place is not None:
-            values = [self._values(request, is_comparison) for request in requested]
+            values = [self._values(request) for request in requested]
             if results.columns is not None:
                 self._check_sheet()
                 values = [self._sheet_values(values)]
@@ -499,7 +491,7 @@ class Job:
         if progress is not None:
             progress.say(f"lantern: {halving_message(tried, fits)}")
 
-    def _values(self, request: "Request", is_comparison: bool) -> dict[str, Any]:
+    def _values(self, request: "Request") -> dict[str, Any]:
         """Return the values of the fields of file names."""
         from lantern.generation.file_names import compact, slug
         from lantern.models.folder import DTYPES
@@ -507,7 +499,7 @@ class Job:
         sampling, weights = dataclasses.asdict(self.sampling), self.model.engine.weights
         return {
             "prompt": slug(request.subject),
-            "method": f"plain-and-{self.method.name}" if is_comparison else self.method.name,
+            "method": f"plain-and-{self.method.name}" if self.is_comparison else self.method.name,
             "settings": compact(self._changed()),
             "model": slug(self.model.name),
             "engine": self.model.engine.name,

@@ -60,8 +60,6 @@ class Build:
     out: Path
     inputs: Mapping[str, Any]
     run_step: Callable[[str, str, Path, dict[str, Any]], None]  # stage, config, out, options
-    steps: int | None
-    minutes: float | None
 
     def __post_init__(self) -> None:
         path = self.out / STATE
@@ -93,9 +91,9 @@ class Build:
 
     def _run(self, step: Step) -> None:
         options: dict[str, Any] = {name: self.value(text) for name, text in step.options.items()}
-        if step.share and self.steps is not None:
-            options["steps"] = self.steps
-        elif step.share and self.minutes is not None:
+        if step.share and self.inputs.get("steps") is not None:
+            options["steps"] = self.inputs["steps"]
+        elif step.share and self.inputs.get("minutes") is not None:
             options["minutes"] = self.allotted.setdefault(step.name, self._minutes(step))
         self._write()
         print(f"step {step.name}" + (f", {options['minutes']:.1f} minutes" if "minutes" in options else ""))
@@ -109,8 +107,7 @@ class Build:
 
     def _minutes(self, step: Step) -> float:
         """Return the share of the remaining time of a step among the steps that are not done."""
-        assert self.minutes is not None
-        left = max(0.05, self.minutes - sum(self.done.values()) / 60)
+        left = max(0.05, self.inputs["minutes"] - sum(self.done.values()) / 60)
         shares = sum(each.share for each in self.steps_to_run if each.name not in self.done)
         return left * step.share / shares
 
@@ -170,7 +167,7 @@ def run_all(
     elif inputs.get("tokenizer") is None:
         inputs["tokenizer"] = inputs["text_encoder"]
     config = load_config(AllConfig, path)
-    build = Build(config, path.parent, out, inputs, run_step, inputs.get("steps"), inputs.get("minutes"))
+    build = Build(config, path.parent, out, inputs, run_step)
     build.run(inputs.get("only"))
     left = [step.name for step in build.steps_to_run if step.name not in build.done]
     if left:

@@ -111,9 +111,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(found: "Findings") -> list[str]:
-    """Return the candidates with predicted and measured figures as lines of a table; the chosen one is marked."""
+    """Return the candidates with predicted and measured figures as lines of a table; the chosen one is marked.
+
+    The candidates are the ten best ones, and those with a real run.
+    """
+    shown = [one for i, one in enumerate(found.candidates) if i < 10 or one.run is not None]
     rows = [("", "method", "codes/pass", "ms/code", "speedup", "measured", "total variation")]
-    rows += [_row(found, candidate) for candidate in [found.plain, *_shown(found)]]
+    rows += [_row(found, candidate) for candidate in [found.plain, *shown]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -123,11 +127,6 @@ def table(found: "Findings") -> list[str]:
     if "tree" in found.choice.settings:
         lines.append(f"tree: {found.choice.settings['tree']}")
     return lines
-
-
-def _shown(found: "Findings") -> "list[Candidate]":
-    """Return the ten best candidates, and those with a real run."""
-    return [one for i, one in enumerate(found.candidates) if i < 10 or one.run is not None]
 
 
 def _row(found: "Findings", candidate: "Candidate") -> tuple[str, ...]:

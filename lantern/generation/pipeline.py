@@ -43,7 +43,7 @@ from lantern.generation.card import model_card
 from lantern.generation.embeddings import with_conditions
 from lantern.generation.file_names import MAX_SCALE
 from lantern.generation.generator import BatchSize, Generator, choose_method
-from lantern.generation.images import Picture, check_scale, convert, enlarge
+from lantern.generation.images import check_scale, convert, enlarge
 from lantern.generation.init_image import with_init_image
 from lantern.generation.progress import Watcher, make_watched
 from lantern.generation.requests import (
@@ -534,7 +534,13 @@ class LanternPipeline(DiffusionPipeline):
         with progress_bar(total=len(requested) * model.target.config.block_size) as bar:
             watcher = Watcher(self, bar, *watching)
             pictures = make_watched(maker, requested, watcher, with_pixels=output_type != "latent")
-        return _output(pictures, output_type, return_dict, scale, resample)
+        shape = (-1, pictures[0].columns)
+        tokens: Int[Tensor, "b h w"] = torch.stack([picture.codes for picture in pictures]).unflatten(1, shape)
+        pixels = [picture.pixels for picture in pictures if picture.pixels is not None]
+        is_latent = output_type == "latent"
+        images = tokens if is_latent else convert(enlarge(torch.stack(pixels), scale, resample), output_type)
+        found = LanternOutput(images=images, tokens=tokens, stats=[picture.as_dict() for picture in pictures])
+        return found if return_dict else (found.images, found.tokens, found.stats)
 
     @property
     def size(self) -> int:
@@ -607,15 +613,3 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError(f"codes have shape {list(codes.shape)}, wanted [b, {raster.rows}, {raster.columns}]")
         pixels = self.model.pictures(codes.flatten(1).to(self.vqvae.device))
         return convert(enlarge(pixels, scale, resample), output_type)
-
-
-def _output(
-    pictures: list[Picture], output_type: str, return_dict: bool, scale: int, resample: str
-) -> LanternOutput | tuple[Any, ...]:
-    shape = (-1, pictures[0].columns)
-    tokens: Int[Tensor, "b h w"] = torch.stack([picture.codes for picture in pictures]).unflatten(1, shape)
-    pixels = [picture.pixels for picture in pictures if picture.pixels is not None]
-    images = tokens if output_type == "latent" else convert(enlarge(torch.stack(pixels), scale, resample), output_type)
-    stats = [picture.as_dict() for picture in pictures]
-    found = LanternOutput(images=images, tokens=tokens, stats=stats)
-    return found if return_dict else (found.images, found.tokens, found.stats)
