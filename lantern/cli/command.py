@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from lantern.eval.boards.frontier import Sweep
     from lantern.eval.boards.judge import Judge
     from lantern.eval.boards.leaderboard import Leaderboard
-    from lantern.eval.boards.study import Study
     from lantern.models.folder import Model
 
 
@@ -664,63 +663,50 @@ def add_judges(group: Any) -> None:
     add("--references", type=integer(2, 10**6), default=1000, help="real images for KID (default 1000)")
 
 
-@dataclass(frozen=True)
-class Judges:
-    """The requested quality metrics: real images, files of networks by name, the folder of the retrieval network."""
+def check_judges(args: argparse.Namespace, images: int) -> int:
+    """Return the fewest images that the quality metrics are computed from.
 
-    data: Path | None
-    weights: Mapping[str, Path]
-    packages: Path | None
-    references: int
-
-    @property
-    def least(self) -> int:
-        """Fewest images that the metrics are computed from."""
-        return LEAST if "inception" in self.weights else 1
-
-    def check(self, images: int) -> None:
-        """Raise ValueError for metrics without real images or with too few images, and for data without a metric."""
-        needing = ["--weights inception"] if "inception" in self.weights else []
-        needing += ["--packages"] if self.packages is not None else []
-        if needing and self.data is None:
-            raise ValueError(f"{needing[0]} compares with real images: give their folder with --data")
-        if images < self.least:
-            raise ValueError(f"--images is {images}, wanted at least {LEAST} for KID, or leave inception out")
-        if self.data is not None and not needing:
-            raise ValueError(
-                "--data is only used by metrics: give --weights inception=FILE for KID, --packages FOLDER for retrieval"
-            )
-
-    def open(self, sweep: "Sweep | Leaderboard", *, cache: Path, seed: int) -> "Judge | None":
-        """Return what computes the metrics of a sweep's images, None without any metric."""
-        if self.data is None and not self.weights:
-            return None
-        from lantern.eval.boards.judge import Judge
-
-        return Judge(
-            None if self.data is None else self._study(self.data, sweep, seed),
-            weights=dict(self.weights),
-            has_packages=self.packages is not None,
-            cache=cache,
-            references=self.references,
-            seed=seed,
+    ValueError for metrics without real images or with too few images, and for data without a metric.
+    """
+    needing = ["--weights inception"] if "inception" in dict(args.weights) else []
+    least = LEAST if needing else 1
+    needing += ["--packages"] if args.packages is not None else []
+    if needing and args.data is None:
+        raise ValueError(f"{needing[0]} compares with real images: give their folder with --data")
+    if images < least:
+        raise ValueError(f"--images is {images}, wanted at least {LEAST} for KID, or leave inception out")
+    if args.data is not None and not needing:
+        raise ValueError(
+            "--data is only used by metrics: give --weights inception=FILE for KID, --packages FOLDER for retrieval"
         )
+    return least
 
-    def _study(self, data: Path, sweep: "Sweep | Leaderboard", seed: int) -> "Study":
+
+def judge_of(args: argparse.Namespace, sweep: "Sweep | Leaderboard") -> "Judge | None":
+    """Return what computes the quality metrics of a sweep's images, None without any metric."""
+    if args.data is None and not args.weights:
+        return None
+    from lantern.eval.boards.judge import Judge
+
+    study = None
+    if args.data is not None:
         from lantern.eval.boards.study import Study
         from lantern.training.data import Prepared
 
-        return Study(
+        study = Study(
             model=sweep.model,
-            prepared=Prepared.open(data),
-            packages=self.packages or Path(),
+            prepared=Prepared.open(args.data),
+            packages=args.packages or Path(),
             prompts=Path(),
             pictures=Path(),
             sampling=sweep.sampling,
-            seed=seed,
+            seed=args.seed,
         )
-
-
-def judges_of(args: argparse.Namespace) -> Judges:
-    """Return the quality metrics that the options describe."""
-    return Judges(args.data, dict(args.weights), args.packages, args.references)
+    return Judge(
+        study,
+        weights=dict(args.weights),
+        has_packages=args.packages is not None,
+        cache=args.run,
+        references=args.references,
+        seed=args.seed,
+    )

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
     from lantern.models.llamagen.checkpoint import Checkpoint
-    from lantern.models.transformers.releases import Release
 
 
 COMPONENTS = ("t2i", "c2i", "vq", "drafter")
@@ -66,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
     from lantern.core.config import read_json_object
     from lantern.models.llamagen.checkpoint import read_checkpoint
-    from lantern.models.transformers.releases import add_decoder, read_release
+    from lantern.models.transformers.loading import shape_of
+    from lantern.models.transformers.releases import add_decoder, convert_release, read_release
 
     dtype = getattr(torch, DTYPES[args.dtype]) if DTYPES[args.dtype] else None
     is_vqgan = args.checkpoint.suffix == ".ckpt"
@@ -88,7 +88,12 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{args.checkpoint} holds a {kind} checkpoint, not {args.kind}")
         if not is_own or args.to != "lantern":
             raise ValueError("--config, --image-size, --grid, --ema and --to are for LlamaGen's checkpoints: omit them")
-        numbers = add_decoder(args.checkpoint, args.out) if release is None else write_release(release, args.out, dtype)
+        if release is None:
+            numbers = add_decoder(args.checkpoint, args.out)
+        else:
+            with written_aside(args.out) as trial:  # only a whole model takes its place
+                numbers = convert_release(release, trial, dtype=dtype)
+                shape_of(trial)
         print(f"{args.out}: {kind}, {numbers:,} values")
         return DONE
     if args.kind in RELEASES:
@@ -140,17 +145,6 @@ def rewrite_model(folder: Path, out: Path, dtype: "torch.dtype | None") -> None:
     )
     with written_aside(out) as trial:
         pipe.save_pretrained(trial)
-
-
-def write_release(found: "Release", out: Path, dtype: "torch.dtype | None") -> int:
-    """Write a released model in transformers' layout, checked as a whole, and return its number of values."""
-    from lantern.models.transformers.loading import shape_of
-    from lantern.models.transformers.releases import convert_release
-
-    with written_aside(out) as trial:
-        numbers = convert_release(found, trial, dtype=dtype)
-        shape_of(trial)
-    return numbers
 
 
 @contextmanager

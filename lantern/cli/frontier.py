@@ -16,11 +16,12 @@ from lantern.cli.command import (
     add_subject,
     board_options,
     check_board,
+    check_judges,
     check_results,
     docs_of,
     existing,
     integer,
-    judges_of,
+    judge_of,
     report,
     results_folder,
     run_command,
@@ -71,8 +72,7 @@ def run(args: argparse.Namespace) -> int:
         figures = check_board(read_json_object(args.results), args.results, NAME, "points")
         draw(figures, (args.out or args.results.parent) / name, args.quiet)
         return DONE
-    judges = judges_of(args)
-    judges.check(args.images)
+    check_judges(args, args.images)
     from lantern.eval.boards.frontier import RULES as RULE_POINTS
     from lantern.eval.boards.frontier import FrontierOptions, Sweep
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     sweep = Sweep(FrontierOptions(leaves_out=not args.points, images=args.images, shown=args.shown, **given))
     for spec, command in sweep.left_out.items():
         print(f"left out {spec}: the model lacks an add-on, which is trained by: {command}", file=sys.stderr)
-    judge = judges.open(sweep, cache=args.run, seed=args.seed)
+    judge = judge_of(args, sweep)
     figures = sweep.figures(sweep.measure(), judge) | ({"are_rules": True} if args.rules else {})
     from lantern.core.io import write_json
 

@@ -19,12 +19,13 @@ from lantern.cli.command import (
     board_options,
     check_board,
     check_folder,
+    check_judges,
     check_results,
     complain,
     docs_of,
     existing,
     integer,
-    judges_of,
+    judge_of,
     real,
     report,
     results_folder,
@@ -155,15 +156,14 @@ def compared(args: argparse.Namespace) -> dict[str, Any]:
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     """Measure and return the figures of a run."""
     options = options_of(args)
-    judges = judges_of(args)
-    judges.check(max(options.images))
+    least = check_judges(args, max(options.images))
     from lantern.eval.boards.leaderboard import Leaderboard
 
     set_threads(args)
     board = Leaderboard(options)
-    judge = judges.open(board, cache=args.run, seed=args.seed)
+    judge = judge_of(args, board)
     board.measure()
-    return board.figures(judge, least=judges.least)
+    return board.figures(judge, least=least)
 
 
 def options_of(args: argparse.Namespace) -> "LeaderboardOptions":

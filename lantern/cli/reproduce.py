@@ -20,7 +20,6 @@ from lantern.cli.command import (
 )
 
 if TYPE_CHECKING:
-    from lantern.core.types import Step
     from lantern.eval.protocols.generation import Shard
     from lantern.eval.protocols.reproduce import Row, Task
 
@@ -82,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     say = reporter(args.quiet)
     for name, why in obstacles(task).items():
         say(f"{name} will not be measured: {why}")
-    made = reproduce.make(task, shield=args.stopping.shield, callback=_checking(args))
+    # the callback stops if a signal's exception was swallowed
+    made = reproduce.make(task, shield=args.stopping.shield, callback=lambda step: args.stopping.check())
     entries = reproduce.complete(task)
     if entries is None:
         say(f"{made} images made; other shards are incomplete: when they are done, run the same without --shard")
@@ -135,15 +135,6 @@ def _shard(args: argparse.Namespace) -> "Shard | None":
             f"--shard {args.shard}, but the launcher sets {launched.number}/{launched.count}: leave it out"
         )
     return given
-
-
-def _checking(args: argparse.Namespace) -> Any:
-    """Return a callback that stops if a signal's exception was swallowed."""
-
-    def check(step: "Step") -> None:
-        args.stopping.check()
-
-    return check
 
 
 def _report(task: "Task", row: dict[str, Any]) -> int:

@@ -102,25 +102,19 @@ def compare(
     check_requests(model, requested)
     requested = with_warnings(model, requested)
     generators = Generator(model, METHODS["plain"], sampling), Generator(model, chosen, sampling)
-    return _compare(generators, requested, repeats, with_pixels, callback)
 
+    def compared() -> Iterator[Comparison]:
+        for generator in generators:
+            warm_up(generator, requested[0])
+        for request in requested:
+            runs: tuple[list[Picture], list[Picture]] = ([], [])
+            for _ in range(repeats):
+                for generator, done in zip(generators, runs, strict=True):
+                    done += make_batch(generator, [request], with_pixels=with_pixels and not done, callback=callback)
+            seconds = [median(picture.statistics.seconds["decode"] for picture in done) for done in runs]
+            yield Comparison(runs[0][0], runs[1][0], seconds[0], seconds[1])
 
-def _compare(
-    generators: tuple[Generator, Generator],
-    requested: Sequence[Request],
-    repeats: int,
-    with_pixels: bool,
-    callback: Callback | None,
-) -> Iterator[Comparison]:
-    for generator in generators:
-        warm_up(generator, requested[0])
-    for request in requested:
-        runs: tuple[list[Picture], list[Picture]] = ([], [])
-        for _ in range(repeats):
-            for generator, done in zip(generators, runs, strict=True):
-                done += make_batch(generator, [request], with_pixels=with_pixels and not done, callback=callback)
-        seconds = [median(picture.statistics.seconds["decode"] for picture in done) for done in runs]
-        yield Comparison(runs[0][0], runs[1][0], seconds[0], seconds[1])
+    return compared()
 
 
 class _WarmError(Exception):
