@@ -190,11 +190,6 @@ def check_file(option: str, path: Path) -> None:
         raise ValueError(f"{option} {path}: the folder {path.parent} does not exist")
 
 
-def add_overwrite(group: Any) -> None:
-    """Add the option that lets results replace files."""
-    group.add_argument("--overwrite", action="store_true", help="replace results that exist in --out")
-
-
 def check_results(args: argparse.Namespace, names: Sequence[str]) -> None:
     """Raise ValueError if --out has one of these files and --overwrite is not given, OSError if it is unusable.
 
@@ -311,7 +306,8 @@ def flag(name: str) -> str:
 def add_placement(group: Any) -> None:
     """Add options for the device and dtype of a model, as `load_model` takes them."""
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    group.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: fp32 on a CPU, else bf16")
+    dtypes = "auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16"
+    group.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help=dtypes)
 
 
 def placement_of(args: argparse.Namespace, *, default: str = "auto", is_quiet: bool = False) -> dict[str, Any]:
@@ -536,13 +532,6 @@ def add_subject(group: Any, distribution: Sequence[str] = DISTRIBUTION) -> None:
     )
 
 
-def add_dtype(group: Any) -> None:
-    """Add the option for the dtype of methods."""
-    group.add_argument(
-        "--dtype", type=dtype_of_names(), default="fp32", help="dtype of methods: fp32 (default), bf16 or fp16"
-    )
-
-
 def add_machine(group: Any) -> None:
     """Add options for threads, device and progress."""
     group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
@@ -562,7 +551,7 @@ def add_board(group: Any, name: str, files: str) -> None:
     """Add the options of how the methods of a board are measured, and of where its `files` go."""
     add = group.add_argument
     add_engine(group, weights="--target-weights")
-    add_dtype(group)
+    add("--dtype", type=dtype_of_names(), default="fp32", help="dtype of methods: fp32 (default), bf16 or fp16")
     add(
         "--baseline",
         nargs="+",
@@ -579,7 +568,7 @@ def add_board(group: Any, name: str, files: str) -> None:
         f"may be deleted (default runs/{name})",
     )
     add("--out", type=Path, help=f"folder of {files} (default eval/results)")
-    add_overwrite(group)
+    add("--overwrite", action="store_true", help="replace results that exist in --out")
     add_machine(group)
 
 

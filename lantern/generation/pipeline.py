@@ -399,11 +399,6 @@ class LanternPipeline(DiffusionPipeline):
         """The components as a `lantern.models.folder.Model`."""
         return self._model(make_engine(self.engine))
 
-    def _engine(self, engine: Engine | str | None, weights: str | None) -> Engine:
-        """Return an engine, by default that of the pipeline, with its own weights unless others are given."""
-        found = make_engine(self.engine if engine is None else engine)
-        return found if weights is None else found.changed(weights=weights)
-
     def _model(self, engine: Engine) -> Model:
         if self._whole is not None:
             return replace(self._whole, prompts=self._prompts, engine=engine)
@@ -505,7 +500,8 @@ class LanternPipeline(DiffusionPipeline):
         scale = self._scale(scale, resample, height, width)
         watching = callback_on_step_end, callback_on_step_end_tensor_inputs
         check_call(output_type, *watching, num_images_per_prompt, batch_size)
-        model = self._model(self._engine(engine, weights))
+        engine = make_engine(self.engine if engine is None else engine)
+        model = self._model(engine if weights is None else engine.changed(weights=weights))
         filters = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
         sampling = model.sampling(guidance=guidance_scale, guidance_interval=guidance_interval, **filters)
         is_given = prompt_embeds is not None and prompt is None and class_labels is None
