@@ -69,7 +69,7 @@ MODULES: dict[str, str] = {
     "row-pool": "lantern.drafters.windows.row_pool",
     "zipar": "lantern.methods.row_front",
     "pjd": "lantern.methods.row_front",
-    "row-cache": "lantern.methods.row_front",
+    "row-cache": "lantern.methods.row_cache",
     "sam": "lantern.drafters.lookup.sam",
     "sam-paper": "lantern.drafters.lookup.sam",
     "sam-eagle1": "lantern.drafters.combined.sam_eagle",

@@ -1,4 +1,4 @@
-"""Methods with a loop of their own: ZipAR, PJD (`lantern.decoding.row_front`), and row-cache (`decoding.row_cache`)."""
+"""ZipAR and PJD as methods. The loop is `lantern.decoding.row_front`."""
 
 from lantern.methods.spec import MethodSpec, Setting
 
@@ -31,17 +31,5 @@ METHODS = (
             MEASURED,
         ),
         paper="2606.05703",
-    ),
-    MethodSpec(
-        "row-cache",
-        "relaxed: plain decoding that sees the first and the latest rows only, for large batches (after LineAR)",
-        "plain",
-        loop="lantern.decoding.row_cache:generate",
-        settings=(
-            Setting("first_rows", 2, "rows of codes at the top that all codes see", low=0),
-            Setting("last_rows", 6, "rows of codes before a code that it sees", low=1, sweep=(10, 6, 4)),
-            MEASURED,
-        ),
-        paper="2512.04857",
     ),
 )
