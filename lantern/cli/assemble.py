@@ -1,11 +1,10 @@
 """`lantern assemble OUT`: puts components into a model folder, with a proximity table and the defaults of a call."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import DONE, Command, existing, integer, real, run_command
+from lantern.cli.command import DONE, Command, existing, flag, integer, real
 from lantern.generation.file_names import MAX_SCALE
 
 if TYPE_CHECKING:
@@ -14,40 +13,32 @@ if TYPE_CHECKING:
 PARTS = ("transformer", "vqvae", "text_encoder", "tokenizer", "drafter")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument(
-        "out", type=Path, metavar="OUT", help="the model folder; components that are not given stay as they are"
-    )
+    add = parser.add_argument
+    add("out", type=Path, metavar="OUT", help="the model folder; components that are not given stay as they are")
     for part in PARTS:
-        parser.add_argument(_option(part), type=existing, metavar="DIR", help=f"copied to OUT/{part}")
-    parser.add_argument(
+        add(flag(part), type=existing, metavar="DIR", help=f"copied to OUT/{part}")
+    add(
         "--data",
         type=existing,
         metavar="DIR",
         help="prepared data, whose words of captions are listed in OUT/words.txt",
     )
-    parser.add_argument(
+    add(
         "--names",
         type=existing,
         metavar="FILE",
         help="names of what the model generates, one a line, copied to OUT/names.txt: prompts in words that no "
         "training caption has are read as the nearest of them",
     )
-    parser.add_argument(
-        "--neighbours", type=integer(1, 1024), default=100, metavar="K", help="columns of the proximity table (100)"
-    )
-    parser.add_argument("--method", help="default method of the model")
-    parser.add_argument("--guidance", type=real(0, 1000), help="default guidance")
-    parser.add_argument("--temperature", type=real(0, 100), help="default temperature")
-    parser.add_argument("--top-k", type=integer(0, 10**6), help="default top-k")
-    parser.add_argument("--top-p", type=real(0, 1), help="default top-p")
-    parser.add_argument("--scale", type=integer(1, MAX_SCALE), metavar="N", help="default enlargement of image files")
+    add("--neighbours", type=integer(1, 1024), default=100, metavar="K", help="columns of the proximity table (100)")
+    add("--method", help="default method of the model")
+    add("--guidance", type=real(0, 1000), help="default guidance")
+    add("--temperature", type=real(0, 100), help="default temperature")
+    add("--top-k", type=integer(0, 10**6), help="default top-k")
+    add("--top-p", type=real(0, 1), help="default top-p")
+    add("--scale", type=integer(1, MAX_SCALE), metavar="N", help="default enlargement of image files")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -141,10 +132,6 @@ def _sign(folder: Path, target: "nn.Module") -> None:
     config = read_config(folder)
     if config.get("target") is None:
         write_json(folder / CONFIG_NAME, config | {"target": weights_digest(target.state_dict())})
-
-
-def _option(part: str) -> str:
-    return "--" + part.replace("_", "-")
 
 
 COMMAND = Command("assemble", "Put components together into a model folder.", add_arguments, run)

@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lantern.cli.command import (
     complain,
     distribution_of,
     dtype_of_names,
+    flag,
     integer,
     one_of,
     real,
@@ -36,11 +38,6 @@ MODEL_ONLY = ("methods", "prompts_file", "reproducible", "no_memory", *DISTRIBUT
 SHAPE_ONLY = ("tau", "codes", "tree", "drafter")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     _model(parser.add_argument_group("a model (the default)"))
@@ -49,30 +46,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _model(group: Any) -> None:
+    add = group.add_argument
     add_model(group)
-    group.add_argument(
+    add(
         "--methods",
         nargs="+",
         metavar="METHOD",
         help='such as eagle1 "lantern++:k=5,lambda_=1.5"; default: auto and the model\'s default',
     )
-    group.add_argument("--prompts-file", metavar="FILE", help="prompts, one per line (or .json, .jsonl, .tsv)")
+    add("--prompts-file", metavar="FILE", help="prompts, one per line (or .json, .jsonl, .tsv)")
     add_distribution(group)
-    group.add_argument(
+    add(
         "--reproducible",
         action="store_true",
         default=None,
         help="exact methods give plain decoding's codes in bf16 too; this is checked",
     )
-    group.add_argument("--no-memory", action="store_true", default=None, help="do not measure peak memory")
+    add("--no-memory", action="store_true", default=None, help="do not measure peak memory")
 
 
 def _shape(group: Any) -> None:
-    group.add_argument("--shape", nargs="+", type=one_of(SHAPES), metavar="SIZE", help=f"of {', '.join(SHAPES)}")
-    group.add_argument("--tau", nargs="+", type=real(1, 64), help="codes per step to simulate (default 2 3 3.5 4)")
-    group.add_argument("--codes", type=integer(1, 65535), help="codes of the canvas to decode (default 48)")
-    group.add_argument("--tree", metavar="NAME", help="draft tree (default grown_15_4)")
-    group.add_argument(
+    add = group.add_argument
+    add("--shape", nargs="+", type=one_of(SHAPES), metavar="SIZE", help=f"of {', '.join(SHAPES)}")
+    add("--tau", nargs="+", type=real(1, 64), help="codes per step to simulate (default 2 3 3.5 4)")
+    add("--codes", type=integer(1, 65535), help="codes of the canvas to decode (default 48)")
+    add("--tree", metavar="NAME", help="draft tree (default grown_15_4)")
+    add(
         "--drafter",
         type=one_of(list(METHODS)),
         help="method whose drafter is measured, such as eagle1 (one pass per depth) or parallelspec (one pass for all "
@@ -81,29 +80,28 @@ def _shape(group: Any) -> None:
 
 
 def _both(group: Any) -> None:
-    group.add_argument("--images", type=integer(1, 10**5), default=10, help="images of each contender (default 10)")
-    group.add_argument("--batch", nargs="+", type=integer(1, 4096), default=[1], help="images at a time (default 1)")
-    group.add_argument(
-        "--dtype", nargs="+", type=dtype_of_names(), help=f"of {', '.join(DTYPES)} (default fp32 bf16; sizes: bf16)"
-    )
-    group.add_argument(
+    add = group.add_argument
+    add("--images", type=integer(1, 10**5), default=10, help="images of each contender (default 10)")
+    add("--batch", nargs="+", type=integer(1, 4096), default=[1], help="images at a time (default 1)")
+    add("--dtype", nargs="+", type=dtype_of_names(), help=f"of {', '.join(DTYPES)} (default fp32 bf16; sizes: bf16)")
+    add(
         "--variants",
         nargs="+",
         type=VARIANT,
         help=f"how methods run: of {', '.join(VARIANTS)} (default all that the device has)",
     )
-    group.add_argument(
+    add(
         "--baseline",
         nargs="+",
         type=VARIANT,
         help="how plain decoding runs beside --variants; the fastest is the baseline (default all that the device has)",
     )
-    group.add_argument(
+    add(
         "--nodes", nargs="*", type=integer(1, 4096), help="numbers of nodes whose pass is timed; without a number, none"
     )
-    group.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the noise (default 0)")
-    group.add_argument("--json", action="store_true", help="one JSON line on stdout, the table on stderr")
-    group.add_argument("--out", type=Path, metavar="FILE", help="write the JSON line to a file as well")
+    add("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the noise (default 0)")
+    add("--json", action="store_true", help="one JSON line on stdout, the table on stderr")
+    add("--out", type=Path, metavar="FILE", help="write the JSON line to a file as well")
     add_machine(group)
 
 
@@ -135,7 +133,7 @@ def _check(args: argparse.Namespace) -> None:
     for name in MODEL_ONLY if args.shape else SHAPE_ONLY:
         if getattr(args, name) is not None:
             other = "a model, not of --shape" if args.shape else "--shape, which is missing"
-            raise ValueError(f"--{name.replace('_', '-')} is an option of {other}")
+            raise ValueError(f"{flag(name)} is an option of {other}")
     if args.out is not None:
         check_file("--out", args.out)
 
@@ -189,3 +187,4 @@ def _of_shapes(args: argparse.Namespace) -> list[Callable[[], dict[str, Any]]]:
 
 
 COMMAND = Command("bench", "Measure the speedup of methods over the fastest plain decoding.", add_arguments, run)
+main = partial(run_command, COMMAND)

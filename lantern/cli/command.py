@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from lantern.eval.boards.frontier import Sweep
     from lantern.eval.boards.judge import Judge
     from lantern.eval.boards.leaderboard import Leaderboard
-    from lantern.eval.boards.study import Study
     from lantern.models.folder import Model
 
 
@@ -191,11 +190,6 @@ def check_file(option: str, path: Path) -> None:
         raise ValueError(f"{option} {path}: the folder {path.parent} does not exist")
 
 
-def add_overwrite(group: Any) -> None:
-    """Add the option that lets results replace files."""
-    group.add_argument("--overwrite", action="store_true", help="replace results that exist in --out")
-
-
 def check_results(args: argparse.Namespace, names: Sequence[str]) -> None:
     """Raise ValueError if --out has one of these files and --overwrite is not given, OSError if it is unusable.
 
@@ -291,9 +285,41 @@ def existing(text: str) -> Path:
     raise argparse.ArgumentTypeError(f"{text[:80]!r} does not exist")
 
 
+def named_path(names: Sequence[str] = (), kind: Callable[[str], Path] = Path) -> Callable[[str], tuple[str, Path]]:
+    """Return a type for NAME=PATH, where NAME is one of `names` if there are any, and `kind` parses PATH."""
+
+    def parse(text: str) -> tuple[str, Path]:
+        name, _, path = text.partition("=")
+        if not name or not path:
+            of = f" with NAME of {', '.join(names)}" if names else ""
+            raise argparse.ArgumentTypeError(f"{text[:80]!r}, wanted NAME=PATH{of}")
+        return one_of(names)(name) if names else name, kind(path)
+
+    return parse
+
+
+def flag(name: str) -> str:
+    """Return the spelling of an option on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def add_placement(group: Any) -> None:
+    """Add options for the device and dtype of a model, as `load_model` takes them."""
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
+    dtypes = "auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16"
+    group.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help=dtypes)
+
+
+def placement_of(args: argparse.Namespace, *, default: str = "auto", is_quiet: bool = False) -> dict[str, Any]:
+    """Return device, dtype and engine that the options describe; see `engine_of`."""
+    dtype = dtype_of(args.dtype, args.target_weights)
+    return {"device": args.device, "dtype": dtype, "engine": engine_of(args, default=default, is_quiet=is_quiet)}
+
+
 def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto") -> None:
     """Add the options to a parser or group; `weights` is the name of the option for the target's weights."""
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--engine",
         choices=tuple(ENGINES),
         help="how passes are run: eager (by torch), compile (torch.compile: minutes at first), graph (one CUDA graph "
@@ -301,26 +327,26 @@ def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto")
         " methods give plain decoding's codes in bf16 too); auto: the fastest of them that is ready "
         f"(default {default})",
     )
-    group.add_argument(
+    add(
         weights,
         dest="target_weights",
         choices=("full", "bf16", *WEIGHTS[1:]),
         help="weights of the target: full (the model's own, default), bf16, int8 (layers, head and the cpu engine's "
         "drafters), int4 (layers); exact methods are exact with respect to the quantized target",
     )
-    group.add_argument(
+    add(
         "--reproducible",
         action="store_true",
         help="slower eager passes on a CPU, of which exact methods give plain decoding's codes in trees and windows of "
         "up to 16 codes",
     )
     for option in DEPRECATED:
-        group.add_argument(option, action="store_true", help=argparse.SUPPRESS)
+        add(option, action="store_true", help=argparse.SUPPRESS)
 
 
 def engine_of(args: argparse.Namespace, *, default: str = "auto", is_quiet: bool = False) -> Engine:
     """Return the engine that the options describe; warns of deprecated options on stderr, unless it `is_quiet`."""
-    old = {option: names for option, names in DEPRECATED.items() if getattr(args, _attribute(option))}
+    old = {option: names for option, names in DEPRECATED.items() if getattr(args, option[2:].replace("-", "_"))}
     if not old:
         weights = args.target_weights if args.target_weights in WEIGHTS else "full"
         return engine(args.engine or default, weights=weights, reproducible=args.reproducible)
@@ -353,10 +379,6 @@ def advice(model: "Model") -> str | None:
     if engine("cpu", weights=model.engine.weights).available(model.target) is not None:
         return None
     return "`lantern doctor --build` or `--engine cpu` builds the C++ engine, which is several times as fast here"
-
-
-def _attribute(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
 
 
 def add_set(group: Any) -> None:
@@ -428,8 +450,8 @@ def _add(group: Any, options: Sequence[Setting]) -> None:
 
     shown = f"{first.help}; {first.range} (default {first.default})".replace("%", "%%")
     flags = {first.flag: shown} | ({f"--{first.old_name}": argparse.SUPPRESS} if first.old_name else {})
-    for flag, text in flags.items():
-        group.add_argument(flag, dest=PREFIX + first.name, type=check, metavar=first.label.upper(), help=text)
+    for name, text in flags.items():
+        group.add_argument(name, dest=PREFIX + first.name, type=check, metavar=first.label.upper(), help=text)
 
 
 def _named(argv: Sequence[str]) -> tuple[str | None, str | None]:
@@ -483,8 +505,7 @@ def add_distribution(group: Any, names: Sequence[str] = DISTRIBUTION) -> None:
     for name in names:
         kind, text = SAMPLING[name]
         letter = "X" if name in ("guidance", "temperature", "top_p") else "N"
-        flag = f"--{name.replace('_', '-')}"
-        group.add_argument(flag, type=kind, metavar=letter, help=f"{text} (default: the model's)")
+        group.add_argument(flag(name), type=kind, metavar=letter, help=f"{text} (default: the model's)")
 
 
 def distribution_of(args: argparse.Namespace, names: Sequence[str] = DISTRIBUTION) -> dict[str, Any]:
@@ -511,13 +532,6 @@ def add_subject(group: Any, distribution: Sequence[str] = DISTRIBUTION) -> None:
     )
 
 
-def add_dtype(group: Any) -> None:
-    """Add the option for the dtype of methods."""
-    group.add_argument(
-        "--dtype", type=dtype_of_names(), default="fp32", help="dtype of methods: fp32 (default), bf16 or fp16"
-    )
-
-
 def add_machine(group: Any) -> None:
     """Add options for threads, device and progress."""
     group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
@@ -535,9 +549,10 @@ def set_threads(args: argparse.Namespace) -> None:
 
 def add_board(group: Any, name: str, files: str) -> None:
     """Add the options of how the methods of a board are measured, and of where its `files` go."""
+    add = group.add_argument
     add_engine(group, weights="--target-weights")
-    add_dtype(group)
-    group.add_argument(
+    add("--dtype", type=dtype_of_names(), default="fp32", help="dtype of methods: fp32 (default), bf16 or fp16")
+    add(
         "--baseline",
         nargs="+",
         type=VARIANT,
@@ -545,15 +560,15 @@ def add_board(group: Any, name: str, files: str) -> None:
         help="how plain decoding runs beside the methods' own engine, in fp32 and bf16; the fastest is the baseline "
         "(default all that the device has)",
     )
-    group.add_argument(
+    add(
         "--run",
         type=Path,
         default=Path("runs") / name,
         help=f"folder of intermediate results, from which a stopped run resumes and a longer one goes on; it stays and "
         f"may be deleted (default runs/{name})",
     )
-    group.add_argument("--out", type=Path, help=f"folder of {files} (default eval/results)")
-    add_overwrite(group)
+    add("--out", type=Path, help=f"folder of {files} (default eval/results)")
+    add("--overwrite", action="store_true", help="replace results that exist in --out")
     add_machine(group)
 
 
@@ -597,6 +612,11 @@ def shuffled_prompts(file: str | None, seed: int) -> list[str]:
     return [prompts[i] for i in order.tolist()]
 
 
+def reporter(is_quiet: bool, name: str = "lantern") -> Callable[[str], None]:
+    """Return a function that prints a line on stderr, after `name` and a colon, unless `is_quiet`."""
+    return lambda line: None if is_quiet else print(f"{name}: {line}", file=sys.stderr, flush=True)
+
+
 def report(path: Path, is_quiet: bool) -> None:
     """Print the path of a written file."""
     if not is_quiet:
@@ -618,85 +638,64 @@ def docs_of(out: Path) -> Path:
 
 def add_judges(group: Any) -> None:
     """Add options for quality metrics."""
-    group.add_argument("--data", type=existing, metavar="FOLDER", help="real images, as `lantern train data` wrote")
-    group.add_argument(
+    add = group.add_argument
+    add("--data", type=existing, metavar="FOLDER", help="real images, as `lantern train data` wrote")
+    add(
         "--weights",
         nargs="+",
-        type=_network,
+        type=named_path(NETWORKS, existing),
         metavar="NAME=PATH",
         default=[],
         help="inception=FILE for KID and FID, clip=FOLDER for CLIP score",
     )
-    group.add_argument(
-        "--packages", type=existing, metavar="FOLDER", help="folder of the network's wheel, for retrieval"
-    )
-    group.add_argument("--references", type=integer(2, 10**6), default=1000, help="real images for KID (default 1000)")
+    add("--packages", type=existing, metavar="FOLDER", help="folder of the network's wheel, for retrieval")
+    add("--references", type=integer(2, 10**6), default=1000, help="real images for KID (default 1000)")
 
 
-@dataclass(frozen=True)
-class Judges:
-    """The requested quality metrics: real images, files of networks by name, the folder of the retrieval network."""
+def check_judges(args: argparse.Namespace, images: int) -> int:
+    """Return the fewest images that the quality metrics are computed from.
 
-    data: Path | None
-    weights: Mapping[str, Path]
-    packages: Path | None
-    references: int
-
-    @property
-    def least(self) -> int:
-        """Fewest images that the metrics are computed from."""
-        return LEAST if "inception" in self.weights else 1
-
-    def check(self, images: int) -> None:
-        """Raise ValueError for metrics without real images or with too few images, and for data without a metric."""
-        needing = ["--weights inception"] if "inception" in self.weights else []
-        needing += ["--packages"] if self.packages is not None else []
-        if needing and self.data is None:
-            raise ValueError(f"{needing[0]} compares with real images: give their folder with --data")
-        if images < self.least:
-            raise ValueError(f"--images is {images}, wanted at least {LEAST} for KID, or leave inception out")
-        if self.data is not None and not needing:
-            raise ValueError(
-                "--data is only used by metrics: give --weights inception=FILE for KID, --packages FOLDER for retrieval"
-            )
-
-    def open(self, sweep: "Sweep | Leaderboard", *, cache: Path, seed: int) -> "Judge | None":
-        """Return what computes the metrics of a sweep's images, None without any metric."""
-        if self.data is None and not self.weights:
-            return None
-        from lantern.eval.boards.judge import Judge
-
-        return Judge(
-            None if self.data is None else self._study(self.data, sweep, seed),
-            weights=dict(self.weights),
-            has_packages=self.packages is not None,
-            cache=cache,
-            references=self.references,
-            seed=seed,
+    ValueError for metrics without real images or with too few images, and for data without a metric.
+    """
+    needing = ["--weights inception"] if "inception" in dict(args.weights) else []
+    least = LEAST if needing else 1
+    needing += ["--packages"] if args.packages is not None else []
+    if needing and args.data is None:
+        raise ValueError(f"{needing[0]} compares with real images: give their folder with --data")
+    if images < least:
+        raise ValueError(f"--images is {images}, wanted at least {LEAST} for KID, or leave inception out")
+    if args.data is not None and not needing:
+        raise ValueError(
+            "--data is only used by metrics: give --weights inception=FILE for KID, --packages FOLDER for retrieval"
         )
+    return least
 
-    def _study(self, data: Path, sweep: "Sweep | Leaderboard", seed: int) -> "Study":
+
+def judge_of(args: argparse.Namespace, sweep: "Sweep | Leaderboard") -> "Judge | None":
+    """Return what computes the quality metrics of a sweep's images, None without any metric."""
+    if args.data is None and not args.weights:
+        return None
+    from lantern.eval.boards.judge import Judge
+
+    study = None
+    if args.data is not None:
         from lantern.eval.boards.study import Study
         from lantern.training.data import Prepared
 
-        return Study(
+        study = Study(
             model=sweep.model,
-            prepared=Prepared.open(data),
-            packages=self.packages or Path(),
+            prepared=Prepared.open(args.data),
+            packages=args.packages or Path(),
             prompts=Path(),
             pictures=Path(),
             sampling=sweep.sampling,
-            seed=seed,
+            seed=args.seed,
         )
-
-
-def judges_of(args: argparse.Namespace) -> Judges:
-    """Return the quality metrics that the options describe."""
-    return Judges(args.data, dict(args.weights), args.packages, args.references)
-
-
-def _network(text: str) -> tuple[str, Path]:
-    name, is_pair, path = text.partition("=")
-    if not is_pair or name not in NETWORKS:
-        raise argparse.ArgumentTypeError(f"{text[:80]!r}, wanted NAME=PATH with NAME of {', '.join(NETWORKS)}")
-    return name, existing(path)
+    return Judge(
+        study,
+        weights=dict(args.weights),
+        has_packages=args.packages is not None,
+        cache=args.run,
+        references=args.references,
+        seed=args.seed,
+    )

@@ -6,8 +6,9 @@ model folder becomes one of another dtype, Janus and Chameleon whole models in t
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
     from lantern.models.llamagen.checkpoint import Checkpoint
-    from lantern.models.transformers.releases import Release
 
 
 COMPONENTS = ("t2i", "c2i", "vq", "drafter")
@@ -27,42 +27,32 @@ WEIGHTS = "model*.safetensors*"
 DTYPES = {"keep": None, "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "checkpoint",
         type=existing,
         metavar="CHECKPOINT",
         help="a .pt, .bin, .safetensors or .ckpt file, or a folder with configs and weights",
     )
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder for config.json and model.safetensors")
-    parser.add_argument("--kind", type=one_of(KINDS), help=f"expected kind: {', '.join(KINDS)}")
-    parser.add_argument(
-        "--config", type=existing, metavar="JSON", help="config fields that the checkpoint does not determine"
-    )
+    add("out", type=Path, metavar="OUT", help="folder for config.json and model.safetensors")
+    add("--kind", type=one_of(KINDS), help=f"expected kind: {', '.join(KINDS)}")
+    add("--config", type=existing, metavar="JSON", help="config fields that the checkpoint does not determine")
     size = parser.add_mutually_exclusive_group()
     size.add_argument(
         "--image-size", type=integer(16, 4096), metavar="PIXELS", help="side of the image, 16 pixels per code"
     )
     size.add_argument("--grid", type=integer(1, 256), metavar="CODES", help="codes along one side of the image")
-    parser.add_argument("--ema", action="store_true", help="use the moving average of the weights if the file has one")
-    parser.add_argument(
-        "--dtype", type=dtype_of_names("keep"), default="keep", help="keep (default), bf16, fp16 or fp32"
-    )
-    parser.add_argument(
+    add("--ema", action="store_true", help="use the moving average of the weights if the file has one")
+    add("--dtype", type=dtype_of_names("keep"), default="keep", help="keep (default), bf16, fp16 or fp32")
+    add(
         "--to",
         type=one_of(("lantern", "hf")),
         default="lantern",
         help="names of a target: lantern (default, LlamaGen's), hf (LANTERN's, like those of Llama in transformers)",
     )
-    parser.add_argument(
-        "--overwrite", "--force", dest="force", action="store_true", help="replace an existing component in OUT"
-    )
+    add("--overwrite", "--force", dest="force", action="store_true", help="replace an existing component in OUT")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
     from lantern.core.config import read_json_object
     from lantern.models.llamagen.checkpoint import read_checkpoint
-    from lantern.models.transformers.releases import add_decoder, read_release
+    from lantern.models.transformers.loading import shape_of
+    from lantern.models.transformers.releases import add_decoder, convert_release, read_release
 
     dtype = getattr(torch, DTYPES[args.dtype]) if DTYPES[args.dtype] else None
     is_vqgan = args.checkpoint.suffix == ".ckpt"
@@ -97,7 +88,12 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{args.checkpoint} holds a {kind} checkpoint, not {args.kind}")
         if not is_own or args.to != "lantern":
             raise ValueError("--config, --image-size, --grid, --ema and --to are for LlamaGen's checkpoints: omit them")
-        numbers = add_decoder(args.checkpoint, args.out) if release is None else write_release(release, args.out, dtype)
+        if release is None:
+            numbers = add_decoder(args.checkpoint, args.out)
+        else:
+            with written_aside(args.out) as trial:  # only a whole model takes its place
+                numbers = convert_release(release, trial, dtype=dtype)
+                shape_of(trial)
         print(f"{args.out}: {kind}, {numbers:,} values")
         return DONE
     if args.kind in RELEASES:
@@ -151,17 +147,6 @@ def rewrite_model(folder: Path, out: Path, dtype: "torch.dtype | None") -> None:
         pipe.save_pretrained(trial)
 
 
-def write_release(found: "Release", out: Path, dtype: "torch.dtype | None") -> int:
-    """Write a released model in transformers' layout, checked as a whole, and return its number of values."""
-    from lantern.models.transformers.loading import shape_of
-    from lantern.models.transformers.releases import convert_release
-
-    with written_aside(out) as trial:
-        numbers = convert_release(found, trial, dtype=dtype)
-        shape_of(trial)
-    return numbers
-
-
 @contextmanager
 def written_aside(out: Path) -> Iterator[Path]:
     """Yield a temporary folder, whose files take their place in `out` if the block succeeds.
@@ -196,3 +181,4 @@ def written_aside(out: Path) -> Iterator[Path]:
 
 
 COMMAND = Command("convert", "Convert a released checkpoint to a component or model folder.", add_arguments, run)
+main = partial(run_command, COMMAND)

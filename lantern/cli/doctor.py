@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from lantern.cli.command import DONE, FAILED, Command, integer, one_of, run_command, size_of
+from lantern.cli.command import DONE, FAILED, Command, add_placement, integer, size_of
 from lantern.core.config import install_hint, one_line
 
 NEEDED = (
@@ -37,11 +37,6 @@ class Finding:
     state: str = "ok"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("--build", action="store_true", help="first build the C++ engine (about 20 seconds, needs g++)")
@@ -49,13 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", help="predict memory and time of this model instead, from its configs")
     group.add_argument("--size", type=size_of, metavar="WxH", help="pixels, of models that make several sizes")
     group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="images at a time (default 1)")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    group.add_argument(
-        "--dtype",
-        type=one_of(("auto", "fp32", "bf16", "fp16")),
-        default="auto",
-        help="auto (fp32 on a CPU, else bf16) or a name",
-    )
+    add_placement(group)
 
 
 def run(args: argparse.Namespace) -> int:

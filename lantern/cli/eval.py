@@ -14,8 +14,7 @@ from lantern.cli.command import (
     check_file,
     existing,
     integer,
-    nearest,
-    run_command,
+    named_path,
     set_threads,
 )
 
@@ -29,11 +28,6 @@ METRICS = (
 )
 WEIGHTS = ("inception", "inception-logits", "clip", "hps", "pickscore", "lpips", "retrieval")
 MOMENTS = ".safetensors"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompts", metavar="FILE", help="one prompt per image in order of names; default: those in the files")
     add("--concepts", metavar="FILE", help="the concept of each image, for retrieval; default: its prompt")
     add("--reference-concepts", metavar="FILE", help="the concept of each real image, for retrieval")
-    add("--weights", nargs="+", type=_pair, metavar="NAME=PATH", default=[], help=f"NAME of {', '.join(WEIGHTS)}")
+    weights = f"NAME of {', '.join(WEIGHTS)}"
+    add("--weights", nargs="+", type=named_path(WEIGHTS), metavar="NAME=PATH", default=[], help=weights)
     add("--cache", type=Path, metavar="FOLDER", help="folder of weights (default: $LANTERN_CACHE)")
     add("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the bootstrap (default 0)")
     add(
@@ -143,15 +138,6 @@ def _result(args: argparse.Namespace, figures: Mapping[str, "Figure"]) -> dict[s
         "figures": {name: figure.as_dict() for name, figure in figures.items()},
         "surroundings": surroundings(pick_device(args.device)),
     }
-
-
-def _pair(text: str) -> tuple[str, Path]:
-    name, is_pair, path = text.partition("=")
-    if not is_pair or not path:
-        raise argparse.ArgumentTypeError(f"{text[:80]!r}, wanted NAME=PATH")
-    if name not in WEIGHTS:
-        raise argparse.ArgumentTypeError(f"{name[:40]!r}, wanted one of {', '.join(WEIGHTS)}{nearest(name, WEIGHTS)}")
-    return name, Path(path)
 
 
 def _by_name(pairs: Sequence[tuple[str, Path]]) -> dict[str, Path]:

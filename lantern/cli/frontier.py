@@ -2,9 +2,10 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lantern.cli.command import (
     DONE,
@@ -15,61 +16,49 @@ from lantern.cli.command import (
     add_subject,
     board_options,
     check_board,
+    check_judges,
     check_results,
     docs_of,
     existing,
     integer,
-    judges_of,
+    judge_of,
     report,
     results_folder,
     run_command,
     set_threads,
 )
 
-if TYPE_CHECKING:
-    from lantern.eval.boards.frontier import FrontierOptions
-
 NAME = "frontier"
 RULES = "rules"  # name of the files of --rules
 MOST_SHOWN = 12
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv, prog="python -m lantern.eval.boards.frontier")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     _what(parser.add_argument_group("what is measured"))
     add_judges(parser.add_argument_group("quality beside total variation"))
-    _how(parser.add_argument_group("how"))
+    add_board(parser.add_argument_group("how"), NAME, "frontier.json, .png, .svg and .html")
 
 
 def _what(group: Any) -> None:
-    group.add_argument("--from", dest="results", type=existing, metavar="FILE", help="draw an existing frontier.json")
+    add = group.add_argument
+    add("--from", dest="results", type=existing, metavar="FILE", help="draw an existing frontier.json")
     add_model(group)
-    group.add_argument(
+    add(
         "--points",
         nargs="+",
         metavar="METHOD",
         help='such as eagle1 "lantern:k=10/100,delta=0.1/0.2", which is four points; default: 13 points',
     )
-    group.add_argument(
+    add(
         "--rules",
         action="store_true",
         help="one curve of step compression against quality per relaxed rule, as rules.json, .png, .svg and .html; "
         "default points: ten rules at three or four strengths",
     )
-    group.add_argument("--images", type=integer(1, 10**5), default=24, help="images per point (default 24)")
-    group.add_argument(
-        "--shown", type=integer(0, MOST_SHOWN), default=4, help="images of a point in the report (default 4)"
-    )
+    add("--images", type=integer(1, 10**5), default=24, help="images per point (default 24)")
+    add("--shown", type=integer(0, MOST_SHOWN), default=4, help="images of a point in the report (default 4)")
     add_subject(group)
-
-
-def _how(group: Any) -> None:
-    add_board(group, NAME, "frontier.json, .png, .svg and .html")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,15 +72,17 @@ def run(args: argparse.Namespace) -> int:
         figures = check_board(read_json_object(args.results), args.results, NAME, "points")
         draw(figures, (args.out or args.results.parent) / name, args.quiet)
         return DONE
-    judges = judges_of(args)
-    judges.check(args.images)
-    from lantern.eval.boards.frontier import Sweep
+    check_judges(args, args.images)
+    from lantern.eval.boards.frontier import RULES as RULE_POINTS
+    from lantern.eval.boards.frontier import FrontierOptions, Sweep
 
     set_threads(args)
-    sweep = Sweep(options_of(args))
+    points = args.points or (RULE_POINTS if args.rules else None)
+    given: dict[str, Any] = board_options(args) | ({"specs": points} if points else {})
+    sweep = Sweep(FrontierOptions(leaves_out=not args.points, images=args.images, shown=args.shown, **given))
     for spec, command in sweep.left_out.items():
         print(f"left out {spec}: the model lacks an add-on, which is trained by: {command}", file=sys.stderr)
-    judge = judges.open(sweep, cache=args.run, seed=args.seed)
+    judge = judge_of(args, sweep)
     figures = sweep.figures(sweep.measure(), judge) | ({"are_rules": True} if args.rules else {})
     from lantern.core.io import write_json
 
@@ -100,15 +91,6 @@ def run(args: argparse.Namespace) -> int:
     report(out / f"{name}.json", args.quiet)
     draw(figures, out / name, args.quiet)
     return DONE
-
-
-def options_of(args: argparse.Namespace) -> "FrontierOptions":
-    """Return the options of the measurement."""
-    from lantern.eval.boards.frontier import RULES, FrontierOptions
-
-    points = args.points or (RULES if args.rules else None)
-    given: dict[str, Any] = board_options(args) | ({"specs": points} if points else {})
-    return FrontierOptions(leaves_out=not args.points, images=args.images, shown=args.shown, **given)
 
 
 def draw(figures: Mapping[str, Any], stem: Path, is_quiet: bool) -> None:
@@ -124,3 +106,4 @@ def draw(figures: Mapping[str, Any], stem: Path, is_quiet: bool) -> None:
 
 
 COMMAND = Command(NAME, "Draw speedup against quality over the settings of methods.", add_arguments, run)
+main = partial(run_command, COMMAND, prog="python -m lantern.eval.boards.frontier")

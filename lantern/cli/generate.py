@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -25,17 +25,17 @@ from lantern.cli.command import (
     add_engine,
     add_method_options,
     add_model,
+    add_placement,
     add_set,
     advice,
     check_file,
     check_folder,
     distribution_of,
-    dtype_of,
-    dtype_of_names,
-    engine_of,
     explained,
     integer,
     one_of,
+    placement_of,
+    reporter,
     run_command,
     settings_of,
     size_of,
@@ -107,15 +107,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _what(group: Any) -> None:
-    group.add_argument(
-        "--prompt", action="append", default=[], metavar="TEXT", help="prompt of an image; may be repeated"
-    )
-    group.add_argument(
+    add = group.add_argument
+    add("--prompt", action="append", default=[], metavar="TEXT", help="prompt of an image; may be repeated")
+    add(
         "--prompts-file",
         metavar="FILE",
         help="prompts, one per line, # begins a comment (or .json, .jsonl, .tsv); - is stdin",
     )
-    group.add_argument(
+    add(
         "--negative-prompt",
         action="append",
         default=[],
@@ -123,7 +122,7 @@ def _what(group: Any) -> None:
         help="text that guidance leads away from, in place of the model's unconditional caption; once for all prompts, "
         "or repeated, one for each prompt in order",
     )
-    group.add_argument(
+    add(
         "--class-label",
         type=integer(0, 10**9),
         action="append",
@@ -131,85 +130,61 @@ def _what(group: Any) -> None:
         metavar="N",
         help="class of an image, for class-conditional models; may be repeated",
     )
-    group.add_argument(
-        "-n", "--num-images", type=integer(1, 100_000), default=1, metavar="N", help="images of each prompt or class"
-    )
-    group.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the noise (default 0)")
-    group.add_argument(
-        "--init-image", type=Path, metavar="FILE", help="image of which a part is kept, of the model's raw size"
-    )
-    group.add_argument("--keep-rows", type=integer(1, 10**6), metavar="N", help="rows of codes to keep of --init-image")
-    group.add_argument(
-        "--mask", type=Path, metavar="FILE", help="image that is white where --init-image is generated anew"
-    )
-    group.add_argument(
-        "--list-words", action="store_true", help="print the words of the model's training captions, and make nothing"
-    )
-    group.add_argument(
-        "--list-names",
-        action="store_true",
-        help="print the names of things that the model generates recognisably, and make nothing",
-    )
+    add("-n", "--num-images", type=integer(1, 100_000), default=1, metavar="N", help="images of each prompt or class")
+    add("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the noise (default 0)")
+    add("--init-image", type=Path, metavar="FILE", help="image of which a part is kept, of the model's raw size")
+    add("--keep-rows", type=integer(1, 10**6), metavar="N", help="rows of codes to keep of --init-image")
+    add("--mask", type=Path, metavar="FILE", help="image that is white where --init-image is generated anew")
+    add("--list-words", action="store_true", help="print the words of the model's training captions, and make nothing")
+    add("--list-names", action="store_true", help="print the names of things that the model generates recognisably")
 
 
 def _how(group: Any) -> None:
+    add = group.add_argument
     add_model(group)
-    group.add_argument(
-        "--size", type=size_of, metavar="WxH", help="width and height in pixels, of models that make several sizes"
-    )
-    group.add_argument(
-        "--no-verify", action="store_true", help="do not compare weight files with their SHA-256 (SHA256SUMS)"
-    )
-    group.add_argument(
+    add("--size", type=size_of, metavar="WxH", help="width and height in pixels, of models that make several sizes")
+    add("--no-verify", action="store_true", help="do not compare weight files with their SHA-256 (SHA256SUMS)")
+    add(
         "--method",
         type=one_of(list(METHODS)),
         help=f"how codes are decoded: {', '.join(METHODS)} (default: the model's)",
     )
-    group.add_argument(
+    add(
         "--batch",
         type=integer(1, 4096),
         default=1,
         metavar="N",
         help="images at a time (default 1); halved if memory runs out, with the same images",
     )
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    group.add_argument(
-        "--dtype",
-        type=dtype_of_names("auto"),
-        default="auto",
-        help="auto (fp32 on a CPU, else bf16), fp32, bf16 or fp16",
-    )
+    add_placement(group)
     add_set(group)
     add_engine(group)
 
 
 def _results(group: Any) -> None:
-    group.add_argument(
-        "--out", type=Path, metavar="PATH", help=f"a file ({', '.join(FORMATS)}) or a folder (default: here)"
-    )
-    group.add_argument(
+    add = group.add_argument
+    add("--out", type=Path, metavar="PATH", help=f"a file ({', '.join(FORMATS)}) or a folder (default: here)")
+    add(
         "--name",
         metavar="TEMPLATE",
         help=f"names of the files of a folder, such as {{prompt}}-seed{{seed}}; fields: {', '.join(FIELDS)}",
     )
-    group.add_argument(
-        "--overwrite", action="store_true", help="replace files that exist; a file named by --out is always replaced"
-    )
-    group.add_argument(
+    add("--overwrite", action="store_true", help="replace files that exist; a file named by --out is always replaced")
+    add(
         "--format",
         type=Names(tuple(SUFFIXES), aliases={"jpg": "jpeg"}),
         metavar="NAME",
         help=f"file format, of {', '.join(SUFFIXES)} (default png)",
     )
-    group.add_argument("--quality", type=integer(1, 100), help="quality of JPEG and WebP files, 1 to 100 (default 90)")
-    group.add_argument(
+    add("--quality", type=integer(1, 100), help="quality of JPEG and WebP files, 1 to 100 (default 90)")
+    add(
         "--scale",
         type=integer(1, MAX_SCALE),
         metavar="N",
         help="enlarge images N times; 1 is the raw size (default: the model's)",
     )
-    group.add_argument("--resample", choices=RESAMPLINGS, default="lanczos", help="filter of --scale (default lanczos)")
-    group.add_argument(
+    add("--resample", choices=RESAMPLINGS, default="lanczos", help="filter of --scale (default lanczos)")
+    add(
         "--grid",
         type=integer(1, 1000),
         nargs="?",
@@ -217,34 +192,22 @@ def _results(group: Any) -> None:
         metavar="COLUMNS",
         help="write all images as one contact sheet, with their prompts if there are several",
     )
-    group.add_argument(
+    add(
         "--tokens",
         type=Path,
         metavar="FILE",
         help="write the code grid as JSON, - is stdout; no image unless --out; if interrupted, of the finished ones",
     )
-    group.add_argument(
+    add(
         "--json",
         action="store_true",
         help="print statistics as one JSON object on stdout; if interrupted, of the finished images",
     )
-    group.add_argument(
-        "--compare", action="store_true", help="make each image by plain decoding as well, and print the difference"
-    )
-    group.add_argument(
-        "--repeats",
-        type=integer(1, 100),
-        metavar="N",
-        help="--compare: runs of each (default 1)",
-    )
-    group.add_argument(
-        "--record",
-        type=Path,
-        metavar="FILE",
-        help="write the drafts of every step, to train tree policies",
-    )
-    group.add_argument("--no-prompt-in-metadata", action="store_true", help="leave the prompt out of the metadata")
-    group.add_argument("--quiet", action="store_true", help="print only errors on stderr")
+    add("--compare", action="store_true", help="make each image by plain decoding as well, and print the difference")
+    add("--repeats", type=integer(1, 100), metavar="N", help="--compare: runs of each (default 1)")
+    add("--record", type=Path, metavar="FILE", help="write the drafts of every step, to train tree policies")
+    add("--no-prompt-in-metadata", action="store_true", help="leave the prompt out of the metadata")
+    add("--quiet", action="store_true", help="print only errors on stderr")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -288,11 +251,7 @@ def run(args: argparse.Namespace) -> int:
         has_pixels = results.place is not None or args.init_image is not None
         return _parts(chosen, has_prompts=bool(prompts), has_pixels=has_pixels)
 
-    how: dict[str, Any] = {
-        "device": args.device,
-        "dtype": dtype_of(args.dtype, args.target_weights),
-        "engine": engine_of(args, is_quiet=args.quiet),
-    }
+    how = placement_of(args, is_quiet=args.quiet)
     model = load_model(args.model, parts=parts, verify=not args.no_verify, size=args.size, processes=processes, **how)
     sampling = model.sampling(**given)
     batch = 1 if args.compare else min(args.batch, args.num_images * max(len(prompts), len(args.class_label)))
@@ -317,8 +276,7 @@ def run(args: argparse.Namespace) -> int:
         from lantern.generation.init_image import with_init_image
 
         requested = with_init_image(model, requested, **kept)
-    chosen = method, settings, sampling, requested
-    job = Job(model, *chosen, results, args.stopping, usual=usual, is_comparison=args.compare)
+    job = Job(model, method, settings, sampling, requested, results, args.stopping, usual, args.compare)
     for note in notes:
         reporter(args.quiet)(note)
     if args.compare:
@@ -354,8 +312,7 @@ def _results_of(args: argparse.Namespace) -> Results:
     if args.out is not None or args.tokens is None:
         place = destination(args.out, template=args.name, form=args.format, overwrites=args.overwrite)
         check_folder(place.out.parent if place.is_file else place.out)
-    _check_needed(args, place)
-    _check_combinations(args)
+    _check_combinations(args, place)
     files = {"--record": args.record, "--tokens": args.tokens}
     for option, path in files.items():
         if path is not None and path != STDOUT:
@@ -381,16 +338,12 @@ def _results_of(args: argparse.Namespace) -> Results:
     )
 
 
-def _check_needed(args: argparse.Namespace, place: Any) -> None:
-    """Raise ValueError for options of images where none is written."""
+def _check_combinations(args: argparse.Namespace, place: "Destination | None") -> None:
+    """Raise ValueError for options of images where none is written, and for those that contradict each other."""
     given = {"--name": args.name, "--format": args.format, "--quality": args.quality, "--scale": args.scale}
     for option, value in (given | {"--grid": args.grid}).items():
         if value is not None and place is None:
             raise ValueError(f"{option} is an option of image files, which --tokens alone does not write: give --out")
-
-
-def _check_combinations(args: argparse.Namespace) -> None:
-    """Raise ValueError for options that contradict each other."""
     if args.compare:
         for option, value in (("--tokens", args.tokens), ("--record", args.record)):
             if value is not None:
@@ -417,31 +370,29 @@ def _parts(method: Method, *, has_prompts: bool, has_pixels: bool) -> frozenset[
     return frozenset(part for part, is_needed in needs.items() if is_needed)
 
 
+@dataclass
 class Job:
     """One run of the command after all choices are made; ValueError if a file would be overwritten.
 
     `usual` is the method without the settings of the call.
     """
 
-    def __init__(
-        self,
-        model: "Model",
-        method: "Method",
-        settings: Mapping[str, Any],
-        sampling: "Sampling",
-        requested: Sequence["Request"],
-        results: Results,
-        stopping: "Stopping",
-        *,
-        usual: "Method",
-        is_comparison: bool = False,
-    ) -> None:
-        self.model, self.method, self.settings, self.sampling = model, method, dict(settings), sampling
-        self.requested, self.results, self.stopping, self.usual = requested, results, stopping, usual
-        self.scale = model.scale if results.scale is None else results.scale
+    model: "Model"
+    method: Method
+    settings: dict[str, Any]
+    sampling: "Sampling"
+    requested: "Sequence[Request]"
+    results: Results
+    stopping: "Stopping"
+    usual: Method
+    is_comparison: bool
+
+    def __post_init__(self) -> None:
+        requested, results = self.requested, self.results
+        self.scale = self.model.scale if results.scale is None else results.scale
         self.planned: dict[Request, list[Path]] = {}
         if results.place is not None:
-            values = [self._values(request, is_comparison) for request in requested]
+            values = [self._values(request) for request in requested]
             if results.columns is not None:
                 self._check_sheet()
                 values = [self._sheet_values(values)]
@@ -541,7 +492,7 @@ class Job:
         if progress is not None:
             progress.say(f"lantern: {halving_message(tried, fits)}")
 
-    def _values(self, request: "Request", is_comparison: bool) -> dict[str, Any]:
+    def _values(self, request: "Request") -> dict[str, Any]:
         """Return the values of the fields of file names."""
         from lantern.generation.file_names import compact, slug
         from lantern.models.folder import DTYPES
@@ -549,7 +500,7 @@ class Job:
         sampling, weights = dataclasses.asdict(self.sampling), self.model.engine.weights
         return {
             "prompt": slug(request.subject),
-            "method": f"plain-and-{self.method.name}" if is_comparison else self.method.name,
+            "method": f"plain-and-{self.method.name}" if self.is_comparison else self.method.name,
             "settings": compact(self._changed()),
             "model": slug(self.model.name),
             "engine": self.model.engine.name,
@@ -736,11 +687,6 @@ class Job:
             f"{sum(figures['seconds'].values()):.2f} s, {speed['images_per_second']:.2f} images and "
             f"{speed['codes_per_second']:.0f} codes per second"
         )
-
-
-def reporter(is_quiet: bool) -> Callable[[str], None]:
-    """Return a function that prints a line on stderr, unless `is_quiet`."""
-    return lambda line: None if is_quiet else print(f"lantern: {line}", file=sys.stderr, flush=True)
 
 
 def _write_tokens(path: Path, done: Sequence["Picture"], *, is_list: bool) -> None:

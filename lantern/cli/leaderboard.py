@@ -3,7 +3,8 @@
 import argparse
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,13 @@ from lantern.cli.command import (
     board_options,
     check_board,
     check_folder,
+    check_judges,
     check_results,
     complain,
     docs_of,
     existing,
     integer,
-    judges_of,
+    judge_of,
     real,
     report,
     results_folder,
@@ -42,11 +44,6 @@ DISTRIBUTION = ("guidance", "top_k", "top_p")
 TEMPERATURES, IMAGES = (1.0, 0.0), (8, 4)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv, prog="python -m lantern.eval.boards.leaderboard")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     _what(parser.add_argument_group("what is measured"))
@@ -55,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _what(group: Any) -> None:
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--from",
         dest="results",
         type=existing,
@@ -63,16 +61,9 @@ def _what(group: Any) -> None:
         help="write the tables of a leaderboard.json, or with --pairs of a pairs.json",
     )
     add_model(group)
-    group.add_argument(
-        "--methods",
-        nargs="+",
-        metavar="METHOD",
-        help='such as eagle1 "lantern:k=10,delta=0.1" (default: all)',
-    )
-    group.add_argument(
-        "--temperatures", nargs="+", type=real(0, 100), default=TEMPERATURES, metavar="T", help="default 1 0"
-    )
-    group.add_argument(
+    add("--methods", nargs="+", metavar="METHOD", help='such as eagle1 "lantern:k=10,delta=0.1" (default: all)')
+    add("--temperatures", nargs="+", type=real(0, 100), default=TEMPERATURES, metavar="T", help="default 1 0")
+    add(
         "--images",
         nargs="+",
         type=integer(1, 10**5),
@@ -80,14 +71,14 @@ def _what(group: Any) -> None:
         help="images per method: one number, or one for each temperature (default 8 at the first, 4 at others; "
         f"for pairs {PICTURES}, at the first temperature)",
     )
-    group.add_argument(
+    add(
         "--pairs",
         nargs="*",
         metavar="A==B",
         help="instead of the table: compare these pairs of methods by codes per pass and total variation, on the same "
         "images, in batches and without timing (default: those of the published methods), as pairs.json and pairs.md",
     )
-    group.add_argument(
+    add(
         "--equal-budget",
         type=integer(0, 10**5),
         metavar="N",
@@ -107,9 +98,9 @@ def _how(group: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure what is missing, compute quality metrics, write; or only write. Return 1 if an exact method failed."""
-    check_results(args, FILES if args.pairs is None else (PAIRS, PAIRS_PAGE))
-    if args.pairs is not None:
-        return compare(args)
+    is_pairs = args.pairs is not None
+    name, page, needed = ("pairs", PAIRS_PAGE, "pairs") if is_pairs else (NAME, "leaderboard.md", "contests")
+    check_results(args, (PAIRS, PAIRS_PAGE) if is_pairs else FILES)
     from lantern.core.config import read_json_object
     from lantern.core.io import write_json
     from lantern.eval.boards.leaderboard_report import check_page
@@ -118,44 +109,33 @@ def run(args: argparse.Namespace) -> int:
     docs = args.docs or docs_of(out)
     check_folder(docs)
     if not args.overwrite:
-        check_page(docs / "leaderboard.md")
+        check_page(docs / page)
     if args.results is not None:
-        figures = check_board(read_json_object(args.results), args.results, NAME, "contests")
+        figures = check_board(read_json_object(args.results), args.results, name, needed)
     else:
-        figures = measured(args)
-        write_json(out / f"{NAME}.json", figures)
-        report(out / f"{NAME}.json", args.quiet)
+        figures = compared(args) if is_pairs else measured(args)
+        write_json(out / f"{name}.json", figures)
+        report(out / f"{name}.json", args.quiet)
+    if is_pairs:
+        publish_pairs(figures, docs, args.quiet)
+        return DONE
     publish(figures, out, docs, args.quiet)
     for failure in figures["failures"]:
         complain(failure)
     return FAILED if figures["failures"] else DONE
 
 
-def compare(args: argparse.Namespace) -> int:
-    """Compare pairs of methods, write figures and page, and print a line for each pair."""
-    from lantern.core.config import read_json_object
-    from lantern.core.io import atomic_write, write_json
+def publish_pairs(figures: Mapping[str, Any], docs: Path, is_quiet: bool) -> None:
+    """Write the page of pairs and the rows of methods, and print a line for each pair."""
+    from lantern.core.io import atomic_write
     from lantern.eval.boards import pairs as board
-    from lantern.eval.boards.leaderboard_report import check_page
 
-    out = args.out or (args.results.parent if args.results else results_folder())
-    docs = args.docs or docs_of(out)
-    check_folder(docs)
-    if not args.overwrite:
-        check_page(docs / PAIRS_PAGE)
-    if args.results is not None:
-        figures = check_board(read_json_object(args.results), args.results, "pairs", "pairs")
-    else:
-        figures = compared(args)
-        write_json(out / PAIRS, figures)
-        report(out / PAIRS, args.quiet)
     with atomic_write(docs / PAIRS_PAGE) as temporary:
         temporary.write_text(board.page(figures), encoding="utf-8")
     for path in (docs / PAIRS_PAGE, *board.write_pages(figures, docs)):
-        report(path, args.quiet)
+        report(path, is_quiet)
     for line in board.lines(figures):
         print(line)
-    return DONE
 
 
 def compared(args: argparse.Namespace) -> dict[str, Any]:
@@ -176,15 +156,14 @@ def compared(args: argparse.Namespace) -> dict[str, Any]:
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     """Measure and return the figures of a run."""
     options = options_of(args)
-    judges = judges_of(args)
-    judges.check(max(options.images))
+    least = check_judges(args, max(options.images))
     from lantern.eval.boards.leaderboard import Leaderboard
 
     set_threads(args)
     board = Leaderboard(options)
-    judge = judges.open(board, cache=args.run, seed=args.seed)
+    judge = judge_of(args, board)
     board.measure()
-    return board.figures(judge, least=judges.least)
+    return board.figures(judge, least=least)
 
 
 def options_of(args: argparse.Namespace) -> "LeaderboardOptions":
@@ -214,3 +193,4 @@ def publish(figures: Mapping[str, Any], out: Path, docs: Path, is_quiet: bool) -
 
 
 COMMAND = Command(NAME, "Measure every method in one run, as a table and a plot.", add_arguments, run)
+main = partial(run_command, COMMAND, prog="python -m lantern.eval.boards.leaderboard")

@@ -1,8 +1,6 @@
 """`lantern reproduce`: makes and measures the images of a protocol; a stopped run resumes."""
 
 import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,25 +9,19 @@ from lantern.cli.command import (
     FAILED,
     Command,
     add_engine,
+    add_placement,
     check_folder,
     complain,
-    dtype_of,
-    dtype_of_names,
-    engine_of,
     existing,
     integer,
-    run_command,
+    named_path,
+    placement_of,
+    reporter,
 )
 
 if TYPE_CHECKING:
-    from lantern.core.types import Step
     from lantern.eval.protocols.generation import Shard
     from lantern.eval.protocols.reproduce import Row, Task
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,21 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _what(group: Any) -> None:
-    group.add_argument(
-        "--method", metavar="METHOD", help='such as eagle1 or "lantern++:k=5,lambda_=1.5"; default: the model\'s'
-    )
-    group.add_argument("--model", help="name, folder or hub id (default lantern-emoji)")
-    group.add_argument("--limit", type=integer(1, 10**7), metavar="N", help="only the first N images of the protocol")
-    group.add_argument("--metrics", nargs="*", metavar="NAME", help="default: the protocol's; without a name, none")
+    add = group.add_argument
+    add("--method", metavar="METHOD", help='such as eagle1 or "lantern++:k=5,lambda_=1.5"; default: the model\'s')
+    add("--model", help="name, folder or hub id (default lantern-emoji)")
+    add("--limit", type=integer(1, 10**7), metavar="N", help="only the first N images of the protocol")
+    add("--metrics", nargs="*", metavar="NAME", help="default: the protocol's; without a name, none")
 
 
 def _where(group: Any) -> None:
-    group.add_argument("--out", type=Path, metavar="FOLDER", help="default: runs/PROTOCOL/METHOD")
-    group.add_argument("--prompts", type=existing, metavar="FOLDER", help="folder of the protocol's prompt file")
-    group.add_argument("--reference", type=existing, metavar="PATH", help="real images or their statistics")
-    group.add_argument(
+    add = group.add_argument
+    add("--out", type=Path, metavar="FOLDER", help="default: runs/PROTOCOL/METHOD")
+    add("--prompts", type=existing, metavar="FOLDER", help="folder of the protocol's prompt file")
+    add("--reference", type=existing, metavar="PATH", help="real images or their statistics")
+    add(
         "--weights",
         action="append",
+        type=named_path(),
         default=[],
         metavar="NAME=PATH",
         help="weights of a metric's network; may be repeated",
@@ -66,21 +59,15 @@ def _where(group: Any) -> None:
 
 
 def _how(group: Any) -> None:
-    group.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="images at a time (default 1)")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    group.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: see generate")
-    group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
+    add = group.add_argument
+    add("--batch", type=integer(1, 4096), default=1, metavar="N", help="images at a time (default 1)")
+    add_placement(group)
+    add("--threads", type=integer(1, 1024), help="CPU threads to compute on")
     add_engine(group, weights="--target-weights", default="eager")
-    group.add_argument(
-        "--shard", metavar="I/N", help="make only part I of N; torchrun and accelerate set it automatically"
-    )
-    group.add_argument(
-        "--ray", nargs="?", const="", metavar="ADDRESS", help="as a Ray job, on a cluster or here (extra: ray)"
-    )
-    group.add_argument(
-        "--actors", type=integer(1, 10_000), metavar="N", help="--ray: number of models; default one per GPU"
-    )
-    group.add_argument("--quiet", action="store_true", help="print only errors on stderr")
+    add("--shard", metavar="I/N", help="make only part I of N; torchrun and accelerate set it automatically")
+    add("--ray", nargs="?", const="", metavar="ADDRESS", help="as a Ray job, on a cluster or here (extra: ray)")
+    add("--actors", type=integer(1, 10_000), metavar="N", help="--ray: number of models; default one per GPU")
+    add("--quiet", action="store_true", help="print only errors on stderr")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,10 +78,11 @@ def run(args: argparse.Namespace) -> int:
     row = _row(args)
     check_folder(row.out)
     task = reproduce.prepare(row)
-    say = (lambda line: None) if args.quiet else (lambda line: print(f"lantern: {line}", file=sys.stderr, flush=True))
+    say = reporter(args.quiet)
     for name, why in obstacles(task).items():
         say(f"{name} will not be measured: {why}")
-    made = reproduce.make(task, shield=args.stopping.shield, callback=_checking(args))
+    # the callback stops if a signal's exception was swallowed
+    made = reproduce.make(task, shield=args.stopping.shield, callback=lambda step: args.stopping.check())
     entries = reproduce.complete(task)
     if entries is None:
         say(f"{made} images made; other shards are incomplete: when they are done, run the same without --shard")
@@ -110,7 +98,6 @@ def _row(args: argparse.Namespace) -> "Row":
 
     if args.actors is not None and args.ray is None:
         raise ValueError("--actors is an option of --ray, which is missing")
-    weights = dict(_pair(text) for text in args.weights)
     folder = Path(args.protocol).stem if args.protocol.endswith(".json") else args.protocol
     slug = "".join(sign if sign.isalnum() or sign in "+-.=" else "-" for sign in args.method or "own")
     return Row(
@@ -120,18 +107,16 @@ def _row(args: argparse.Namespace) -> "Row":
         model=args.model,
         limit=args.limit or 0,
         batch=args.batch,
-        device=args.device,
-        dtype=dtype_of(args.dtype, args.target_weights),
         threads=args.threads,
-        engine=engine_of(args, default="eager", is_quiet=args.quiet),
         metrics=args.metrics,
         prompts=args.prompts,
         reference=args.reference,
-        weights=weights,
+        weights=dict(args.weights),
         shard=_shard(args),
         ray=args.ray,
         actors=args.actors,
         is_quiet=args.quiet,
+        **placement_of(args, default="eager", is_quiet=args.quiet),
     )
 
 
@@ -150,22 +135,6 @@ def _shard(args: argparse.Namespace) -> "Shard | None":
             f"--shard {args.shard}, but the launcher sets {launched.number}/{launched.count}: leave it out"
         )
     return given
-
-
-def _pair(text: str) -> tuple[str, Path]:
-    name, sign, path = text.partition("=")
-    if not sign or not name or not path:
-        raise ValueError(f"--weights {text[:60]!r}, wanted NAME=PATH")
-    return name, Path(path)
-
-
-def _checking(args: argparse.Namespace) -> Any:
-    """Return a callback that stops if a signal's exception was swallowed."""
-
-    def check(step: "Step") -> None:
-        args.stopping.check()
-
-    return check
 
 
 def _report(task: "Task", row: dict[str, Any]) -> int:

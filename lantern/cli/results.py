@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lantern.cli.command import DONE, FAILED, Command, complain, existing, run_command
+from lantern.cli.command import DONE, FAILED, Command, complain, existing, flag
 
 if TYPE_CHECKING:
     from lantern.eval.boards.results import Result, Results, State
@@ -23,22 +23,18 @@ OPTIONS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help="results to list or to refresh (default all)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help="results to list or to refresh (default all)")
+    add(
         "--refresh",
         action="store_true",
         help="run the commands of the results named; without names, of all that are stale",
     )
-    parser.add_argument("--json", action="store_true", help="print the list as one JSON array")
+    add("--json", action="store_true", help="print the list as one JSON array")
     for name, help in OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=existing, metavar="PATH", help=f"{help} ({{{name}}})")
+        add(flag(name), type=existing, metavar="PATH", help=f"{help} ({{{name}}})")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -125,7 +121,7 @@ def obstacle(result: "Result", given: dict[str, Path]) -> str:
         return f"it is kept as a record: {result.note}"
     for name in result.placeholders:
         if name not in given:
-            return f"give --{name.replace('_', '-')}: {OPTIONS.get(name, 'an option of its command')}"
+            return f"give {flag(name)}: {OPTIONS.get(name, 'an option of its command')}"
     if result.needs == "amx":
         from lantern.engines.cpu.build import processor
 

@@ -15,11 +15,10 @@ from lantern.cli.command import (
     DONE,
     Command,
     add_engine,
+    add_placement,
     complain,
-    dtype_of,
-    dtype_of_names,
-    engine_of,
     integer,
+    placement_of,
     real,
     run_command,
 )
@@ -73,8 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drain", type=real(0, 10**6), default=60, metavar="S", help="seconds to finish images after SIGTERM (60)"
     )
     model = parser.add_argument_group("model")
-    model.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    model.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: fp32 on a CPU, else bf16")
+    add_placement(model)
     add_engine(model)
     many = parser.add_argument_group("many machines")
     many.add_argument(
@@ -167,11 +165,11 @@ def serve_on_ray(args: argparse.Namespace) -> int:
     if importlib.util.find_spec("ray") is None:
         raise ImportError(f"--ray needs Ray, which is not installed; {install_hint('ray')}")
     from lantern.core.ray_cluster import cluster
-    from lantern.generation.serving.replicas import Address, serving
+    from lantern.generation.serving.replicas import serving
 
     with (
         cluster(args.ray or None) as resources,
-        serving(setup, Address(args.host, args.port), resources, replicas=args.replicas, drain=args.drain) as count,
+        serving(setup, (args.host, args.port), resources, replicas=args.replicas, drain=args.drain) as count,
     ):
         print(f"{count} replicas serve at http://{args.host}:{args.port}", file=sys.stderr, flush=True)
         while True:
@@ -203,9 +201,7 @@ def setup_of(args: argparse.Namespace) -> "Setup":
 
     return Setup(
         model=args.model,
-        device=args.device,
-        dtype=dtype_of(args.dtype, args.target_weights),
-        engine=engine_of(args),
+        **placement_of(args),
         batch=args.batch,
         waiting=args.queue,
         waves=args.waves,

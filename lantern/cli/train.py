@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE, Command, Names, existing, integer, real, run_command, size_of
+from lantern.cli.command import DONE, Command, Names, existing, flag, integer, real, size_of
 from lantern.core.config import read_json_object
 from lantern.training.stages import (
     ALL,
@@ -31,13 +31,9 @@ TYPES = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of all stages; `run` checks which of them a stage takes."""
+    add = parser.add_argument
     recipes, takers = find_recipes(), _takers()
     summaries = {ALL: ALL_SUMMARY} | {name: stage.summary for name, stage in _every_stage().items()}
     width = max(map(len, summaries))
@@ -45,23 +41,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lines = [f"  {name:<{width}}  {summary}" for name, summary in summaries.items()]
     parser.epilog = "\n".join(["stages:", *lines, "", "lantern train STAGE --help lists the options of a stage."])
     stages, configs = Names(tuple(takers), is_strict=False), Names(tuple(config_names()), is_strict=False)
-    parser.add_argument("stage", metavar="STAGE", type=stages, help=f"one of {', '.join(takers)}")
-    parser.add_argument(
+    add("stage", metavar="STAGE", type=stages, help=f"one of {', '.join(takers)}")
+    add(
         "--recipe",
         metavar="NAME",
         type=Names(tuple(recipes), is_strict=False),
         help=f"use a recipe's stages and configs: {', '.join(recipes) or 'recipes come with a clone of lantern'}",
     )
-    parser.add_argument("--config", type=configs, help=f"a JSON file, or one of {', '.join(configs.names)}")
-    parser.add_argument("--out", required=True, type=Path, help="folder to write to; a stopped run is resumed")
+    add("--config", type=configs, help=f"a JSON file, or one of {', '.join(configs.names)}")
+    add("--out", required=True, type=Path, help="folder to write to; a stopped run is resumed")
     for name, option in sorted(_every_option().items()):
         help = f"{option.help} ({', '.join(stage for stage, names in takers.items() if name in names)})"
         flags = [flag(each) for each in (name, option.other_name) if each]
         if option.kind == "flag":
-            parser.add_argument(*flags, dest=name, action="store_true", default=None, help=help)
+            add(*flags, dest=name, action="store_true", default=None, help=help)
         else:
             metavar = name.upper()
-            parser.add_argument(*flags, dest=name, metavar=metavar, type=TYPES[option.kind], help=help)
+            add(*flags, dest=name, metavar=metavar, type=TYPES[option.kind], help=help)
 
 
 def add_late(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
@@ -176,11 +172,6 @@ def _check_options(stage: str, given: dict[str, Any], options: Sequence[str], re
     for name in required:
         if name not in given:
             raise ValueError(f"stage {stage} needs {flag(name)}: {_every_option()[name].help}")
-
-
-def flag(name: str) -> str:
-    """Return the command-line spelling of an option."""
-    return "--" + name.replace("_", "-")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lantern.cli.command import DONE
+from lantern.cli.command import DONE, flag
 from lantern.core.config import load_config, read_json_object
 from lantern.core.io import write_json
 
@@ -68,8 +68,6 @@ class Build:
     out: Path
     inputs: Mapping[str, Any]
     run_step: Callable[[str, str, Path, dict[str, Any]], None]  # stage, config, out, options
-    steps: int | None
-    minutes: float | None
 
     def __post_init__(self) -> None:
         path = self.out / STATE
@@ -96,14 +94,14 @@ class Build:
             return self.out / text
         name, _, folder = text.removeprefix(OPTION).partition("/")
         if self.inputs.get(name) is None:
-            raise ValueError(f"stage all needs --{name.replace('_', '-')} with this config")
+            raise ValueError(f"stage all needs {flag(name)} with this config")
         return Path(self.inputs[name]) / folder
 
     def _run(self, step: Step) -> None:
         options: dict[str, Any] = {name: self.value(text) for name, text in step.options.items()}
-        if step.share and self.steps is not None:
-            options["steps"] = self.steps
-        elif step.share and self.minutes is not None:
+        if step.share and self.inputs.get("steps") is not None:
+            options["steps"] = self.inputs["steps"]
+        elif step.share and self.inputs.get("minutes") is not None:
             options["minutes"] = self.allotted.setdefault(step.name, self._minutes(step))
         self._write()
         print(f"step {step.name}" + (f", {options['minutes']:.1f} minutes" if "minutes" in options else ""))
@@ -117,8 +115,7 @@ class Build:
 
     def _minutes(self, step: Step) -> float:
         """Return the share of the remaining time of a step among the steps that are not done."""
-        assert self.minutes is not None
-        left = max(0.05, self.minutes - sum(self.done.values()) / 60)
+        left = max(0.05, self.inputs["minutes"] - sum(self.done.values()) / 60)
         shares = sum(each.share for each in self.steps_to_run if each.name not in self.done)
         return left * step.share / shares
 
@@ -136,9 +133,9 @@ def assemble(build: Build) -> Path:
     COMMAND.add_arguments(parser)
     arguments = [str(model)]
     for name, text in config.components.items():
-        arguments += [f"--{name.replace('_', '-')}", str(build.value(text))]
+        arguments += [flag(name), str(build.value(text))]
     for name, text in config.generation.items():
-        arguments += [f"--{name.replace('_', '-')}", text]
+        arguments += [flag(name), text]
     COMMAND.run(parser.parse_args(arguments))
     for name, text in config.addons.items():
         shutil.copytree(build.value(text), model / "parts" / name, dirs_exist_ok=True)
@@ -178,7 +175,7 @@ def run_all(
     elif inputs.get("tokenizer") is None:
         inputs["tokenizer"] = inputs["text_encoder"]
     config = load_config(AllConfig, path)
-    build = Build(config, path.parent, out, inputs, run_step, inputs.get("steps"), inputs.get("minutes"))
+    build = Build(config, path.parent, out, inputs, run_step)
     build.run(inputs.get("only"))
     left = [step.name for step in build.steps_to_run if step.name not in build.done]
     if left:

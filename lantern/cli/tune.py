@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +12,18 @@ from lantern.cli.command import (
     add_distribution,
     add_engine,
     add_model,
+    add_placement,
     check_file,
     distribution_of,
-    dtype_of,
-    dtype_of_names,
-    engine_of,
     existing,
     integer,
+    placement_of,
     real,
-    run_command,
+    reporter,
 )
 
 if TYPE_CHECKING:
     from lantern.generation.tuning.tuner import Candidate, Findings
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command on its own."""
-    return run_command(COMMAND, argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--images", type=integer(1, 10_000), default=4, metavar="N", help="images to count acceptance on")
     what.add_argument("--batch", type=integer(1, 4096), default=1, metavar="N", help="images at a time (default 1)")
     what.add_argument("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of these images (default 0)")
-    what.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    what.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help="auto: fp32 on a CPU, else bf16")
+    add_placement(what)
     add_engine(what)
     _bounds(parser.add_argument_group("what may be chosen (exact methods unless a bound is given)"))
     add_distribution(parser.add_argument_group("the distribution that codes are sampled from"), tuple(SAMPLING))
@@ -61,29 +52,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _bounds(group: Any) -> None:
-    group.add_argument(
-        "--max-tv", type=real(0, 1), metavar="X", help="admit relaxed methods up to this mean total variation per code"
-    )
-    group.add_argument("--max-kid", type=real(0, 10), metavar="X", help="admit relaxed methods up to this loss in KID")
-    group.add_argument(
+    add = group.add_argument
+    add("--max-tv", type=real(0, 1), metavar="X", help="admit relaxed methods up to this mean total variation per code")
+    add("--max-kid", type=real(0, 10), metavar="X", help="admit relaxed methods up to this loss in KID")
+    add(
         "--quality",
         type=existing,
         metavar="FILE",
         help='KID losses by method and setting: {"lantern++": {"2.0": 0.0004}}',
     )
-    group.add_argument(
+    add(
         "--max-nodes",
         type=integer(2, 256),
         default=32,
         metavar="N",
         help="most nodes of a pass, root included (default 32)",
     )
-    group.add_argument(
-        "--max-depth", type=integer(1, 16), default=8, metavar="N", help="greatest depth of a tree (default 8)"
-    )
-    group.add_argument(
-        "--methods", nargs="+", default=[], metavar="NAME", help="measure only these, and plain decoding"
-    )
+    add("--max-depth", type=integer(1, 16), default=8, metavar="N", help="greatest depth of a tree (default 8)")
+    add("--methods", nargs="+", default=[], metavar="NAME", help="measure only these, and plain decoding")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,13 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from lantern.models.folder import load_model
 
     parts: set[Any] = {"text", "drafter", "neighbours"} | ({"vq"} if bounds.admits_relaxed else set())
-    model = load_model(
-        args.model,
-        device=args.device,
-        dtype=dtype_of(args.dtype, args.target_weights),
-        parts=parts,
-        engine=engine_of(args, is_quiet=args.quiet),
-    )
+    model = load_model(args.model, parts=parts, **placement_of(args, is_quiet=args.quiet))
     if args.prompts_file is not None and not model.takes_prompts:
         raise ValueError(f"model {model.name} takes class labels, not prompts: leave --prompts-file out")
     found, profile, path = tune(
@@ -121,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         max_depth=args.max_depth,
         out=args.out,
         writes_model=args.write_model,
-        report=_reporter(args.quiet),
+        report=reporter(args.quiet, "measuring"),
     )
     if args.json:
         print(json.dumps(profile | {"path": str(path)}, sort_keys=True))
@@ -130,14 +110,14 @@ def run(args: argparse.Namespace) -> int:
     return DONE
 
 
-def _reporter(is_quiet: bool) -> Callable[[str], None]:
-    return lambda line: None if is_quiet else print(f"measuring: {line}", file=sys.stderr, flush=True)
-
-
 def table(found: "Findings") -> list[str]:
-    """Return the candidates with predicted and measured figures as lines of a table; the chosen one is marked."""
+    """Return the candidates with predicted and measured figures as lines of a table; the chosen one is marked.
+
+    The candidates are the ten best ones, and those with a real run.
+    """
+    shown = [one for i, one in enumerate(found.candidates) if i < 10 or one.run is not None]
     rows = [("", "method", "codes/pass", "ms/code", "speedup", "measured", "total variation")]
-    rows += [_row(found, candidate) for candidate in [found.plain, *_shown(found)]]
+    rows += [_row(found, candidate) for candidate in [found.plain, *shown]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -147,11 +127,6 @@ def table(found: "Findings") -> list[str]:
     if "tree" in found.choice.settings:
         lines.append(f"tree: {found.choice.settings['tree']}")
     return lines
-
-
-def _shown(found: "Findings") -> "list[Candidate]":
-    """Return the ten best candidates, and those with a real run."""
-    return [one for i, one in enumerate(found.candidates) if i < 10 or one.run is not None]
 
 
 def _row(found: "Findings", candidate: "Candidate") -> tuple[str, ...]:

@@ -66,11 +66,6 @@ class AcceptanceMap:
         return sum(self.runs)
 
     @property
-    def run_of_cell(self) -> list[int]:
-        """Length of the run of each cell."""
-        return [run for run in self.runs for _ in range(run)]
-
-    @property
     def marked(self) -> list[int]:
         """Cells that count as relaxed."""
         return [cell for cell, chance in self.relaxed if chance >= RELAXED]
@@ -128,7 +123,7 @@ def draw_map(found: AcceptanceMap, picture: str, *, title: str) -> str:
     """Return the map over its image as an SVG element; `picture` is the URI of an image."""
     rows = found.cells // found.columns
     width, height = found.columns * CELL, rows * CELL
-    runs = found.run_of_cell
+    runs = [run for run in found.runs for _ in range(run)]  # of each cell
     parts = [
         f'<svg class="map" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">',
         f"<title>{escape(title)}</title>",

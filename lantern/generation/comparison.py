@@ -1,6 +1,7 @@
 """A method compared with plain decoding: the same image both ways, alternately, in one process."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -101,25 +102,19 @@ def compare(
     check_requests(model, requested)
     requested = with_warnings(model, requested)
     generators = Generator(model, METHODS["plain"], sampling), Generator(model, chosen, sampling)
-    return _compare(generators, requested, repeats, with_pixels, callback)
 
+    def compared() -> Iterator[Comparison]:
+        for generator in generators:
+            warm_up(generator, requested[0])
+        for request in requested:
+            runs: tuple[list[Picture], list[Picture]] = ([], [])
+            for _ in range(repeats):
+                for generator, done in zip(generators, runs, strict=True):
+                    done += make_batch(generator, [request], with_pixels=with_pixels and not done, callback=callback)
+            seconds = [median(picture.statistics.seconds["decode"] for picture in done) for done in runs]
+            yield Comparison(runs[0][0], runs[1][0], seconds[0], seconds[1])
 
-def _compare(
-    generators: tuple[Generator, Generator],
-    requested: Sequence[Request],
-    repeats: int,
-    with_pixels: bool,
-    callback: Callback | None,
-) -> Iterator[Comparison]:
-    for generator in generators:
-        warm_up(generator, requested[0])
-    for request in requested:
-        runs: tuple[list[Picture], list[Picture]] = ([], [])
-        for _ in range(repeats):
-            for generator, done in zip(generators, runs, strict=True):
-                done += make_batch(generator, [request], with_pixels=with_pixels and not done, callback=callback)
-        seconds = [median(picture.statistics.seconds["decode"] for picture in done) for done in runs]
-        yield Comparison(runs[0][0], runs[1][0], seconds[0], seconds[1])
+    return compared()
 
 
 class _WarmError(Exception):
@@ -134,7 +129,5 @@ def warm_up(generator: Generator, request: Request) -> None:
             raise _WarmError
 
     condition = generator.condition([request])
-    try:
+    with suppress(_WarmError):
         generator.decode(condition, [request], stop)
-    except _WarmError:
-        return

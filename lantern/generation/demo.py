@@ -7,7 +7,6 @@ shows its rows as they are completed, and beside them the rows that the method h
 import queue
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -142,7 +141,7 @@ class SideBySide:
             raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no images")
         self.model = model
         self._thread = ThreadPoolExecutor(1, "lantern-model")
-        self._generator = lru_cache(4)(self._assembled)
+        self._generator = lru_cache(4)(self._new_generator)
 
     @property
     def methods(self) -> list[str]:
@@ -191,9 +190,8 @@ class SideBySide:
         """End the thread."""
         self._thread.shutdown()
 
-    def _assembled(self, method: str, sampling: Sampling) -> Generator:
-        chosen = choose_method(self.model, method, sampling=sampling)
-        return Generator(self.model, chosen, sampling)
+    def _new_generator(self, method: str, sampling: Sampling) -> Generator:
+        return Generator(self.model, choose_method(self.model, method, sampling=sampling), sampling)
 
     def _decode(
         self,
@@ -262,8 +260,7 @@ def build_page(sides: SideBySide) -> Any:
         try:
             request = sides.request(subject, int(seed))
             sampling = model.sampling(guidance=float(guidance))
-            for line in warning_lines(model, request):
-                gr.Warning(line)
+            with_warnings(model, [request], warn=gr.Warning)
             yield "", "", "decoding by the method", "", past, past
             for moment in sides.moments(request, method, sampling):
                 plain = image_html(moment.plain.pixels, f"plain: {moment.plain.caption}")
@@ -312,11 +309,3 @@ def launch_options() -> dict[str, Any]:
 
     theme = Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
     return {"css": CSS, "theme": theme, "footer_links": [], "quiet": True}
-
-
-def warning_lines(model: Model, request: Request) -> list[str]:
-    """Return why the image will not be of its prompt."""
-    lines: list[str] = []
-    with warnings.catch_warnings():
-        with_warnings(model, [request], warn=lines.append)
-    return lines

@@ -66,17 +66,11 @@ class Destination:
                 name = fill(self.template, each)
                 seen[name] += 1
                 found.append(self.out / f"{name}{f'.{seen[name]}' if seen[name] > 1 else ''}{self.suffix}")
-        if not self.overwrites:
-            check_absent(found)
+        there = [path for path in found if not self.overwrites and path.exists()]
+        if there:
+            more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
+            raise ValueError(f"{there[0]}{more} exists: give --overwrite to replace it, or another --out or --name")
         return found
-
-
-def check_absent(paths: Sequence[Path]) -> None:
-    """Raise ValueError if a file exists."""
-    there = [path for path in paths if path.exists()]
-    if there:
-        more = f" (and {len(there) - 1} more)" if len(there) > 1 else ""
-        raise ValueError(f"{there[0]}{more} exists: give --overwrite to replace it, or another --out or --name")
 
 
 def destination(

@@ -9,11 +9,11 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from lantern.core.config import is_debugging, one_line
@@ -237,29 +237,11 @@ def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
     return proximity_table(codebook, columns).to(model.device)
 
 
-def codebook_for(model: Model) -> Float[Tensor, "v d"] | None:
-    """Return the codes' vectors on the target's device; None where the model has no vqvae/ folder."""
-    codebook = model.codebook
-    return None if codebook is None else codebook.to(model.device)
-
-
 def costs_for(model: Model) -> "Costs | None":
     """Return the times of steps on this machine, if `lantern tune` has measured them."""
     from lantern.generation.tuning.profile import measured_costs
 
     return measured_costs(model)
-
-
-def both(callback: Callback | None, record: "Recorder | None") -> Callback | None:
-    """Return a callback that calls each of the two that is not None; None if neither is."""
-    if callback is None or record is None:
-        return callback or record
-
-    def call(step: Step) -> None:
-        callback(step)
-        record(step)
-
-    return call
 
 
 class Generator:
@@ -287,6 +269,7 @@ class Generator:
         """Build the drafter and verifier anew, which drops the caches that they keep between batches."""
         model, method, sampling = self.model, self.method, self.sampling
         columns = neighbour_columns(method)
+        codebook = None if method.exact else model.codebook
         self.parts = build_decoder(
             method,
             model.target,
@@ -294,7 +277,7 @@ class Generator:
             drafter_module=model.drafter,
             add_ons=model.add_ons,
             neighbours=neighbours_for(model, columns) if columns else None,
-            codebook=None if method.exact else codebook_for(model),
+            codebook=None if codebook is None else codebook.to(model.device),
             prompts=model.prompts,
             # only eager layers can be watched
             engine=model.engine.layer_by_layer() if self.debug else model.engine,
@@ -323,8 +306,19 @@ class Generator:
         """Decode the codes of each request; in debug mode NotFiniteError names the first layer that gives NaN."""
         keys = [(request.seed, request.number) for request in requested]
         forced = forced_of(requested, self.model.target.config.block_size)
-        with self._watched_layers():
-            return self.parts.generate(condition, keys=keys, callback=both(callback, self.record), forced=forced)
+        watching = [one for one in (callback, self.record) if one is not None]
+
+        def call(step: Step) -> None:
+            for one in watching:
+                one(step)
+
+        layers: AbstractContextManager[None] = nullcontext()
+        if self.debug:
+            from lantern.generation.layer_watch import watched_layers
+
+            layers = watched_layers(self.model.target, self.model.drafter)
+        with layers:
+            return self.parts.generate(condition, keys=keys, callback=call if watching else None, forced=forced)
 
     @property
     def needs_waves(self) -> str | None:
@@ -335,13 +329,6 @@ class Generator:
         """Begin an image whose steps `decoding.joint` takes; return its stepper and the step of code 0."""
         keys, forced = [(request.seed, request.number)], forced_of([request], self.model.target.config.block_size)
         return self.parts.begin(self.condition([request]), keys=keys, forced=forced)
-
-    def _watched_layers(self) -> AbstractContextManager[None]:
-        if not self.debug:
-            return nullcontext()
-        from lantern.generation.layer_watch import watched_layers
-
-        return watched_layers(self.model.target, self.model.drafter)
 
     def pixels(self, codes: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
         """Decode codes to pixels; where memory runs out the batch is decoded in halves."""
@@ -361,10 +348,7 @@ def make_batches(
     generator: Generator, requested: Sequence[Request], *, with_pixels: bool, callback: Callback | None = None
 ) -> Iterator[list[Picture]]:
     """Yield the images batch by batch; where memory runs out the batches get smaller."""
-
-    def attempt(batch: Sequence[Request]) -> list[Picture]:
-        return make_batch(generator, batch, with_pixels=with_pixels, callback=callback)
-
+    attempt = partial(make_batch, generator, with_pixels=with_pixels, callback=callback)
     return in_batches(requested, generator.size, attempt=attempt, forget=generator.assemble)
 
 
@@ -389,12 +373,28 @@ def finish_batch(
     with_pixels: bool,
     images: int | None = None,
 ) -> list[Picture]:
-    """Return the images of a decoded batch; NotFiniteError, which holds the finite ones, if some are not finite.
+    """Decode the codes of a batch to pixels and add statistics.
 
     `seconds` are those spent so far, by phase; `images` is the largest number decoded together, None: those requested.
+    NotFiniteError, which holds the finite images, if some are not finite.
     """
     images = images or len(requested)
-    pictures = with_statistics(generator, requested, generation, seconds, with_pixels, images)
+    clock = Stopwatch(generator.model.device, True)
+    pixels = generator.pixels(generation.codes) if with_pixels else None
+    clock.lap("vq")
+    shares = {phase: value / len(requested) for phase, value in (dict(seconds) | clock.seconds).items()}
+    promise, columns = generator.parts.promise(images), generator.model.target.config.raster.columns
+    pictures = [
+        Picture(
+            request=request,
+            codes=generation.codes[i],
+            pixels=None if pixels is None else pixels[i],
+            statistics=_statistics(generator.method, request, generation, i, shares, promise),
+            columns=columns,
+            batch=images,
+        )
+        for i, request in enumerate(requested)
+    ]
     is_finite = [True] * len(requested) if generation.is_finite is None else generation.is_finite.tolist()  # sync
     if not all(is_finite):
         lost = requested[is_finite.index(False)]
@@ -404,39 +404,6 @@ def finish_batch(
             [picture for picture, is_sound in zip(pictures, is_finite, strict=True) if is_sound],
         )
     return pictures
-
-
-def with_statistics(
-    generator: Generator,
-    requested: Sequence[Request],
-    generation: Generation,
-    seconds: Mapping[str, float],
-    with_pixels: bool,
-    images: int,
-) -> list[Picture]:
-    """Decode the codes of a batch to pixels and add statistics; `seconds` are those spent so far, by phase."""
-    clock = Stopwatch(generator.model.device, True)
-    pixels = generator.pixels(generation.codes) if with_pixels else None
-    clock.lap("vq")
-    shares = {phase: value / len(requested) for phase, value in (dict(seconds) | clock.seconds).items()}
-    return [
-        Picture(
-            request=request,
-            codes=generation.codes[i],
-            pixels=None if pixels is None else pixels[i],
-            statistics=_statistics(
-                generator.method,
-                generation,
-                i,
-                shares,
-                generator.parts.promise(images),
-                0 if request.forced is None else int((request.forced >= 0).sum()),
-            ),
-            columns=generator.model.target.config.raster.columns,
-            batch=images,
-        )
-        for i, request in enumerate(requested)
-    ]
 
 
 def _one_by_one(batches: Iterator[list[Picture]]) -> Iterator[Picture]:
@@ -467,12 +434,11 @@ def _warn_once(line: str) -> None:
 
 
 def _statistics(
-    method: Method, generation: Generation, i: int, seconds: Mapping[str, float], promise: Promise, forced: int
+    method: Method, request: Request, generation: Generation, i: int, seconds: Mapping[str, float], promise: Promise
 ) -> Statistics:
     """Return the statistics of image `i` of a batch."""
-    codes, exact = generation.codes.shape[1], method.exact
+    codes, exact, excess = generation.codes.shape[1], method.exact, generation.excess
     largest, distance = generation.total_variation_max, generation.latent_distance
-    excess = generation.excess
     return Statistics(
         method=method.name,
         is_exact=exact,
@@ -488,7 +454,7 @@ def _statistics(
         seconds=seconds,
         method_reason=method.reason,
         promise=promise,
-        forced=forced,
+        forced=0 if request.forced is None else int((request.forced >= 0).sum()),
     )
 
 

@@ -43,12 +43,11 @@ from lantern.generation.card import model_card
 from lantern.generation.embeddings import with_conditions
 from lantern.generation.file_names import MAX_SCALE
 from lantern.generation.generator import BatchSize, Generator, choose_method
-from lantern.generation.images import Picture, check_scale, convert, enlarge
+from lantern.generation.images import check_scale, convert, enlarge
 from lantern.generation.init_image import with_init_image
 from lantern.generation.progress import Watcher, make_watched
 from lantern.generation.requests import (
     CALLBACK_TENSORS,
-    Request,
     check_call,
     check_requests,
     subjects_of_call,
@@ -401,11 +400,6 @@ class LanternPipeline(DiffusionPipeline):
         """The components as a `lantern.models.folder.Model`."""
         return self._model(make_engine(self.engine))
 
-    def _engine(self, engine: Engine | str | None, weights: str | None) -> Engine:
-        """Return an engine, by default that of the pipeline, with its own weights unless others are given."""
-        found = make_engine(self.engine if engine is None else engine)
-        return found if weights is None else found.changed(weights=weights)
-
     def _model(self, engine: Engine) -> Model:
         if self._whole is not None:
             return replace(self._whole, prompts=self._prompts, engine=engine)
@@ -507,7 +501,8 @@ class LanternPipeline(DiffusionPipeline):
         scale = self._scale(scale, resample, height, width)
         watching = callback_on_step_end, callback_on_step_end_tensor_inputs
         check_call(output_type, *watching, num_images_per_prompt, batch_size)
-        model = self._model(self._engine(engine, weights))
+        engine = make_engine(self.engine if engine is None else engine)
+        model = self._model(engine if weights is None else engine.changed(weights=weights))
         filters = {"top_k": top_k, "top_p": top_p, "temperature": temperature}
         sampling = model.sampling(guidance=guidance_scale, guidance_interval=guidance_interval, **filters)
         is_given = prompt_embeds is not None and prompt is None and class_labels is None
@@ -531,8 +526,18 @@ class LanternPipeline(DiffusionPipeline):
         size = BatchSize(batch_size or len(requested))
         chosen = choose_method(model, method or self._method, settings, sampling=sampling, batch=size.now)
         maker = Generator(model, chosen, sampling, size=size, debug=debug)
-        pictures = self._make(maker, requested, *watching, with_pixels=output_type != "latent")
-        return _output(pictures, output_type, return_dict, scale, resample)
+        self._interrupt = False
+        progress_bar: Any = self.progress_bar
+        with progress_bar(total=len(requested) * model.target.config.block_size) as bar:
+            watcher = Watcher(self, bar, *watching)
+            pictures = make_watched(maker, requested, watcher, with_pixels=output_type != "latent")
+        shape = (-1, pictures[0].columns)
+        tokens: Int[Tensor, "b h w"] = torch.stack([picture.codes for picture in pictures]).unflatten(1, shape)
+        pixels = [picture.pixels for picture in pictures if picture.pixels is not None]
+        is_latent = output_type == "latent"
+        images = tokens if is_latent else convert(enlarge(torch.stack(pixels), scale, resample), output_type)
+        found = LanternOutput(images=images, tokens=tokens, stats=[picture.as_dict() for picture in pictures])
+        return found if return_dict else (found.images, found.tokens, found.stats)
 
     @property
     def size(self) -> int:
@@ -605,30 +610,3 @@ class LanternPipeline(DiffusionPipeline):
             raise ValueError(f"codes have shape {list(codes.shape)}, wanted [b, {raster.rows}, {raster.columns}]")
         pixels = self.model.pictures(codes.flatten(1).to(self.vqvae.device))
         return convert(enlarge(pixels, scale, resample), output_type)
-
-    def _make(
-        self,
-        maker: Generator,
-        requested: Sequence[Request],
-        callback: Callable[..., Any] | None,
-        names: Sequence[str],
-        *,
-        with_pixels: bool,
-    ) -> list[Picture]:
-        """Make all images, with diffusers' progress bar, until `_interrupt` is set."""
-        self._interrupt = False
-        progress_bar: Any = self.progress_bar
-        with progress_bar(total=len(requested) * maker.model.target.config.block_size) as bar:
-            return make_watched(maker, requested, Watcher(self, bar, callback, names), with_pixels=with_pixels)
-
-
-def _output(
-    pictures: list[Picture], output_type: str, return_dict: bool, scale: int, resample: str
-) -> LanternOutput | tuple[Any, ...]:
-    shape = (-1, pictures[0].columns)
-    tokens: Int[Tensor, "b h w"] = torch.stack([picture.codes for picture in pictures]).unflatten(1, shape)
-    pixels = [picture.pixels for picture in pictures if picture.pixels is not None]
-    images = tokens if output_type == "latent" else convert(enlarge(torch.stack(pixels), scale, resample), output_type)
-    stats = [picture.as_dict() for picture in pictures]
-    found = LanternOutput(images=images, tokens=tokens, stats=stats)
-    return found if return_dict else (found.images, found.tokens, found.stats)

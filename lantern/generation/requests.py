@@ -66,13 +66,8 @@ def requests(
     *, prompts: Sequence[str] = (), labels: Sequence[int] = (), seed: int = 0, count: int = 1
 ) -> list[Request]:
     """Return requests for `count` images of each prompt and class, numbered from 0 within each."""
-    subjects = [Request(prompt=prompt, seed=seed) for prompt in prompts]
-    subjects += [Request(label=label, seed=seed) for label in labels]
-    return [
-        Request(prompt=subject.prompt, label=subject.label, seed=seed, number=number)
-        for subject in subjects
-        for number in range(count)
-    ]
+    subjects = [Request(prompt=prompt) for prompt in prompts] + [Request(label=label) for label in labels]
+    return with_noise(subjects, count, seed)
 
 
 def as_requests(items: Sequence[Request | str | int], seed: int = 0) -> list[Request]:

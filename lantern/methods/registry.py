@@ -297,34 +297,24 @@ def build_decoder(
     """
     method = find(method) if isinstance(method, str) else method
     engine = engine.resolve(target)
-    original, target = target, engine.prepare(target)
     if method.is_plain or method.spec.loop is not None:
-        return Decoder(method, target, sampling, None, None, prompts, engine)
+        return Decoder(method, engine.prepare(target), sampling, None, None, prompts, engine)
     from lantern.decoding.loop import check_modes
 
-    verifier = _verifier(method, sampling, neighbours, codebook)
-    read = {name: engine.prepare_drafter(add_ons[name]) for name in add_ons_of(method) if name in add_ons}
-    module = None if drafter_module is None else engine.prepare_drafter(drafter_module)
-    drafter = DrafterContext(target, sampling, module, read, neighbours, codebook, costs, find).drafter(method)
-    check_modes(drafter, verifier)
-    refusal = engine.refuses(drafter)
-    if refusal is None:
-        return Decoder(method, target, sampling, drafter, verifier, prompts, engine)
-    if not engine.reason or engine.name == "eager":
-        raise ValueError(f'method "{method.name}": {refusal}')
-    # The engine was chosen automatically and does not suit this drafter.
-    return build_decoder(
-        method,
-        original,
-        sampling=sampling,
-        drafter_module=drafter_module,
-        add_ons=add_ons,
-        neighbours=neighbours,
-        codebook=codebook,
-        prompts=prompts,
-        engine=engine.layer_by_layer().changed(reason=refusal),
-        costs=costs,
-    )
+    while True:
+        prepared = engine.prepare(target)
+        verifier = _verifier(method, sampling, neighbours, codebook)
+        read = {name: engine.prepare_drafter(add_ons[name]) for name in add_ons_of(method) if name in add_ons}
+        module = None if drafter_module is None else engine.prepare_drafter(drafter_module)
+        drafter = DrafterContext(prepared, sampling, module, read, neighbours, codebook, costs, find).drafter(method)
+        check_modes(drafter, verifier)
+        refusal = engine.refuses(drafter)
+        if refusal is None:
+            return Decoder(method, prepared, sampling, drafter, verifier, prompts, engine)
+        if not engine.reason or engine.name == "eager":
+            raise ValueError(f'method "{method.name}": {refusal}')
+        # The engine was chosen automatically and does not suit this drafter.
+        engine = engine.layer_by_layer().changed(reason=refusal)
 
 
 def suited(

@@ -22,9 +22,19 @@ def grid(model: str, *arguments: str) -> list[list[int]]:
 
 
 def refusal(capsys: Capture, code: int, expected: int = 2) -> str:
-    """Return the one line on stderr of a refused call."""
+    """Return the one line that a refused call printed."""
     seen = capsys.readouterr()
-    lines = seen.err.splitlines()
-    assert (code, len(lines), seen.out) == (expected, 1, ""), (code, seen)
-    assert lines[0].startswith("lantern: error: ")
-    return lines[0]
+    assert (code, seen.out) == (expected, ""), (code, seen)
+    return error_line(seen.err)
+
+
+def one_line(capsys: Capture) -> str:
+    """Return the one line on stderr, an error."""
+    return error_line(capsys.readouterr().err)
+
+
+def error_line(text: str) -> str:
+    """Return the text's only line, which is an error."""
+    (line,) = text.splitlines()
+    assert line.startswith("lantern: error: ")
+    return line

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lantern.cli.assemble import main
+from lantern.cli.main import main
 from lantern.core.io import load_state, read_checksums, read_config, save_component, weights_digest, write_json
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.folder import load_model
@@ -35,7 +35,7 @@ def options(components: dict[str, Path]) -> list[str]:
 
 def test_assembled_folder_loads_with_table_and_defaults(tmp_path: Path, components: dict[str, Path]) -> None:
     out = tmp_path / "model"
-    assert main([str(out), *options(components), "--guidance", "2.5", "--method", "lantern++"]) == 0
+    assert main(["assemble", str(out), *options(components), "--guidance", "2.5", "--method", "lantern++"]) == 0
     model: Any = load_model(out, device="cpu")
     assert dict(model.generation) == {"guidance": 2.5, "method": "lantern++"}
     assert model.vq is not None and model.drafter is not None and model.neighbours is not None
@@ -44,10 +44,11 @@ def test_assembled_folder_loads_with_table_and_defaults(tmp_path: Path, componen
 
 def test_later_call_replaces_one_component_and_keeps_the_rest(tmp_path: Path, components: dict[str, Path]) -> None:
     out = tmp_path / "model"
-    assert main([str(out), *options(components), "--guidance", "2.5"]) == 0
+    assert main(["assemble", str(out), *options(components), "--guidance", "2.5"]) == 0
     other = tiny_target(seed=5)
     save_component(other.state_dict(), other.config, tmp_path / "t2")
-    assert main([str(out), "--transformer", str(tmp_path / "t2"), "--drafter", str(components["drafter"])]) == 0
+    parts = ["--transformer", str(tmp_path / "t2"), "--drafter", str(components["drafter"])]
+    assert main(["assemble", str(out), *parts]) == 0
     model: Any = load_model(out, device="cpu")
     assert torch.equal(model.target.output.weight, other.output.weight)
     assert dict(model.generation) == {"guidance": 2.5}
@@ -55,12 +56,12 @@ def test_later_call_replaces_one_component_and_keeps_the_rest(tmp_path: Path, co
 
 def test_component_without_checksums_replaces_one_with_them(tmp_path: Path, components: dict[str, Path]) -> None:
     out = tmp_path / "model"
-    assert main([str(out), *options(components)]) == 0
+    assert main(["assemble", str(out), *options(components)]) == 0
     torch.manual_seed(1)
     other = VQVAE(VQ)
     save_component(other.state_dict(), other.config, tmp_path / "v2")
     (tmp_path / "v2" / "SHA256SUMS").unlink()
-    assert main([str(out), "--vqvae", str(tmp_path / "v2")]) == 0
+    assert main(["assemble", str(out), "--vqvae", str(tmp_path / "v2")]) == 0
     model: Any = load_model(out, device="cpu")
     assert torch.equal(model.neighbours, proximity_table(other.quantize.codes(), 23))
     assert set(read_checksums(out / "vqvae")) == {"model.safetensors", "neighbours.safetensors"}
@@ -71,7 +72,7 @@ def test_drafter_of_another_size_is_refused_before_anything_is_copied(
 ) -> None:
     drafter = Eagle(EagleConfig.for_target(tiny_config(dim=48, vocab_size=30)))
     save_component(drafter.state_dict(), drafter.config, tmp_path / "d2")
-    assert main([str(tmp_path / "model"), *options({**components, "drafter": tmp_path / "d2"})]) == 2
+    assert main(["assemble", str(tmp_path / "model"), *options({**components, "drafter": tmp_path / "d2"})]) == 2
     error = capsys.readouterr().err.strip()
     assert f"drafter {tmp_path / 'd2'} drafts 30 codes of width 48, 16 per image" in error
     assert "but model model has 24 codes of width 32, 16 per image" in error and "--method plain" in error
@@ -83,13 +84,13 @@ def test_assembling_signs_the_drafter_and_then_refuses_another_target(
     tmp_path: Path, components: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "model"
-    assert main([str(out), *options(components)]) == 0
+    assert main(["assemble", str(out), *options(components)]) == 0
     assert read_config(out / "drafter")["target"] == weights_digest(load_state(out / "transformer"))
     other = tiny_target(seed=5)
     save_component(other.state_dict(), other.config, tmp_path / "t2")
     before = (out / "transformer" / "model.safetensors").read_bytes()
     capsys.readouterr()
-    assert main([str(out), "--transformer", str(tmp_path / "t2")]) == 2
+    assert main(["assemble", str(out), "--transformer", str(tmp_path / "t2")]) == 2
     error = capsys.readouterr().err.strip()
     assert f"drafter {out / 'drafter'} was trained for a target of digest" in error and "that of model model" in error
     assert "\n" not in error and (out / "transformer" / "model.safetensors").read_bytes() == before
@@ -113,6 +114,6 @@ def test_components_that_do_not_fit_are_refused_before_anything_is_copied(
         path = components["drafter"] / "config.json"
         write_json(path, read_config(components["drafter"]) | {"kind": "eagle3"})
     capsys.readouterr()
-    assert main([str(tmp_path / "model"), *options(given)]) == 2
+    assert main(["assemble", str(tmp_path / "model"), *options(given)]) == 2
     error = capsys.readouterr().err
     assert str(path) in error and error.count("\n") == 1 and not (tmp_path / "model").exists()

@@ -8,6 +8,7 @@ from lantern.cli.main import main
 from lantern.core.io import load_component, load_state, read_config
 from lantern.models.folder import load_model
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
+from tests.cli.calls import one_line
 from tests.tiny_folder import save_tiny_model
 
 CONFIG = TransformerConfig(dim=32, n_layer=2, n_head=4, multiple_of=32, vocab_size=16, num_classes=3, block_size=16)
@@ -24,12 +25,6 @@ def checkpoint(tmp_path: Path) -> Path:
 def _convert(checkpoint: Path, *options: str) -> int:
     config = str(checkpoint.parent / "config.json")
     return main(["convert", str(checkpoint), str(checkpoint.parent / "out"), "--config", config, *options])
-
-
-def _refusal(capsys: pytest.CaptureFixture[str]) -> str:
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("lantern: error: "), lines
-    return lines[0]
 
 
 def test_a_converted_folder_loads_as_the_same_model(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +50,7 @@ def test_the_names_of_lantern_are_written_and_read_back(checkpoint: Path, capsys
         assert torch.equal(found.state_dict()[name], tensor)
     capsys.readouterr()
     assert main(["convert", str(back), str(out), "--overwrite", "--to", "hf", "--kind", "drafter"]) == 2
-    assert "holds a c2i checkpoint, not drafter" in _refusal(capsys)
+    assert "holds a c2i checkpoint, not drafter" in one_line(capsys)
 
 
 def test_a_model_folder_is_rewritten_in_another_dtype(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,12 +64,12 @@ def test_a_model_folder_is_rewritten_in_another_dtype(tmp_path: Path, capsys: py
     assert written.generation == model.generation
     capsys.readouterr()
     assert main(["convert", str(source), str(out)]) == 2
-    assert "replace it with --overwrite" in _refusal(capsys)
+    assert "replace it with --overwrite" in one_line(capsys)
     assert main(["convert", str(source), str(out), "--overwrite"]) == 0
     assert load_state(out / "transformer")["norm.weight"].dtype == torch.float32
     capsys.readouterr()
     assert main(["convert", str(source), str(tmp_path / "other"), "--to", "hf"]) == 2
-    assert "is a whole model, of which only --dtype changes" in _refusal(capsys)
+    assert "is a whole model, of which only --dtype changes" in one_line(capsys)
 
 
 def test_the_image_size_gives_the_grid(checkpoint: Path) -> None:
@@ -87,7 +82,7 @@ def test_a_component_is_replaced_only_with_force(checkpoint: Path, capsys: pytes
     assert _convert(checkpoint, "--grid", "4") == 0
     capsys.readouterr()
     assert _convert(checkpoint, "--grid", "8") == 2
-    assert "replace it with --overwrite" in _refusal(capsys)
+    assert "replace it with --overwrite" in one_line(capsys)
     assert _convert(checkpoint, "--grid", "8", "--overwrite") == 0
     assert read_config(checkpoint.parent / "out")["block_size"] == 64
 
@@ -107,17 +102,17 @@ def test_inconsistent_input_is_refused(
     checkpoint: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     assert _convert(checkpoint, *options) == 2
-    assert message in _refusal(capsys)
+    assert message in one_line(capsys)
     assert not (checkpoint.parent / "out").exists()
 
 
 def test_a_damaged_file_is_refused(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint.write_bytes(checkpoint.read_bytes()[:-100])
     assert _convert(checkpoint, "--grid", "4") == 2
-    assert "c2i.pt is no whole checkpoint" in _refusal(capsys)
+    assert "c2i.pt is no whole checkpoint" in one_line(capsys)
 
 
 def test_a_read_only_folder_is_a_failure(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkpoint.parent / "out").write_text("a file where the folder should be")
     assert _convert(checkpoint, "--grid", "4") == 1
-    assert "out" in _refusal(capsys)
+    assert "out" in one_line(capsys)

@@ -64,7 +64,7 @@ def test_extras_that_are_incomplete_are_absent_and_no_fault(
     version = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: "" if name == "accelerate" else version(name))
     monkeypatch.setattr(doctor, "CHECKS", (doctor._packages,))
-    assert doctor.main([]) == 0
+    assert main(["doctor"]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if "extra train" in line]
     assert line.startswith("absent  ") and line.endswith('run: pip install ".[train]"') and "accelerate not" in line
 
@@ -74,6 +74,6 @@ def test_an_engine_that_is_not_there_is_absent(
 ) -> None:
     monkeypatch.setattr(doctor, "CHECKS", (doctor._engines,))
     monkeypatch.setattr(GraphEngine, "available", lambda *_, **__: "no CUDA device")
-    assert doctor.main([]) == 0
+    assert main(["doctor"]) == 0
     assert "absent  engine graph: no CUDA device" in capsys.readouterr().out.splitlines()
     assert all(doctor._packages_of(extra) for extra in doctor.EXTRAS)

@@ -16,6 +16,7 @@ import pytest
 from lantern.cli.command import run_command
 from lantern.cli.main import SUMMARIES, main
 from lantern.core import signals
+from tests.cli.calls import one_line
 
 ROOT = Path(__file__).resolve().parents[2]
 # arguments that a command parses, and arguments with a bad value, a missing file or a missing folder
@@ -47,12 +48,6 @@ BAD: dict[str, list[list[str]]] = {
 }
 
 
-def one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    seen = capsys.readouterr()
-    assert len(seen.err.splitlines()) == 1 and seen.err.startswith("lantern: error: "), seen.err
-    return seen.err
-
-
 @pytest.fixture(autouse=True)
 def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -68,6 +63,13 @@ def test_every_command_is_covered() -> None:
 def test_help_and_version_are_done(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == main([name, "--version"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_help_of_no_command_imports_torch() -> None:
+    code = "import sys; from lantern.cli.main import SUMMARIES, main; ["
+    code += "main([name, '--help']) for name in SUMMARIES]; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "False" and done.stderr == ""
 
 
 @pytest.mark.parametrize("name", SUMMARIES)

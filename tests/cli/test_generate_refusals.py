@@ -15,23 +15,13 @@ from lantern.cli.generate import main
 from tests.cli.calls import Capture, made, refusal
 from tests.tiny_folder import save_tiny_model
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    generation = {"guidance": 3.0, "top_k": 12, "method": "eagle1"}
-    return str(save_tiny_model(tmp_path_factory.mktemp("models") / "toy", generation=generation))
 
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_model(tmp_path_factory.mktemp("models") / "classes", model_type="c2i", cls_token_num=1))
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(

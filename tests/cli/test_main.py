@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from lantern.cli import command as command_module
 from lantern.cli.command import Command, existing, integer, one_of, real, run_command
 from lantern.cli.main import SUMMARIES, main
-
-
-def _one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("lantern: error: "), lines
-    return lines[0]
+from tests.cli.calls import one_line
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,17 +32,17 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_error_for_a_misspelt_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["genrate"]) == 2
-    assert _one_line(capsys).endswith("unknown command 'genrate'; did you mean generate?")
+    assert one_line(capsys).endswith("unknown command 'genrate'; did you mean generate?")
 
 
 def test_the_error_for_an_unknown_command_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zzz"]) == 2
-    assert "known are generate, methods, convert, assemble, train, doctor" in _one_line(capsys)
+    assert "known are generate, methods, convert, assemble, train, doctor" in one_line(capsys)
 
 
 def test_the_error_for_a_misspelt_option_names_the_nearest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["convert", str(tmp_path), "out", "--image-sise", "256"]) == 2
-    assert "did you mean --image-size?" in _one_line(capsys)
+    assert "did you mean --image-size?" in one_line(capsys)
 
 
 def _failing(error: BaseException) -> Command:
@@ -75,7 +70,7 @@ def test_a_failure_is_one_line_and_a_code(
     capsys: pytest.CaptureFixture[str], error: BaseException, code: int, text: str
 ) -> None:
     assert run_command(_failing(error), []) == code
-    assert text in _one_line(capsys)
+    assert text in one_line(capsys)
 
 
 @pytest.mark.parametrize("by_variable", [False, True])
@@ -128,7 +123,7 @@ def test_errors_have_distinct_codes() -> None:
     assert codes == (0, 1, 2, 130)
 
 
-@pytest.mark.parametrize("name", [name for name in SUMMARIES if name not in ("methods", "doctor", "eval", "train")])
+@pytest.mark.parametrize("name", [name for name in SUMMARIES if name not in ("methods", "eval", "train")])
 def test_names_of_torch_dtypes_are_accepted_by_every_command_with_a_dtype(name: str) -> None:
     from importlib import import_module
 

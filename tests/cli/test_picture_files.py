@@ -14,18 +14,8 @@ from lantern.generation.images import enlarge, save_image, to_image
 from tests.cli.calls import Capture, made, refusal
 from tests.tiny_folder import save_tiny_model
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
 PROMPT = "a red apple"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    generation = {"guidance": 3.0, "top_k": 12, "method": "eagle1"}
-    return str(save_tiny_model(tmp_path_factory.mktemp("models") / "toy", generation=generation))
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def names(folder: str = ".") -> list[str]:

@@ -175,11 +175,11 @@ def test_a_committed_config_is_found_by_name() -> None:
 
 def test_help_of_a_stage_has_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["policy", "--help"], ["--out", "target", "policy", "-h"]):
-        assert train.main(arguments) == 0
+        assert main(["train", *arguments]) == 0
         text = capsys.readouterr().out
         assert "Stage policy: train a tree policy" in text and "--records" in text and "required" in text
         assert not any(f"--{name.replace('_', '-')} " in text for name in set(OPTIONS) - set(STAGES["policy"].options))
-    assert train.main(["--help"]) == 0
+    assert main(["train", "--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"{name} " in text and stage.summary in text for name, stage in STAGES.items() if stage.summary)
     assert all(stage.summary for stage in STAGES.values())
@@ -191,14 +191,14 @@ def test_a_missing_package_is_found_before_the_first_step(
     monkeypatch.setattr("lantern.training.loop.find_spec", lambda name: None)
     (tmp_path / "photos").mkdir()
     out = tmp_path / "out"
-    assert train.main(["all", "--config", "small", "--path", str(tmp_path / "photos"), "--out", str(out)]) == 1
+    assert main(["train", "all", "--config", "small", "--path", str(tmp_path / "photos"), "--out", str(out)]) == 1
     assert "No module named 'accelerate'; in the clone" in capsys.readouterr().err and not out.exists()
 
 
 @pytest.mark.parametrize("stage", ["all", "tokenizer"])
 def test_a_time_of_no_minutes_is_refused(stage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call = [stage, "--config", "small" if stage == "all" else "tokenizer-small", "--minutes", "0"]
-    assert train.main([*call, "--out", str(tmp_path / "out")]) == 2
+    assert main(["train", *call, "--out", str(tmp_path / "out")]) == 2
     assert "--minutes is 0, wanted a number above 0" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
@@ -206,5 +206,5 @@ def test_help_without_recipes_says_where_they_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(train, "find_recipes", lambda: {})
-    assert train.main(["--help"]) == 0
+    assert main(["train", "--help"]) == 0
     assert "recipes come with a clone of lantern" in " ".join(capsys.readouterr().out.split())

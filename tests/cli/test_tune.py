@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +10,8 @@ from lantern.cli.main import main
 from lantern.drafters.trees.static import named
 from lantern.generation.generator import choose_method
 from lantern.models.folder import load_model
+from tests.cli.calls import Capture, refusal
 from tests.tiny_folder import save_tiny_model
-
-ROOT = Path(__file__).resolve().parents[2]
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +28,6 @@ def folder(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return shutil.copytree(saved, tmp_path / "toy")
-
-
-def refusal(capsys: Capture, code: int, expected: int = 2) -> str:
-    seen = capsys.readouterr()
-    assert (code, seen.out) == (expected, "") and len(seen.err.splitlines()) == 1, seen
-    return seen.err
 
 
 def test_with_random_drafter_weights_auto_is_plain(folder: Path, capsys: Capture) -> None:
@@ -129,9 +119,3 @@ def test_bad_input_is_refused_in_one_line(folder: Path, capsys: Capture, argumen
 def test_a_read_only_place_fails_before_the_measurement(folder: Path, capsys: Capture) -> None:
     Path("file").write_text("")
     assert "file" in refusal(capsys, main(["tune", "--model", str(folder), "--out", "file/profile.json"]), 1)
-
-
-def test_help_does_not_import_torch() -> None:
-    code = "import sys; from lantern.cli.tune import main; print(main(['--help']), 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.splitlines()[-1] == "0 False" and done.stderr == ""

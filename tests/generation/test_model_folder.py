@@ -24,11 +24,6 @@ from tests.tiny_folder import forget_what_for, save_tiny_model
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
-
-
 def test_the_core_needs_no_diffusers(folder: Path) -> None:
     code = f"""
 import sys

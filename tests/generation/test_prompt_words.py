@@ -16,11 +16,6 @@ from lantern.models.llamagen.text import named_emoji
 from tests.tiny_folder import save_tiny_model, tiny_text_encoder
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model") / "toy")
-
-
 def test_emoji_become_their_names_where_the_tokenizer_lacks_them() -> None:
     assert named_emoji("two \U0001f34e\ufe0f", lambda c: True).split() == ["two", "red", "apple"]
     assert named_emoji("\U0001f44d\U0001f3fd", lambda c: True).strip() == "thumbs up sign"
@@ -118,35 +113,8 @@ def test_images_are_enlarged_by_scale_or_size(tmp_path: Path) -> None:
             pipe("a red apple", generator=1, **given)
 
 
-@pytest.mark.parametrize(
-    ("given", "output"),
-    [
-        ({"prompt": "a", "num_images_per_prompt": "2"}, "wanted whole numbers from 1"),
-        ({"prompt": "a", "batch_size": 1.5}, "wanted whole numbers from 1"),
-        ({"prompt": "a", "settings": 3}, "settings is of type int"),
-    ],
-)
-def test_values_of_a_wrong_type_are_refused_by_name(folder: Path, given: dict[str, Any], output: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=output):
-        LanternPipeline.from_pretrained(folder)(**given, output_type="latent")
-
-
 def test_requests_of_a_wrong_type_are_refused(folder: Path) -> None:
     model = load_model(folder)
     for given in ("a red apple", 3, ["a", 4.5], [None], [True]):
         with pytest.raises(TypeError, match="of type"):
             generate(model, given)  # type: ignore[arg-type]
-
-
-def test_codes_become_pictures_again(folder: Path) -> None:
-    pipe: Any = LanternPipeline.from_pretrained(folder)
-    made = pipe("a red apple", generator=torch.Generator().manual_seed(1), output_type="latent")
-    whole = pipe("a red apple", generator=torch.Generator().manual_seed(1), output_type="pt")
-    assert torch.equal(pipe.decode_latents(made.images, "pt"), whole.images)
-    embeddings, mask = pipe.encode_prompt(["a cat", "two dog"])
-    assert embeddings.shape[:2] == mask.shape and mask.shape[0] == 2
-
-
-def test_names_of_torch_dtypes_are_taken(folder: Path, tmp_path: Path) -> None:
-    command = ["--model", str(folder), "--prompt", "a cat", "--tokens", str(tmp_path / "codes.json")]
-    assert main([*command, "--dtype", "float32"]) == 0

@@ -216,6 +216,16 @@ def job(seed: int, send: Any, **fields: Any) -> Job:
     return Job(Request(prompt=PROMPT, seed=seed), "plain", Sampling(), send, **fields)
 
 
+def hearing(heard: dict[int, list[str]], seed: int) -> Any:
+    """Return a `send` that adds the kinds of a picture's events to `heard`."""
+    return lambda kind, value, index: heard.setdefault(seed, []).append(kind)
+
+
+def finish(worker: Worker) -> None:
+    while worker.queued or worker.running:
+        worker.step()
+
+
 def test_a_full_queue_answers_429(model: Model) -> None:
     with Served(model, Limits(), batch=1, waiting=1) as server, ThreadPoolExecutor(6) as pool:
 
@@ -231,17 +241,13 @@ def test_a_full_queue_answers_429(model: Model) -> None:
 
 def test_cancelled_and_expired_pictures_are_not_made(model: Model) -> None:
     worker, heard = Worker(model, batch=2), dict[int, list[str]]()
-
-    def send(seed: int) -> Any:
-        return lambda kind, value, index: heard.setdefault(seed, []).append(kind)
-
-    jobs = [job(0, send(0)), job(1, send(1), is_cancelled=True), job(2, send(2), deadline=0.0), job(3, send(3))]
-    worker.submit(jobs)
+    states: list[dict[str, Any]] = [{}, {"is_cancelled": True}, {"deadline": 0.0}, {}]
+    worker.submit([job(seed, hearing(heard, seed), **state) for seed, state in enumerate(states)])
     worker.start()
     assert worker.stop(30)
     assert heard == {0: ["done"], 2: ["failed"], 3: ["done"]}
     with pytest.raises(QueueFullError):
-        worker.submit([job(4, send(4))])
+        worker.submit([job(4, hearing(heard, 4))])
 
 
 METHODS_OF_ROWS = ["plain", "gumbel-jacobi", "eagle1", "sjd"]
@@ -295,14 +301,12 @@ def test_a_prompt_is_embedded_once(model: Model, monkeypatch: pytest.MonkeyPatch
             Job(Request(prompt=prompt, seed=seed), "plain", model.sampling(), send(prompt, seed)) for prompt in prompts
         ]
         worker.submit(jobs)
-        while worker.queued or worker.running:
-            worker.step()
+        finish(worker)
     assert encoded == list(prompts)
     with torch.no_grad():
         next(model.text.model.parameters()).mul_(1.0)  # a new version of the weights
     worker.submit([Job(Request(prompt=PROMPT), "plain", model.sampling(), send(PROMPT, 0))])
-    while worker.queued or worker.running:
-        worker.step()
+    finish(worker)
     assert encoded == [*prompts, PROMPT]
     monkeypatch.undo()
     for (prompt, seed), pixels in made.items():
@@ -312,19 +316,14 @@ def test_a_prompt_is_embedded_once(model: Model, monkeypatch: pytest.MonkeyPatch
 
 def test_rows_of_cancelled_and_expired_pictures_are_free_at_once(model: Model) -> None:
     heard = dict[int, list[str]]()
-
-    def send(seed: int) -> Any:
-        return lambda kind, value, index: heard.setdefault(seed, []).append(kind)
-
-    worker, jobs = Worker(model, batch=2), [job(seed, send(seed)) for seed in range(4)]
+    worker, jobs = Worker(model, batch=2), [job(seed, hearing(heard, seed)) for seed in range(4)]
     worker.submit(jobs)
     worker.step()
     assert (worker.running, worker.queued) == (2, 2)
     jobs[0].is_cancelled, jobs[1].deadline = True, 0.0
     worker.step()
     assert (worker.running, worker.queued) == (2, 0) and heard == {1: ["failed"]}
-    while worker.running:
-        worker.step()
+    finish(worker)
     assert heard == {1: ["failed"], 2: ["done"], 3: ["done"]}
 
 

@@ -196,13 +196,12 @@ class Service:
         if None not in (body.guidance, body.guidance_scale) and body.guidance != body.guidance_scale:
             raise RefusedError(400, "guidance and guidance_scale are one setting: give one of them", param="guidance")
         guidance = body.guidance if body.guidance is not None else body.guidance_scale
-        given = {"guidance": guidance, "temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p}
+        asked = {"guidance": guidance, "temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p}
+        given = {name: value for name, value in asked.items() if value is not None}
         for name, value in given.items():
-            if value is None:
-                continue
             with refused_for(name):
                 replace(self.model.sampling(), **{name: value})
-        return replace(self.model.sampling(), **{name: value for name, value in given.items() if value is not None})
+        return replace(self.model.sampling(), **given)
 
     def size_of(self, asked: str | None) -> tuple[str, int]:
         """Return the size in pixels as text, and how much images are enlarged; 400 for another size."""

@@ -20,9 +20,7 @@ class Metrics:
         running.labels(model_name).set_function(lambda: worker.running)
         waiting = self._gauge("num_requests_waiting", "Pictures that wait in the queue.")
         waiting.labels(model_name).set_function(lambda: worker.queued)
-        self.success = Counter(
-            "lantern:request_success", "Finished requests.", ("model_name", "finished_reason"), registry=self.registry
-        )
+        self.success = self._counter("request_success", "Finished requests.", "finished_reason")
         self.prompt_tokens = self._counter("prompt_tokens", "Words of prompts.")
         self.generation_tokens = self._counter("generation_tokens", "Generated codes.")
         self.passes = self._counter("iteration", "Passes of the target, summed over images.")
@@ -30,12 +28,8 @@ class Metrics:
         self.drafts = self._counter("spec_decode_num_drafts", "Steps that verified a draft.")
         self.relaxed = self._counter("relaxed_codes", "Codes that only a relaxation accepted.")
         self.variation = self._counter("total_variation_sum", "Total variation, summed over codes.")
-        self.accepted_at = Counter(
-            "lantern:spec_decode_num_accepted_tokens_per_pos",
-            "Accepted drafted codes by depth, from 0.",
-            ("model_name", "position"),
-            registry=self.registry,
-        )
+        by_depth = "spec_decode_num_accepted_tokens_per_pos"
+        self.accepted_at = self._counter(by_depth, "Accepted drafted codes by depth, from 0.", "position")
         self.latency = self._histogram("e2e_request_latency_seconds", "Seconds from a request to its answer.")
         self.wait = self._histogram("request_queue_time_seconds", "Seconds that an image waited.")
         self.decode = self._histogram("request_decode_time_seconds", "Share of its batch's decoding of an image.")
@@ -71,8 +65,8 @@ class Metrics:
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"lantern:{name}", text, LABEL, registry=self.registry)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(f"lantern:{name}", text, LABEL, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"lantern:{name}", text, (*LABEL, *labels), registry=self.registry)
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"lantern:{name}", text, LABEL, buckets=SECONDS, registry=self.registry)

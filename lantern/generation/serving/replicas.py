@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,14 +20,6 @@ from lantern.generation.serving.app import Setup, build_app
 NAME = "lantern"
 HEALTH_SECONDS = 5.0
 ERROR = re.compile(r"[\w.]*(Error|Exception): ")  # the last line of a traceback
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where every proxy listens."""
-
-    host: str
-    port: int
 
 
 class Replica:
@@ -52,12 +43,13 @@ class Replica:
 
 @contextmanager
 def serving(
-    setup: Setup, address: Address, resources: Mapping[str, float], *, replicas: int | None = None, drain: float = 60.0
+    setup: Setup, address: tuple[str, int], resources: Mapping[str, float], *, replicas: int | None, drain: float
 ) -> Iterator[int]:
     """Serve with replicas of the model while the context lasts; yield their number when all are ready.
 
-    `resources` are those of the cluster; `replicas` is by default one per GPU, or one per machine without GPUs. At the
-    end images under way have `drain` seconds. RuntimeError if the replicas do not start.
+    Every proxy listens at `address`, host and port. `resources` are those of the cluster; `replicas` is by default one
+    per GPU, or one per machine without GPUs. At the end images under way have `drain` seconds. RuntimeError if the
+    replicas do not start.
     """
     count = replicas or int(resources.get("GPU", 0)) or machines()
     gpus = min(1.0, resources.get("GPU", 0.0) / count)
@@ -71,7 +63,7 @@ def serving(
         graceful_shutdown_timeout_s=drain,
     )
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    serve.start(proxy_location="EveryNode", http_options={"host": address.host, "port": address.port})
+    serve.start(proxy_location="EveryNode", http_options={"host": address[0], "port": address[1]})
     try:
         try:
             serve.run(deployment.bind(setup), name=NAME, route_prefix="/")

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -136,10 +137,8 @@ def time_steps(setup: Setup, method: Method, *, steps: int) -> StepClock:
         timed["drafter"] = TimedDrafter(generator.parts.drafter, clock)
     generator.parts = dataclasses.replace(generator.parts, **timed)
     requested = setup.batches()[0]
-    try:
+    with suppress(_EnoughError):
         generator.decode(generator.condition(requested), requested, clock)
-    except _EnoughError:
-        return clock
     return clock
 
 
@@ -210,15 +209,15 @@ def measure_acceptance(setup: Setup, method: Method, *, nodes: int, depth: int, 
 
 
 @dataclass(frozen=True)
-class WindowFigures:
-    """Codes per pass and seconds per code of a method without a tree, such as a Jacobi window of some length."""
+class Run:
+    """Whole images by a method: seconds per code, codes per pass, total variation per code."""
 
-    tau: float
     seconds: float
+    tau: float
     total_variation: float
 
 
-def measure_window(setup: Setup, method: Method, *, batches: int) -> WindowFigures:
+def measure_window(setup: Setup, method: Method, *, batches: int) -> Run:
     """Decode some batches to the end; `seconds` are those of a median step."""
     generator = setup.generator(method)
     passes = codes = 0
@@ -230,16 +229,7 @@ def measure_window(setup: Setup, method: Method, *, batches: int) -> WindowFigur
         passes, codes = passes + int(generation.passes.sum()), codes + generation.codes.numel()
         moved += float(generation.total_variation.sum())
     tau = codes / max(passes, 1)
-    return WindowFigures(tau, median(steps) / tau / setup.batch, moved / codes)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A whole run of a candidate: seconds per code, codes per pass, total variation per code."""
-
-    seconds: float
-    tau: float
-    total_variation: float
+    return Run(median(steps) / tau / setup.batch, tau, moved / codes)
 
 
 def run_interleaved(setup: Setup, methods: Sequence[Method], *, batches: int) -> list[Run]:
@@ -247,18 +237,13 @@ def run_interleaved(setup: Setup, methods: Sequence[Method], *, batches: int) ->
     generators = [setup.generator(method) for method in methods]
     first = setup.batches()[0]
     for generator in generators:
-        try:
+        with suppress(_EnoughError):
             generator.decode(generator.condition(first), first, StepClock(setup, limit=2 * WARM_UP))
-        except _EnoughError:
-            continue
     runs: list[list[Run]] = [[] for _ in methods]
     for requested in setup.batches()[:batches]:
         for generator, done in zip(generators, runs, strict=True):
             done.append(_whole_run(setup, generator, requested))
-    return [Run(*(median(getattr(run, name) for run in done) for name in _NAMES)) for done in runs]
-
-
-_NAMES = tuple(entry.name for entry in dataclasses.fields(Run))
+    return [Run(*map(median, zip(*map(dataclasses.astuple, done), strict=True))) for done in runs]
 
 
 def _whole_run(setup: Setup, generator: Generator, requested: Sequence[Request]) -> Run:

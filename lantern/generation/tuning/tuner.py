@@ -59,13 +59,11 @@ class Effort:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method with all settings, its predicted figures, and those of a real run; seconds are per code."""
+    """A method with all settings, its predicted figures, and those of a real run."""
 
     name: str
     settings: Mapping[str, Any]
-    tau: float
-    seconds: float
-    total_variation: float = 0.0
+    predicted: Run
     run: Run | None = None
 
     @property
@@ -81,24 +79,20 @@ class Candidate:
 
     def as_dict(self, plain: "Candidate") -> dict[str, Any]:
         """Return the figures as JSON values; speedups compare predicted with predicted, measured with measured."""
-        reported: dict[str, Any] = {
+        return {
             "method": self.name,
             "settings": dict(self.settings),
-            "predicted": _figures(self.tau, self.seconds, self.total_variation, plain.seconds),
-            "measured": None,
+            "predicted": _figures(self.predicted, plain.predicted),
+            "measured": None if self.run is None or plain.run is None else _figures(self.run, plain.run),
         }
-        if self.run is not None and plain.run is not None:
-            run = self.run
-            reported["measured"] = _figures(run.tau, run.seconds, run.total_variation, plain.run.seconds)
-        return reported
 
 
-def _figures(tau: float, seconds: float, total_variation: float, plain: float) -> dict[str, float]:
+def _figures(run: Run, plain: Run) -> dict[str, float]:
     return {
-        "step_compression": round(tau, 4),
-        "milliseconds_per_code": round(1000 * seconds, 5),
-        "speedup": round(plain / seconds, 4),
-        "total_variation": round(total_variation, 6),
+        "step_compression": round(run.tau, 4),
+        "milliseconds_per_code": round(1000 * run.seconds, 5),
+        "speedup": round(plain.seconds / run.seconds, 4),
+        "total_variation": round(run.total_variation, 6),
     }
 
 
@@ -140,10 +134,10 @@ class Tuner:
         self.setup = with_table(self.setup, chosen)
         self.report("plain decoding")
         self.plain_laps = measure.time_plain(self.setup, steps=2 * self.effort.steps, rounds=self.effort.rounds)
-        plain = Candidate("plain", {}, 1.0, self.plain_laps.step / self.setup.batch)
+        plain = Candidate("plain", {}, Run(self.plain_laps.step / self.setup.batch, 1.0, 0.0))
         candidates = self.of_trees([variant for variant in chosen if not variant.is_window])
         candidates += self.of_windows([variant for variant in chosen if variant.is_window])
-        candidates.sort(key=lambda candidate: candidate.seconds)
+        candidates.sort(key=lambda candidate: candidate.predicted.seconds)
         plain, tried = self.try_best(plain, candidates)
         return Findings(plain, tried, choose(plain, tried, self.bounds), self.costs, self.acceptance)
 
@@ -207,9 +201,7 @@ class Tuner:
             Candidate(
                 variant.method.name,
                 {**variant.settings, "tree": plan.tree.spelling},
-                plan.tau,
-                plan.seconds / self.setup.batch,
-                found.total_variation,
+                Run(plan.seconds / self.setup.batch, plan.tau, found.total_variation),
             )
             for plan in plans[:2]
         ]
@@ -220,7 +212,7 @@ class Tuner:
         for name in dict.fromkeys(variant.method.name for variant in chosen):
             self.report(f"windows: {name}")
             lengths = [self.window(name, variant.settings) for variant in chosen if variant.method.name == name]
-            best = min(lengths, key=lambda candidate: candidate.seconds)
+            best = min(lengths, key=lambda candidate: candidate.predicted.seconds)
             inits = OTHER_INITS if "init" in METHODS[name].settings else ()
             others = [Variant.of(METHODS[name], {**best.settings, "init": init}) for init in inits]
             has_drafter = self.setup.model.drafter is not None
@@ -230,12 +222,13 @@ class Tuner:
 
     def window(self, name: str, settings: Mapping[str, Any]) -> Candidate:
         """Return a window of one length, with its measured codes per pass and seconds."""
-        made = measure.measure_window(self.setup, METHODS[name].with_options(**settings), batches=self.effort.fewer)
-        return Candidate(name, dict(settings), made.tau, made.seconds, made.total_variation)
+        method = METHODS[name].with_options(**settings)
+        return Candidate(name, settings, measure.measure_window(self.setup, method, batches=self.effort.fewer))
 
     def try_best(self, plain: Candidate, candidates: Sequence[Candidate]) -> tuple[Candidate, list[Candidate]]:
         """Return plain decoding and all candidates; the most promising ones have figures of interleaved real runs."""
-        hopeful = [candidate for candidate in candidates if candidate.seconds < plain.seconds * HOPEFUL]
+        most = plain.predicted.seconds * HOPEFUL
+        hopeful = [candidate for candidate in candidates if candidate.predicted.seconds < most]
         finalists = distinct(hopeful)[: self.effort.finalists]
         self.report(f"real runs: plain and {len(finalists)} more")
         methods = [plain.method, *(candidate.method for candidate in finalists)]
@@ -322,7 +315,7 @@ def windows_of(found: Findings) -> dict[int, float]:
     every = [one for one in found.candidates if one.name == "gumbel-jacobi" and set(one.settings) == {"window"}]
     if not every:
         raise ValueError('codes per pass of windows were not measured: leave "gumbel-jacobi" in --methods')
-    return {one.settings["window"]: one.tau for one in every}
+    return {one.settings["window"]: one.predicted.tau for one in every}
 
 
 def requests_to_measure(model: Model, count: int, prompts: Sequence[str], seed: int) -> list[Request]:

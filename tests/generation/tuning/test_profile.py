@@ -16,12 +16,6 @@ from lantern.generation.generator import choose_method
 from lantern.generation.tuning.profile import NAME, VERSION, cache_folder, describe_machine, too_far, write_profile
 from lantern.methods.registry import METHODS
 from lantern.models.folder import Model, load_model
-from tests.tiny_folder import save_tiny_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
 
 
 @pytest.fixture

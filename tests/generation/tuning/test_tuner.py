@@ -48,11 +48,7 @@ def decide(
         return seconds
 
     monkeypatch.setattr(measure, "time_plain", lambda setup, **_: laps(1, 0, 0))
-    monkeypatch.setattr(
-        measure,
-        "time_trees",
-        lambda setup, method, trees, **_: [laps(t.max_nodes, t.depth, t.num_inner) for t in trees],
-    )
+    monkeypatch.setattr(measure, "time_trees", timed)
     monkeypatch.setattr(measure, "measure_acceptance", lambda *_, **__: Acceptance(rates, [], 0.0))
     monkeypatch.setattr(measure, "run_interleaved", run)
     setup = Setup(MODEL, Sampling(), [Request(prompt="a cat")])
@@ -91,8 +87,8 @@ def test_slow_candidates_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.candidates and all(candidate.run is None for candidate in found.candidates)
 
 
-PLAIN = Candidate("plain", {}, 1.0, 1.0, run=Run(1.0, 1.0, 0.0))
-FAST = Candidate("lantern++", {"lambda_": 2.0}, 2.0, 0.5, 0.05, run=Run(0.5, 2.0, 0.08))
+PLAIN = Candidate("plain", {}, Run(1.0, 1.0, 0.0), Run(1.0, 1.0, 0.0))
+FAST = Candidate("lantern++", {"lambda_": 2.0}, Run(0.5, 2.0, 0.05), Run(0.5, 2.0, 0.08))
 
 
 def test_the_measured_run_decides_not_the_prediction() -> None:
