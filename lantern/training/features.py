@@ -174,9 +174,3 @@ def background_code(codes: Int[Tensor, "b n"], is_background: Bool[Tensor, "b n"
     if not bool(is_background.any()):
         raise ValueError("no image has a white background: set unify_background to false in the config")
     return int(codes[is_background].long().bincount().argmax())
-
-
-def unify_background(codes: Int[Tensor, "b n"], pictures: UInt8[Tensor, "b 3 h w"], patch: int) -> Int[Tensor, "b n"]:
-    """Return the codes with those of all background patches replaced by the most frequent one of them."""
-    is_background = background_patches(pictures, patch)
-    return codes.masked_fill(is_background, background_code(codes, is_background))

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from jaxtyping import UInt8
 
-from lantern.training.config import load_training_config
+from lantern.training.config import TrainingConfig
 from lantern.training.data import Filled, Made, Progress, Record, Summary, Writer, share_of, write_prepared
 
 SOURCES = ("folder", "classes", "webdataset")
@@ -24,7 +25,7 @@ CAPTION_FIELDS = ("captions", "caption", "text", "prompt")
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(TrainingConfig):
     """What to prepare.
 
     source: one of SOURCES. path: the folder or file to read, relative to the folder of the config. size: side of
@@ -45,9 +46,9 @@ class DataConfig:
         check_sizes(self.size, self.held_out)
 
     @classmethod
-    def load(cls, path: Path) -> "DataConfig":
+    def load(cls, path: Path) -> Self:
         """Read a JSON config. Raises ValueError, in one line, if the file or a field is wrong."""
-        config = load_training_config(cls, path)
+        config = super().load(path)
         return replace(config, path=str(path.resolve().parent / config.path) if config.path else "")
 
 

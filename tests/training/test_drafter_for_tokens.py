@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from lantern.drafters.examples import fused_layers
 from lantern.generation.generator import generate
 from lantern.methods.registry import build_decoder
 from lantern.models.folder import load_model
-from lantern.training.config import with_overrides
 from lantern.training.draft_metrics import PIXELS
 from lantern.training.drafter import DrafterConfig, DrafterTask, for_tokens, train
 from lantern.training.kinds import find_kind, new_module
@@ -218,7 +218,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='form is "guided", wanted "rows": the head of this target is not linear'):
         for_tokens(guided, parts.target)
     assert for_tokens(guided, emu3) == guided and for_tokens(base, emu3).model == {"form": "rows"}
-    heads = with_overrides(guided, kind="medusa", model={})
+    heads = replace(guided, kind="medusa", model={})
     assert for_tokens(heads, emu3).objective.regression == 0.1
     assert for_tokens(heads, parts.target).objective.regression == 0
     with pytest.raises(ValueError, match="reads prompt, which targets of transformers do not give"):
