@@ -12,9 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.io import check_finite, check_state
-from lantern.core.types import Raster
 from lantern.models.transformers.causal import TextPrompts, causal_target
-from lantern.models.transformers.chameleon import ChameleonPixels, side_of
+from lantern.models.transformers.chameleon import ChameleonPixels, own_raster
 from lantern.models.transformers.chameleon_vq import CHECKPOINTS, checkpoint_state, decoder_of
 from lantern.models.transformers.components import Components
 
@@ -61,10 +60,7 @@ def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = N
     config = ChameleonVQVAEConfig(**model.config.to_dict().get("vq_config", {}))
     with torch.device("meta"):
         vq = ChameleonVQVAE(config)
-    pixels = config.resolution
-    if size not in (None, (pixels, pixels)):
-        raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes images of {pixels}x{pixels} only")
-    raster = Raster(pixels // side_of(config), pixels // side_of(config))
+    raster = own_raster(config, size)
     target = causal_target(model, processor, config.num_embeddings, family="liquid", raster=raster)
     text = None if processor is None else TextPrompts(processor, TEMPLATE, UNCONDITIONAL)
     return Components(target, LiquidPixels(vq, raster), text, GENERATION)

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.types import Raster, TargetDefaults
+from lantern.models.llamagen.transformer import Scores
 
 ATTENTIONS = ("sdpa", "eager")  # of transformers' kinds of attention those that take any mask
 
@@ -48,18 +49,6 @@ class TargetConfig:
     def block_size(self) -> int:
         """Number of codes of an image."""
         return self.raster.codes
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Result for n codes: fp32 logits `(rows n v)` of the code that follows each, and features `(rows n c)`.
-
-    `fused` holds the inputs of tapped layers at the same places, side by side.
-    """
-
-    logits: Float[Tensor, "rows n v"]
-    features: Float[Tensor, "rows n c"]
-    fused: Float[Tensor, "rows n k"] | None = None
 
 
 class CodeEmbedding(nn.Module):
@@ -302,6 +291,17 @@ class TransformersTarget(nn.Module, TargetDefaults):
             **reported,
         )
         return found.last_hidden_state, [found.hidden_states[layer] for layer in taps]
+
+
+def vocabulary_target(
+    body: Any, words: Any, head: Any, tokens: Int[Tensor, " v"], *, family: str, raster: Raster
+) -> TransformersTarget:
+    """Return the target of a decoder whose codes are `tokens` of its vocabulary."""
+    tokens = tokens.to(words.weight.device)
+    embedding = CodeEmbedding(words, tokens)
+    return TransformersTarget(
+        body, words, embedding, CodeHead(head, tokens), codes=len(tokens), family=family, raster=raster
+    )
 
 
 def cache_name(body: nn.Module) -> str:
