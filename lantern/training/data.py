@@ -229,14 +229,6 @@ def share_of(key: str) -> float:
     return int(hashlib.md5(key.encode()).hexdigest()[:13], 16) / 16**13
 
 
-def count_by(records: Iterable[Record]) -> dict[str, dict[str, int]]:
-    """Count the records of each kind, split and style."""
-    listed = list(records)
-    return {
-        name: dict(sorted(Counter(getattr(r, name) for r in listed).items())) for name in ("kind", "split", "style")
-    }
-
-
 @dataclass(frozen=True)
 class Filled:
     """What a source reports after writing: inputs it left out ("name: reason") and the packages it used."""
@@ -278,13 +270,14 @@ def write_prepared(
 
 def summarise(writer: Writer, filled: Filled, *, source: str, seed: int, size: int) -> Summary:
     """Return the summary of a finished writer."""
+    records, fields = writer.records, ("kind", "split", "style")
     return Summary(
         source=source,
         seed=seed,
         size=size,
-        records=len(writer.records),
-        concepts=len({name for record in writer.records for name in record.concepts}),
-        counts=count_by(writer.records),
+        records=len(records),
+        concepts=len({name for record in records for name in record.concepts}),
+        counts={name: dict(sorted(Counter(getattr(r, name) for r in records).items())) for name in fields},
         num_skipped=len(filled.skipped),
         skipped=tuple(filled.skipped[:100]),
         packages=tuple(filled.packages),

@@ -109,24 +109,20 @@ def make(sample: Sample, config: DataConfig, variant: str = "original") -> Made 
         return f"{sample.name}: not an image that can be read"
     if variant == "mirror":
         picture = np.ascontiguousarray(picture[:, ::-1])
-    return picture, replace(record_for(sample, config.held_out), variant=variant)
-
-
-def record_for(sample: Sample, held_out: float) -> Record:
-    """Return the record of a sample; its name alone decides whether it is held out."""
     share = round(1 / len(sample.captions), 4)
-    return Record(
+    return picture, Record(
         image=0,
         captions=tuple((caption, share) for caption in sample.captions),
         kind="plain",
         concepts=(sample.label,) if sample.label else (),
         style="",
-        split="heldout" if is_held_out(sample, held_out) else "train",
+        split="heldout" if is_held_out(sample, config.held_out) else "train",
+        variant=variant,
     )
 
 
 def is_held_out(sample: Sample, held_out: float) -> bool:
-    """Return whether a sample is kept from training."""
+    """Return whether a sample is kept from training, which its name alone decides."""
     return share_of(sample.name) < held_out
 
 

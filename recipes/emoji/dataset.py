@@ -1,7 +1,7 @@
 """The emoji training set: plain pictures of every concept and style, and composites of them, with captions."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -167,12 +167,7 @@ def write_emoji(config: EmojiConfig, writer: Writer, *, packages: Path, progress
     for _ in writer.add_all(jobs):
         check_reserved((text for text, _ in writer.records[-1].captions), reserved)
         progress(len(writer.records), total)
-    names = (*config.styles, "labels", "keywords")
-    used = [
-        {"name": p.name, "version": p.version, "sha256": p.sha256, "licence": p.licence}
-        for p in (PACKAGES[name] for name in names)
-    ]
-    return Filled(missing, used)
+    return Filled(missing, [asdict(PACKAGES[name]) for name in (*config.styles, "labels", "keywords")])
 
 
 def check_unique(concepts: list[Concept]) -> None:

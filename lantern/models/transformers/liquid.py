@@ -14,7 +14,7 @@ from torch import Tensor
 from lantern.core.io import check_finite, check_state
 from lantern.models.transformers.causal import TextPrompts, causal_target
 from lantern.models.transformers.chameleon import ChameleonPixels, own_raster
-from lantern.models.transformers.chameleon_vq import CHECKPOINTS, checkpoint_state, decoder_of
+from lantern.models.transformers.chameleon_vq import checkpoint_state, decoder_of, vqgan_file
 from lantern.models.transformers.components import Components
 
 CLASS = "GemmaForCausalLM"
@@ -30,12 +30,7 @@ class LiquidPixels(ChameleonPixels):
 
     def read(self, folder: Path) -> None:
         """Read encoder, codebook and decoder; ValueError where the folder holds no VQGAN file."""
-        source = next((folder / name for name in CHECKPOINTS if (folder / name).is_file()), None)
-        if source is None:
-            raise ValueError(
-                f"{folder} holds no VQ tokenizer: put {CHECKPOINTS[0]} of Chameleon's release into it,"
-                " or write the codes only (--tokens)"
-            )
+        source = vqgan_file(folder, "tokenizer")
         state = checkpoint_state(source)
         check_finite(state, source=source)
         expected = self.vq.state_dict()

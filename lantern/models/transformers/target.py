@@ -7,7 +7,7 @@ A node that ends a row is passed with the newline behind it. What follows the co
 """
 
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -81,6 +81,7 @@ class CodeHead(nn.Linear):
         self.bias = None if head.bias is None else nn.Parameter(head.bias.detach()[tokens], requires_grad=False)
 
 
+@dataclass(eq=False)
 class Writes:
     """What transformers' layers take for a cache: writes the keys and values of a pass to the slots of its nodes.
 
@@ -88,14 +89,10 @@ class Writes:
     they follow, and `is_real` is False for newlines that only fill the batch up.
     """
 
-    def __init__(
-        self,
-        cache: Any,
-        slots: Int[Tensor, "rows n"],
-        followed: Int[Tensor, "rows m"] | None = None,
-        is_real: Bool[Tensor, "rows m"] | None = None,
-    ) -> None:
-        self.cache, self.slots, self.followed, self.is_real = cache, slots, followed, is_real
+    cache: Any
+    slots: Int[Tensor, "rows n"]
+    followed: Int[Tensor, "rows m"] | None = None
+    is_real: Bool[Tensor, "rows m"] | None = None
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Store keys and values `(rows h n d)` of a layer, and return all of that layer."""
@@ -106,11 +103,11 @@ class Writes:
         return self.cache.write(layer_idx, self.slots, fresh[:, :nodes])
 
 
+@dataclass(eq=False)
 class Collects:
     """What transformers' layers take for a cache: keeps the keys and values of each layer."""
 
-    def __init__(self) -> None:
-        self.layers: list[Tensor] = []
+    layers: list[Tensor] = field(default_factory=list)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Keep keys and values `(rows h n d)` of the next layer, and return them."""
