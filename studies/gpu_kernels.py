@@ -48,18 +48,10 @@ TYPES = {
     torch.int8: "*i8",
 }
 # operations of torch that return a view, and allocations without a kernel
-FREE = ("view", "t", "transpose", "unbind", "slice", "select", "expand", "unsqueeze", "squeeze", "detach", "alias")
-FREE += (
-    "_unsafe_view",
-    "split",
-    "split_with_sizes",
-    "as_strided",
-    "empty",
-    "new_empty",
-    "empty_like",
-    "permute",
-    "lift_fresh",
-    "reshape",
+FREE = (
+    *("view", "_unsafe_view", "t", "transpose", "permute", "unbind", "split", "split_with_sizes", "slice", "select"),
+    *("expand", "unsqueeze", "squeeze", "reshape", "detach", "alias", "as_strided", "lift_fresh"),
+    *("empty", "new_empty", "empty_like"),
 )
 
 
@@ -130,11 +122,6 @@ class Recorder(TorchDispatchMode):
                 yield
         finally:
             JITFunction.run = kept  # type: ignore[method-assign]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return run_command(COMMAND, argv, prog="python -m studies.gpu_kernels")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -366,4 +353,4 @@ COMMAND = Command(
 )
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(COMMAND, prog="python -m studies.gpu_kernels"))

@@ -31,11 +31,6 @@ PASSES = 10  # per round
 KINDS = {kind.name: kind for kind in compiler.X86_64}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return run_command(COMMAND, argv, prog="python -m studies.pass_profile")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("--model", default="lantern-emoji", help="name, folder or hub id of the model")
@@ -133,4 +128,4 @@ def windows(target: Any, nodes: int) -> Callable[[], object]:
 COMMAND = Command("pass_profile", "Measure the time of a fused pass by part.", add_arguments, run)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(COMMAND, prog="python -m studies.pass_profile"))

@@ -36,11 +36,6 @@ TARGET = 30_000
 DIFFERENT = 32  # different pictures; the others are copies, since making takes longer than reading
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return run_command(COMMAND, argv, prog="python -m studies.reading")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
@@ -186,4 +181,4 @@ def peak_mib() -> float:
 COMMAND = Command("reading", "Measure whether reading images keeps Inception busy.", add_arguments, run)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(COMMAND, prog="python -m studies.reading"))

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,6 @@ from lantern.eval.speed.surroundings import load_average, surroundings
 
 METHODS = ("plain", "gumbel-jacobi", "eagle1", "bounded-window")
 ABANDONED = 10  # every so many requests
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return run_command(COMMAND, argv, prog="python -m studies.serving_load")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -163,4 +157,4 @@ def resident(pid: int) -> float:
 COMMAND = Command("serving-load", "Load a server with many clients and kill its process.", add_arguments, run)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(COMMAND, prog="python -m studies.serving_load"))

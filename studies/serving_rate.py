@@ -32,11 +32,6 @@ SAMPLES = 10_000  # of an interval
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return run_command(COMMAND, argv, prog="python -m studies.serving_rate")
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("--model", default="lantern-emoji", help="name, folder or hub id")
@@ -132,4 +127,4 @@ def run(args: argparse.Namespace) -> int:
 COMMAND = Command("serving-rate", "Compare the image rates of a server and of batches.", add_arguments, run)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(COMMAND, prog="python -m studies.serving_rate"))

@@ -236,9 +236,8 @@ def load_model(
     them make the same calls.
     ValueError names what is missing or invalid.
     """
-    where = pick_device(device)
-    kind = pick_dtype(dtype, where)
-    folder = resolve_model(name)
+    where, folder = pick_device(device), resolve_model(name)
+    kind, shown = pick_dtype(dtype, where), shown_name(name, folder)
     if is_transformers_folder(folder):
         from lantern.models.transformers.loading import load as load_transformers
         from lantern.models.transformers.parallel import device_of
@@ -247,14 +246,13 @@ def load_model(
         where = where if processes == 1 else device_of(where)
         found = load_transformers(folder, where, kind, parts=read, size=size, verify=verify, processes=processes)
         drafter = load_drafter(folder / "drafter", where, kind, verify=verify) if "drafter" in read else None
-        shown = shown_name(name, folder)
-        own: dict[str, Any] = {"name": shown, "folder": folder, "drafter": drafter}
-        own["add_ons"] = AddOns(folder, found.target, model_name=shown, verify=verify, size=size)
+        parts_of = AddOns(folder, found.target, model_name=shown, verify=verify, size=size)
+        own = {"name": shown, "folder": folder, "drafter": drafter, "add_ons": parts_of}
         return model_of(found, engine=make_engine(engine), **own)
     if size is not None:
-        raise ValueError(f"model {shown_name(name, folder)} makes images of one size: omit the size")
+        raise ValueError(f"model {shown} makes images of one size: omit the size")
     if processes > 1:
-        raise ValueError(f"model {shown_name(name, folder)} runs in one process, not by torchrun")
+        raise ValueError(f"model {shown} runs in one process, not by torchrun")
     index = read_index(folder)
     if not is_there(folder / "transformer"):
         raise ValueError(f"{folder} is not a model: it has no transformer/{CONFIG_NAME}")
@@ -262,11 +260,11 @@ def load_model(
     generation = check_generation(index.get("generation") or {}, source=folder / INDEX_NAME)
     read = parts(str(generation.get("method", "auto"))) if callable(parts) else parts
     if "drafter" in read:
-        check_drafter(folder / "drafter", target, model_name=shown_name(name, folder))
+        check_drafter(folder / "drafter", target, model_name=shown)
     target.to(device=where, dtype=kind)
     has_vq, has_text = (is_there(folder / name) for name in ("vqvae", "text_encoder"))
     return Model(
-        name=shown_name(name, folder),
+        name=shown,
         target=target.requires_grad_(False),
         # the VQ decoder stays in fp32, as in the reference
         vq=load_component(VQVAE, VQConfig, folder / "vqvae", verify=verify).to(where)
@@ -278,7 +276,7 @@ def load_model(
         generation=generation,
         folder=folder,
         engine=make_engine(engine),
-        add_ons=AddOns(folder, target, model_name=shown_name(name, folder), verify=verify),
+        add_ons=AddOns(folder, target, model_name=shown, verify=verify),
         codes_per_pass=check_codes_per_pass(index.get(WINDOWS_KEY) or {}, source=folder / INDEX_NAME),
     )
 
@@ -352,19 +350,12 @@ def read_words(folder: Path) -> list[str]:
     path = folder / WORDS_NAME
     if not path.is_file():
         raise ValueError(f"{path} is missing: the words of the training captions are not recorded for this model")
-    try:
-        return path.read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {one_line(error)}") from error
+    return _text_of(path).split()
 
 
 def read_names(path: Path) -> list[str]:
     """Return the names of a file with one a line, in lower case; ValueError if it holds none or is no text."""
-    try:
-        lines = path.read_text(encoding="utf-8").lower().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {one_line(error)}") from error
-    names = list(dict.fromkeys(filter(None, map(str.strip, lines))))
+    names = list(dict.fromkeys(filter(None, map(str.strip, _text_of(path).lower().splitlines()))))
     if not names or not all(WORD.search(name) for name in names):
         raise ValueError(f"{path} has {'a line without a word' if names else 'no names'}, wanted a name on each line")
     return names
@@ -379,6 +370,13 @@ def list_names(folder: Path) -> list[str]:
         if (folder / name).is_file():
             return read_names(folder / name)
     raise ValueError(f"{folder / NAMES_NAME} is missing: the names of what this model generates are not recorded")
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {one_line(error)}") from error
 
 
 def write_names(path: Path, names: Iterable[str]) -> None:
@@ -516,39 +514,34 @@ class AddOns(Mapping[str, nn.Module]):
         return isinstance(name, str) and self.folder is not None and os.path.lexists(self.folder / FOLDER / name)
 
     def __getitem__(self, name: str) -> nn.Module:
-        """The add-on of this name, read at its first use; KeyError if the model has none."""
+        """The add-on of this name, read at its first use; KeyError if the model has none.
+
+        It is on the device and in the dtype that its target has now, rotary factors excepted.
+        """
         if name not in self:
             raise KeyError(name)
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
-        return self._placed(self._loaded[name])
+        module, weight = self._loaded[name], self.target.tok_embeddings.weight
+        if isinstance(module, TransformersTarget):
+            return module.to(weight.device)
+        return module.to(device=weight.device, dtype=weight.dtype)
 
     def _load(self, name: str) -> nn.Module:
         kind = find_add_on(name)
         if kind is None or self.folder is None:
             raise KeyError(name)
         folder = self.folder / FOLDER / name
-        if kind.is_target and self.target.has_token_prompts:
-            return self._load_target(folder)
+        if kind.is_target and self.target.has_token_prompts:  # a folder of transformers
+            from lantern.models.transformers.loading import load
+
+            weight = self.target.tok_embeddings.weight
+            return load(folder, weight.device, weight.dtype, parts=(), size=self._size, verify=self.verify).target
         module = load_component(kind.module, kind.config, folder, verify=self.verify)
         if kind.names_target:
             names = {"drafter_name": f"add-on {folder}", "model_name": self.model_name}
             check_weights(module.config.target, self.target, **names)
         return module.requires_grad_(False)
-
-    def _load_target(self, folder: Path) -> TransformersTarget:
-        """Load the target of a folder of transformers."""
-        from lantern.models.transformers.loading import load
-
-        weight = self.target.tok_embeddings.weight
-        return load(folder, weight.device, weight.dtype, parts=(), size=self._size, verify=self.verify).target
-
-    def _placed(self, module: nn.Module) -> nn.Module:
-        """Return the add-on on the device and in the dtype that its target has now, rotary factors excepted."""
-        weight = self.target.tok_embeddings.weight
-        if isinstance(module, TransformersTarget):
-            return module.to(weight.device)
-        return module.to(device=weight.device, dtype=weight.dtype)
 
 
 def check_sizes(

@@ -26,7 +26,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.io import atomic_write
+from lantern.core.io import atomic_write, sha256_of, write_json
 
 CACHE = "pictures.npy"  # all pictures decoded, written when they are first read
 RECORDS, PACKED_RECORDS = "records.jsonl", "records.jsonl.gz"
@@ -99,15 +99,11 @@ class Writer:
         path = self.folder / "pictures.tar"
         self.tar = tarfile.open(path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 (closed by close)
 
-    def add(self, picture: UInt8[np.ndarray, "h w 3"], record: Record) -> None:
-        """Append an image; the record's `image` is set to its number."""
-        self._append(encode_png(picture), record)
-
     def add_all(self, jobs: Iterable[Callable[[], Made | str]], *, workers: int | None = None) -> Iterator[str | None]:
         """Append the image of each job in order; yield None, or the text that a job returns instead of an image.
 
-        Jobs run in threads on all cores, or in `workers`: Pillow and NumPy release Python's lock in most of the work.
-        The number of workers does not change what is written.
+        A record's `image` is set to its number. Jobs run in threads on all cores, or in `workers`: Pillow and NumPy
+        release Python's lock in most of the work. The number of workers does not change what is written.
         """
 
         def run(job: Callable[[], Made | str]) -> tuple[bytes, Record] | str:
@@ -118,15 +114,12 @@ class Writer:
             if isinstance(done, str):
                 yield done
             else:
-                self._append(*done)
+                png, record = done
+                info = tarfile.TarInfo(f"{len(self.records):06d}.png")
+                info.size = len(png)
+                self.tar.addfile(info, BytesIO(png))
+                self.records.append(replace(record, image=len(self.records)))
                 yield None
-
-    def _append(self, png: bytes, record: Record) -> None:
-        number = len(self.records)
-        info = tarfile.TarInfo(f"{number:06d}.png")
-        info.size = len(png)
-        self.tar.addfile(info, BytesIO(png))
-        self.records.append(replace(record, image=number))
 
     def close(self) -> None:
         """Finish the archive and write the records."""
@@ -156,20 +149,10 @@ class Prepared:
             raise ValueError(f"{folder} holds no prepared data ({error}): make it with `lantern train data`") from error
         return cls(folder, records, summary)
 
-    def image(self, number: int) -> UInt8[Tensor, "3 h w"]:
-        """Return one image by its number."""
-        with tarfile.open(self.folder / "pictures.tar") as tar:
-            file = tar.extractfile(f"{number:06d}.png")
-            assert file is not None
-            return decode_png(file.read())
-
     @property
     def digest(self) -> str:
         """The sha256 of pictures.tar, from the summary if it has one."""
-        if found := self.summary.get("sha256"):
-            return str(found)
-        with (self.folder / "pictures.tar").open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return str(self.summary.get("sha256") or sha256_of(self.folder / "pictures.tar"))
 
     def images(self) -> UInt8[Tensor, "n 3 h w"]:
         """Return all images in order of their numbers, mapped from a cache of decoded images."""
@@ -246,14 +229,6 @@ def share_of(key: str) -> float:
     return int(hashlib.md5(key.encode()).hexdigest()[:13], 16) / 16**13
 
 
-def count_by(records: Iterable[Record]) -> dict[str, dict[str, int]]:
-    """Count the records of each kind, split and style."""
-    listed = list(records)
-    return {
-        name: dict(sorted(Counter(getattr(r, name) for r in listed).items())) for name in ("kind", "split", "style")
-    }
-
-
 @dataclass(frozen=True)
 class Filled:
     """What a source reports after writing: inputs it left out ("name: reason") and the packages it used."""
@@ -284,8 +259,7 @@ def write_prepared(
                 f"{', '.join(filled.skipped[:3]) or 'none'}"
             )
         summary = summarise(writer, filled, source=source, seed=seed, size=size)
-        text = json.dumps(asdict(summary), indent=2, ensure_ascii=False)
-        (partial / "summary.json").write_text(text + "\n", encoding="utf-8")
+        write_json(partial / "summary.json", asdict(summary))
         shutil.rmtree(out, ignore_errors=True)
         partial.rename(out)
     finally:
@@ -296,18 +270,17 @@ def write_prepared(
 
 def summarise(writer: Writer, filled: Filled, *, source: str, seed: int, size: int) -> Summary:
     """Return the summary of a finished writer."""
-    with (writer.folder / "pictures.tar").open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    records, fields = writer.records, ("kind", "split", "style")
     return Summary(
         source=source,
         seed=seed,
         size=size,
-        records=len(writer.records),
-        concepts=len({name for record in writer.records for name in record.concepts}),
-        counts=count_by(writer.records),
+        records=len(records),
+        concepts=len({name for record in records for name in record.concepts}),
+        counts={name: dict(sorted(Counter(getattr(r, name) for r in records).items())) for name in fields},
         num_skipped=len(filled.skipped),
         skipped=tuple(filled.skipped[:100]),
         packages=tuple(filled.packages),
-        sha256=digest,
+        sha256=sha256_of(writer.folder / "pictures.tar"),
         bytes=sum(path.stat().st_size for path in writer.folder.iterdir()),
     )

@@ -5,9 +5,8 @@ compare the drafter's distributions with the target's, after guidance and filter
 test (arXiv:2503.01840): see losses.py.
 """
 
-import dataclasses
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -23,7 +22,7 @@ from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.transformers.loading import load as load_transformers
 from lantern.models.transformers.target import TransformersTarget
-from lantern.training.config import load_training_config, with_overrides
+from lantern.training.config import TrainingConfig
 from lantern.training.data import Prepared
 from lantern.training.draft_metrics import Draft, HeldOutDrafts
 from lantern.training.feature_cache import FeatureCache
@@ -42,7 +41,7 @@ LLAMAGEN = ("t2i", "c2i")  # model_type of a transformer component
 
 
 @dataclass(frozen=True)
-class DrafterConfig:
+class DrafterConfig(TrainingConfig):
     """Settings of a drafter. `kind` is the name of a trained drafter, `model` changes fields of its config.
 
     `source`: "offline" generates `pictures` images first and caches their features, `shard` per file; "online"
@@ -87,11 +86,6 @@ class DrafterConfig:
         """How images are sampled."""
         return Sampling(self.guidance, self.temperature, self.top_k, self.top_p)
 
-    @classmethod
-    def load(cls, path: Path) -> "DrafterConfig":
-        """Read a JSON config; ValueError names an unknown field with the nearest, or one of the wrong type."""
-        return load_training_config(cls, path)
-
 
 class DrafterTask(Task):
     """The part of training that all drafters share: source of images, losses of drafts, held-out figures."""
@@ -107,7 +101,7 @@ class DrafterTask(Task):
     ) -> None:
         super().__init__()
         self.config, self.sampling = config, config.sampling
-        self.drafter = module or new_module(config.kind, target, config.model, seed=config.loop.seed)
+        self.drafter = module or module_of(config, target)
         # later specialist layers would not be trained otherwise
         if config.unroll < (least := self.trainee.least_depths):
             raise ValueError(f"unroll is {config.unroll}, wanted at least {least}: the first depth of the last layer")
@@ -228,18 +222,11 @@ class DrafterTask(Task):
         save_component(self.drafter.state_dict(), self.trainee.config, folder / "drafter", dtype=torch.bfloat16)
 
 
-def make_source(config: DrafterConfig, teacher: AnyTeacher, root: Path, signature: str) -> Source:
-    """Return the teacher itself, or the cache of its images on disk, which is filled first."""
-    if config.source == "online":
-        return teacher
-    cache = FeatureCache(root / f"features-{signature}", pictures=config.pictures, shard=config.shard)
-    cache.fill(teacher)
-    return cache
-
-
-def main_captions(prepared: Prepared) -> list[str]:
-    """Return the first caption of each training image."""
-    return [record.captions[0][0] for record in prepared.records if record.split == "train"]
+def module_of(config: DrafterConfig, model: Any, init: Path | None = None) -> torch.nn.Module:
+    """Return a new module for a target, or the one of a folder."""
+    if init is not None:
+        return load_kind(config.kind, init, model)
+    return new_module(config.kind, model, config.model, seed=config.loop.seed)
 
 
 def for_tokens(config: DrafterConfig, target: TransformersTarget) -> DrafterConfig:
@@ -255,24 +242,8 @@ def for_tokens(config: DrafterConfig, target: TransformersTarget) -> DrafterConf
         if model["form"] != "rows" and not is_linear:
             raise ValueError(f'form is "{model["form"]}", wanted "rows": the head of this target is not linear')
     elif not is_linear:
-        objective = dataclasses.replace(objective, regression=0.0)
-    return with_overrides(config, model=model, objective=objective)
-
-
-def made_module(config: DrafterConfig, model: Any, init: Path | None) -> torch.nn.Module:
-    """Return a new module for a target, or the one of a folder."""
-    if init is not None:
-        return load_kind(config.kind, init, model)
-    return new_module(config.kind, model, config.model, seed=config.loop.seed)
-
-
-def make_teacher(
-    config: DrafterConfig, target: Transformer, captions: Captions, prepared: Prepared, reads: frozenset[str]
-) -> Teacher:
-    """Return a teacher that generates images for the main captions of training images."""
-    return Teacher(
-        target, captions, main_captions(prepared), sampling=config.sampling, seed=config.loop.seed, reads=reads
-    )
+        objective = replace(objective, regression=0.0)
+    return replace(config, model=model, objective=objective)
 
 
 def sign(config: DrafterConfig, teacher: AnyTeacher, read: str) -> str:
@@ -310,24 +281,16 @@ def train(
     """
     if kind is not None and kind != config.kind:
         raise ValueError(f"the config trains kind {config.kind}, got --kind {kind}: give a config of that kind")
-    config = with_overrides(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
-    prepared, cache = Prepared.open(data), cache or out
+    config = replace(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
+    prepared, cache, device = Prepared.open(data), cache or out, training_device()
+    texts = [record.captions[0][0] for record in prepared.records if record.split == "train"]
+    made: dict[str, Any] = {"sampling": config.sampling, "seed": config.loop.seed}
     if read_config(target).get("model_type") not in LLAMAGEN:
-        found = load_transformers(
-            target, training_device(), pick_dtype("auto", training_device()), parts=("text",), size=size
-        )
+        found = load_transformers(target, device, pick_dtype("auto", device), parts=("text",), size=size)
         assert found.text is not None
-        config = for_tokens(config, found.target)
-        model, texts = found.target, main_captions(prepared)
-        module = made_module(config, model, init)
-        teacher: AnyTeacher = TokenTeacher(
-            found.target,
-            found.text,
-            texts,
-            sampling=config.sampling,
-            seed=config.loop.seed,
-            reads=cast(Trainee, module).reads,
-        )
+        config, model = for_tokens(config, found.target), found.target
+        module = module_of(config, model, init)
+        teacher: AnyTeacher = TokenTeacher(model, found.text, texts, reads=cast(Trainee, module).reads, **made)
         read = hashlib.sha256(repr(texts).encode()).hexdigest()
     else:
         if text_encoder is None:
@@ -335,11 +298,15 @@ def train(
                 f"{target} is a transformer of LlamaGen: give the folder of its text encoder (--text-encoder)"
             )
         model = load_component(Transformer, TransformerConfig, target)
-        module = made_module(config, model, init)
-        model.to(training_device())
+        module = module_of(config, model, init)
+        model.to(device)
         encoder, read = TextEncoder.from_pretrained(text_encoder, tokenizer), captions_name(text_encoder, prepared)
         captions = Captions.encode(encoder, prepared, cache / read, slots=config.slots)
-        teacher = make_teacher(config, model, captions, prepared, cast(Trainee, module).reads)
-    source = make_source(config, teacher, cache, sign(config, teacher, read))
+        teacher = Teacher(model, captions, texts, reads=cast(Trainee, module).reads, **made)
+    source: Source = teacher
+    if config.source == "offline":
+        signature = sign(config, teacher, read)
+        source = FeatureCache(cache / f"features-{signature}", pictures=config.pictures, shard=config.shard)
+        source.fill(teacher)
     pictures = load_component(VQVAE, VQConfig, vq) if vq is not None else None
     run_loop(DrafterTask(config, model, source, module=module, vq=pictures), config.loop, out=out)

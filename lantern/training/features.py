@@ -54,14 +54,6 @@ def training_device() -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
-@torch.no_grad()
-def encode_pictures(vq: VQVAE, prepared: Prepared, *, batch: int = 64) -> Int[Tensor, "n codes"]:
-    """Return the codes of every prepared image as int16, computed on the training device."""
-    device = training_device()
-    vq.to(device)
-    return torch.cat([vq.encode(to_pixels(x).to(device)).short().cpu() for x in prepared.images().split(batch)])
-
-
 def picture_codes(
     vq: VQVAE, prepared: Prepared, *, vq_folder: Path, cache: Path, unify: bool
 ) -> Int[Tensor, "n codes"]:
@@ -72,10 +64,12 @@ def picture_codes(
     """
     name = codes_name(vq_folder, prepared)
 
+    @torch.no_grad()
     def compute() -> dict[str, Tensor]:
-        images = prepared.images().split(64)
+        images, device = prepared.images().split(64), training_device()
         patches = torch.cat([background_patches(some, vq.config.downsample) for some in images])
-        codes = encode_pictures(vq, prepared)
+        vq.to(device)
+        codes = torch.cat([vq.encode(to_pixels(some).to(device)).short().cpu() for some in images])
         return {"codes": torch.where(patches, -1 - codes, codes)}
 
     packed = prepared.folder / name
@@ -174,9 +168,3 @@ def background_code(codes: Int[Tensor, "b n"], is_background: Bool[Tensor, "b n"
     if not bool(is_background.any()):
         raise ValueError("no image has a white background: set unify_background to false in the config")
     return int(codes[is_background].long().bincount().argmax())
-
-
-def unify_background(codes: Int[Tensor, "b n"], pictures: UInt8[Tensor, "b 3 h w"], patch: int) -> Int[Tensor, "b n"]:
-    """Return the codes with those of all background patches replaced by the most frequent one of them."""
-    is_background = background_patches(pictures, patch)
-    return codes.masked_fill(is_background, background_code(codes, is_background))

@@ -112,28 +112,6 @@ class WeightAverage:
             mean.copy_(state[name])
 
 
-def save_checkpoint(
-    path: Path,
-    task: Task,
-    optimizers: list[torch.optim.Optimizer],
-    step: int,
-    config: LoopConfig,
-    average: WeightAverage | None,
-    plan: dict[str, float] | None = None,
-) -> None:
-    """Replace the checkpoint atomically. `plan` holds the time spent and the fixed steps of a timed run."""
-    state = {
-        "task": task.state_dict(),
-        "optimizers": [o.state_dict() for o in optimizers],
-        "average": average and average.state_dict(),
-        "step": step,
-        "seed": config.seed,
-        "plan": plan,
-    }
-    with atomic_write(path) as temporary:
-        torch.save(state, temporary)
-
-
 def load_checkpoint(
     path: Path, task: Task, optimizers: list[torch.optim.Optimizer], config: LoopConfig, average: WeightAverage | None
 ) -> tuple[int, dict[str, float] | None]:
@@ -268,8 +246,7 @@ class Run:
         if plan is None or plan["minutes"] != self.config.minutes or not plan["steps"]:
             return self.plan.open_schedule
         self.plan.is_fixed = True
-        lengths = {name: int(plan[name]) for name in ("steps", "decay", "warmup")}
-        return dataclasses.replace(self.config, **lengths)
+        return dataclasses.replace(self.config, **{name: int(plan[name]) for name in self.config.lengths})
 
     def go(self, stopping: Stopping) -> bool:
         """Run all steps. After a signal, save a checkpoint at the end of the step and return False."""
@@ -305,8 +282,7 @@ class Run:
                 torch.cuda.synchronize()
             if plan.is_due(done) or (plan.is_fixed and decay_begins and plan.is_late(done, self.schedule)):
                 seconds = self.measure(done) if not plan.is_fixed else 0.0
-                schedule = plan.fixed(done, seconds)
-                lengths = [{name: getattr(schedule, name) for name in ("steps", "decay", "warmup")}]
+                lengths = [plan.fixed(done, seconds).lengths]
         if self.accelerator.num_processes > 1:
             from accelerate.utils import broadcast_object_list
 
@@ -368,13 +344,22 @@ class Run:
         return seconds
 
     def save(self, done: int) -> None:
-        """Write the checkpoint."""
-        plan: dict[str, float] | None = None
+        """Replace the checkpoint atomically."""
+        plan: dict[str, float] | None = None  # the time spent and the fixed steps of a timed run
         if self.config.minutes:
-            lengths = {name: getattr(self.schedule, name) for name in ("steps", "decay", "warmup")}
+            lengths = self.schedule.lengths
             lengths["steps"] *= self.plan.is_fixed
             plan = {"seconds": self.plan.elapsed, "minutes": self.config.minutes, **lengths}
-        save_checkpoint(self.out / "checkpoint.pt", self.task, self.optimizers, done, self.config, self.average, plan)
+        state = {
+            "task": self.task.state_dict(),
+            "optimizers": [o.state_dict() for o in self.optimizers],
+            "average": self.average and self.average.state_dict(),
+            "step": done,
+            "seed": self.config.seed,
+            "plan": plan,
+        }
+        with atomic_write(self.out / "checkpoint.pt") as temporary:
+            torch.save(state, temporary)
 
     def export(self) -> None:
         """Write the trained component, of the averaged weights if there are any, and the schedule as it was run."""

@@ -5,7 +5,7 @@ A record holds, for every drafted node, its traits and whether the target accept
 of a model's folder.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from lantern.drafters.policies.radar import SIDE_INPUTS, Radar, RadarConfig, sid
 from lantern.drafters.policies.records import Records, load_records
 from lantern.generation.tuning.costs import costs_of
 from lantern.methods.spec import resolved
-from lantern.training.config import load_training_config, with_overrides
+from lantern.training.config import TrainingConfig
 from lantern.training.kinds import find_kind
 from lantern.training.loop import LoopConfig, Task, step_seed
 from lantern.training.loop import train as run_loop
@@ -34,7 +34,7 @@ SIDES = [TRAITS.index(name) for name in ("left", "up", "up_right")]
 
 
 @dataclass(frozen=True)
-class PolicyConfig:
+class PolicyConfig(TrainingConfig):
     """Settings of a policy: `model` changes fields of the network's config, `batch` counts nodes or drafts.
 
     For RADAR `nodes` is the number of nodes scored in a pass, root included, and `curiosity` weighs the entropy of its
@@ -55,11 +55,6 @@ class PolicyConfig:
         if self.batch < 1 or self.lr <= 0 or self.nodes < 2:
             raise ValueError(f"batch {self.batch}, lr {self.lr}, nodes {self.nodes}: wanted at least 1, above 0, 2")
 
-    @classmethod
-    def load(cls, path: Path) -> "PolicyConfig":
-        """Read a JSON config; ValueError names the file and the wrong field."""
-        return load_training_config(cls, path)
-
 
 def held_out(records: Records) -> Bool[Tensor, " s"]:
     """Return which drafts are of held-out images, or of the second half of the image if there is only one."""
@@ -69,24 +64,35 @@ def held_out(records: Records) -> Bool[Tensor, " s"]:
     return records.picture % HELD_OUT == HELD_OUT - 1
 
 
-class C2TTask(Task):
+class PolicyTask(Task):
+    """What trainings of policies share: `part` is the network, `module` of its config `kind`."""
+
+    def __init__(self, config: PolicyConfig, records: Records, module: Any, kind: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.part: Any = module(kind(**{"target": records.about.get("target"), **config.model}))
+        self.part.init_weights(torch.Generator().manual_seed(config.loop.seed))
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return AdamW."""
+        return [torch.optim.AdamW(self.part.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)]
+
+    def export(self, folder: Path) -> None:
+        """Write the add-on to a folder named like its kind."""
+        save_component(self.part.state_dict(), self.part.config, folder / self.config.kind)
+
+
+class C2TTask(PolicyTask):
     """C2T: which nodes were accepted, of those whose parents were. Cross-entropy over nodes.
 
     Held-out figures are reported beside those of the path's own probabilities, the baseline.
     """
 
     def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
-        super().__init__()
+        super().__init__(config, records, C2T, C2TConfig)
         assert records.traits is not None
-        self.config = config
-        self.part = C2T(C2TConfig(**{"target": records.about.get("target"), **config.model}))
-        self.part.init_weights(torch.Generator().manual_seed(config.loop.seed))
         is_held = held_out(records)
         self._train, self._held = (_nodes(records, rows) for rows in (~is_held, is_held))
-
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return AdamW."""
-        return [torch.optim.AdamW(self.part.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)]
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return traits of some nodes and whether each was accepted."""
@@ -115,10 +121,6 @@ class C2TTask(Task):
             "loss_of_scores": float(F.binary_cross_entropy_with_logits(own, taken)),
         }
 
-    def export(self, folder: Path) -> None:
-        """Write the add-on to a folder named like its kind."""
-        save_component(self.part.state_dict(), self.part.config, folder / self.config.kind)
-
 
 def _nodes(records: Records, rows: Bool[Tensor, " s"]) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
     assert records.traits is not None
@@ -145,7 +147,7 @@ def calibration_error(probs: Float[Tensor, " m"], taken: Float[Tensor, " m"], *,
     return float((predicted - observed).abs().sum() / len(taken))
 
 
-class RadarTask(Task):
+class RadarTask(PolicyTask):
     """RADAR: when another draft pass is worth its time, by REINFORCE on the measured time of steps.
 
     An episode is one recorded draft: after each pass the network continues or stops. Stopping after pass k commits
@@ -155,11 +157,8 @@ class RadarTask(Task):
     """
 
     def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
-        super().__init__()
+        super().__init__(config, records, Radar, RadarConfig)
         assert records.beams is not None
-        self.config = config
-        self.part = Radar(RadarConfig(**{"target": records.about.get("target"), **config.model}))
-        self.part.init_weights(torch.Generator().manual_seed(config.loop.seed))
         self._beams, self._sides = records.beams[..., : self.part.config.beam], sides(records)
         if self._beams.shape[2] < self.part.config.beam:
             raise ValueError(f"the records' beams are {self._beams.shape[2]} wide, wanted {self.part.config.beam}")
@@ -170,10 +169,6 @@ class RadarTask(Task):
         self._codes = torch.minimum(records.length[:, None], depths) + 1.0
         self._is_held = held_out(records)
         self.rate = float((self._codes[~self._is_held].mean(0) / self._times).max())
-
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return AdamW."""
-        return [torch.optim.AdamW(self.part.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)]
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return some drafts and the uniforms that decide where they stop."""
@@ -226,10 +221,6 @@ class RadarTask(Task):
             "passes_of_best_depth": float(constant.argmax() + 1),
         }
 
-    def export(self, folder: Path) -> None:
-        """Write the add-on to a folder named like its kind."""
-        save_component(self.part.state_dict(), self.part.config, folder / self.config.kind)
-
 
 def first_stop(stops: Bool[Tensor, "b d"]) -> Int[Tensor, " b"]:
     """Return the pass, from 0, after which each draft stops; the last if it never does."""
@@ -266,7 +257,8 @@ def train(
     `profile` is the output of `lantern tune`, whose times of steps are the cost in RADAR's reward. ValueError for
     records without traits, which only dynamic trees have.
     """
-    config = with_overrides(config, kind=kind, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
+    kind = config.kind if kind is None else kind
+    config = replace(config, kind=kind, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
     paths = sorted(records.glob("*.safetensors")) if records.is_dir() else [records]
     if not paths:
         raise ValueError(f"{records} holds no *.safetensors: write some with lantern-generate --record FILE")

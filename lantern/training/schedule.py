@@ -50,6 +50,11 @@ class LoopConfig:
         if self.minutes < 0:
             raise ValueError(f"minutes is {self.minutes}, wanted at least 0 (0: as many steps as `steps`)")
 
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The numbers of steps: of all, of the final decay and of the warm-up."""
+        return {"steps": self.steps, "decay": self.decay, "warmup": self.warmup}
+
     def scale(self, step: int) -> float:
         """Return the factor on every learning rate at a step."""
         rise = min(1.0, (step + 1) / max(1, self.warmup))

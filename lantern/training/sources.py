@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from jaxtyping import UInt8
 
-from lantern.training.config import load_training_config
+from lantern.training.config import TrainingConfig
 from lantern.training.data import Filled, Made, Progress, Record, Summary, Writer, share_of, write_prepared
 
 SOURCES = ("folder", "classes", "webdataset")
@@ -24,7 +25,7 @@ CAPTION_FIELDS = ("captions", "caption", "text", "prompt")
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(TrainingConfig):
     """What to prepare.
 
     source: one of SOURCES. path: the folder or file to read, relative to the folder of the config. size: side of
@@ -45,9 +46,9 @@ class DataConfig:
         check_sizes(self.size, self.held_out)
 
     @classmethod
-    def load(cls, path: Path) -> "DataConfig":
+    def load(cls, path: Path) -> Self:
         """Read a JSON config. Raises ValueError, in one line, if the file or a field is wrong."""
-        config = load_training_config(cls, path)
+        config = super().load(path)
         return replace(config, path=str(path.resolve().parent / config.path) if config.path else "")
 
 
@@ -108,24 +109,20 @@ def make(sample: Sample, config: DataConfig, variant: str = "original") -> Made 
         return f"{sample.name}: not an image that can be read"
     if variant == "mirror":
         picture = np.ascontiguousarray(picture[:, ::-1])
-    return picture, replace(record_for(sample, config.held_out), variant=variant)
-
-
-def record_for(sample: Sample, held_out: float) -> Record:
-    """Return the record of a sample; its name alone decides whether it is held out."""
     share = round(1 / len(sample.captions), 4)
-    return Record(
+    return picture, Record(
         image=0,
         captions=tuple((caption, share) for caption in sample.captions),
         kind="plain",
         concepts=(sample.label,) if sample.label else (),
         style="",
-        split="heldout" if is_held_out(sample, held_out) else "train",
+        split="heldout" if is_held_out(sample, config.held_out) else "train",
+        variant=variant,
     )
 
 
 def is_held_out(sample: Sample, held_out: float) -> bool:
-    """Return whether a sample is kept from training."""
+    """Return whether a sample is kept from training, which its name alone decides."""
     return share_of(sample.name) < held_out
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -16,7 +16,7 @@ from lantern.core.io import load_component, load_state, save_component, write_js
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
-from lantern.training.config import load_training_config, with_overrides
+from lantern.training.config import TrainingConfig
 from lantern.training.data import Prepared
 from lantern.training.features import Captions, Classes, Conditions, captions_name, picture_codes
 from lantern.training.log import save_sheet
@@ -30,7 +30,7 @@ CLASSES_NAME = "classes.json"  # names of the classes of a class-conditional tar
 
 
 @dataclass(frozen=True)
-class TargetConfig:
+class TargetConfig(TrainingConfig):
     """Model and settings of the target. `kinds` weighs the kinds of records, `slots` is the number of caption slots.
 
     A model of type t2i is conditioned on captions. One of type c2i is conditioned on classes: each image's concept;
@@ -68,11 +68,6 @@ class TargetConfig:
                 raise ValueError(f"{name} is {share}, wanted a share from 0 to 1")
         if self.corruption_others and self.batch < 2:
             raise ValueError(f"corruption_others needs other images: batch is {self.batch}, wanted 2 or more")
-
-    @classmethod
-    def load(cls, path: Path) -> "TargetConfig":
-        """Read a JSON config; ValueError names the file and the wrong field."""
-        return load_training_config(cls, path, old_names=cls.OLD_NAMES)
 
 
 def training_attention(inputs: Float[Tensor, "b n c"]) -> AbstractContextManager[Any]:
@@ -324,12 +319,12 @@ def train(
     """
     if init_vq is not None and init is None:
         raise ValueError("got the VQ tokenizer of an init without one: give --init, or leave --init-vq out")
-    config = with_overrides(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
+    config = replace(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
     prepared = Prepared.open(data)
     pictures = load_component(VQVAE, VQConfig, vq)
     captions = conditions_of(config, prepared, out, text_encoder, tokenizer)
     if captions.names:
-        config = with_overrides(config, model=with_overrides(config.model, num_classes=len(captions.names)))
+        config = replace(config, model=replace(config.model, num_classes=len(captions.names)))
     codes = picture_codes(pictures, prepared, vq_folder=vq, cache=out, unify=config.unify_background)
     task = TargetTask(config, prepared, codes, captions, pictures)
     if init is not None and not (out / "checkpoint.pt").exists():

@@ -1,7 +1,6 @@
 """The target as a teacher: images by plain decoding, with the features of the target along them."""
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -30,29 +29,6 @@ class Source(Protocol):
         ...
 
 
-@contextmanager
-def taps(target: Transformer, layers: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Yield a list that receives the inputs of these layers in the next pass, in the order given."""
-    found: dict[int, Tensor] = {}
-    seen: list[Tensor] = []
-
-    def keep(layer: int, is_last: bool) -> Any:
-        def hook(_: Any, inputs: tuple[Any, ...]) -> None:
-            found[layer] = inputs[0]
-            if is_last:
-                seen.extend(found[each] for each in layers)
-
-        return hook
-
-    last = max(layers)
-    handles = [target.layers[i].register_forward_pre_hook(keep(i, i == last)) for i in set(layers)]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 @torch.no_grad()
 def read_pictures(
     target: Transformer,
@@ -74,11 +50,11 @@ def read_pictures(
     parts: dict[str, list[Tensor]] = {"rows": [], "prompt": [], "layers": []}
     for embed in (target.cls_embedding, target.cls_embedding.unconditional):
         inputs = torch.cat([embed(words), target.tok_embeddings(codes[:, :-1])], dim=1)
-        with taps(target, layers) as entered:
-            out = target.features(inputs, positions, seen)
+        entered = dict.fromkeys(layers, inputs)
+        out = target.features(inputs, positions, seen, entered=entered)
         parts["rows"].append(out[:, slots - 1 :])
         parts["prompt"].append(out[:, : slots - 1])
-        parts["layers"].append(torch.stack([x[:, slots - 1 :] for x in entered], dim=1))
+        parts["layers"].append(torch.stack([entered[layer][:, slots - 1 :] for layer in layers], dim=1))
     return {name: torch.stack(rows, dim=1) for name, rows in parts.items() if name == "rows" or name in reads}
 
 

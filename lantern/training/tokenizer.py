@@ -5,7 +5,7 @@ The decoder alone improves the images of a trained target: half the time it read
 them, half the time with one code for the background, as a target with `unify_background` generates them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lantern.core.io import load_module, save_component
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels, to_uint8
-from lantern.training.config import load_training_config, with_overrides
+from lantern.training.config import TrainingConfig
 from lantern.training.data import Prepared
 from lantern.training.features import picture_codes
 from lantern.training.log import save_sheet
@@ -25,7 +25,7 @@ from lantern.training.schedule import adjusted
 
 
 @dataclass(frozen=True)
-class TokenizerConfig:
+class TokenizerConfig(TrainingConfig):
     """Model and settings of the tokenizer.
 
     `shift` moves images by up to so many pixels. `perceptual` weighs the perceptual loss, 0 for none. `free_steps` is
@@ -44,11 +44,6 @@ class TokenizerConfig:
     revive_below: float = 0.05
     free_steps: int = 150
     composites: float = 0.2
-
-    @classmethod
-    def load(cls, path: Path) -> "TokenizerConfig":
-        """Read a JSON config; ValueError names the file and the wrong field."""
-        return load_training_config(cls, path)
 
 
 class TokenizerTask(Task):
@@ -86,18 +81,23 @@ class TokenizerTask(Task):
         trained = [p for p in self.vq.parameters() if p.requires_grad]
         return [torch.optim.AdamW(trained, lr=self.config.lr, betas=(0.9, 0.95), weight_decay=0.01)]
 
-    def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
-        """Return images, flipped and shifted on white, and the step."""
-        config = self.config
-        generator = torch.Generator().manual_seed(step_seed(config.loop.seed, step, rank))
+    def _choice(self, step: int, rank: int) -> tuple[Float[Tensor, " b"], Int[Tensor, " b"], torch.Generator]:
+        """Return uniform numbers, the images of a batch, and the generator of a step's further random numbers."""
+        config, generator = self.config, torch.Generator().manual_seed(step_seed(self.config.loop.seed, step, rank))
         draw = torch.rand(config.batch, 3, generator=generator)
-        pool = torch.where(
+        chosen = torch.where(
             draw[:, 0] < config.composites,
             self._others[(draw[:, 1] * len(self._others)).long()],
             self._plain[(draw[:, 1] * len(self._plain)).long()],
         )
-        x = self._images[pool]
-        x = torch.where(draw[:, 2, None, None, None] < 0.5, x, x.flip(-1))
+        return draw[:, 2], chosen, generator
+
+    def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Return images, flipped and shifted on white, and the step."""
+        config = self.config
+        draw, chosen, generator = self._choice(step, rank)
+        x = self._images[chosen]
+        x = torch.where(draw[:, None, None, None] < 0.5, x, x.flip(-1))
         shift = torch.randint(0, 2 * config.shift + 1, (2,), generator=generator).tolist()
         size = x.shape[-1]
         padded = F.pad(x, (config.shift,) * 4, value=255)
@@ -207,7 +207,7 @@ def train(
     `packages` is the folder of the network of the perceptual loss, see `Perceptual`. `init` is a trained tokenizer to
     start from.
     """
-    config = with_overrides(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
+    config = replace(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
     task = TokenizerTask(config, Prepared.open(data), packages)
     if init is not None:
         load_module(task.vq, init)
@@ -229,15 +229,8 @@ class DecoderTask(TokenizerTask):
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return images and their codes."""
-        config = self.config
-        generator = torch.Generator().manual_seed(step_seed(config.loop.seed, step, rank))
-        draw = torch.rand(config.batch, 3, generator=generator)
-        chosen = torch.where(
-            draw[:, 0] < config.composites,
-            self._others[(draw[:, 1] * len(self._others)).long()],
-            self._plain[(draw[:, 1] * len(self._plain)).long()],
-        )
-        codes = self._codes[(draw[:, 2] < 0.5).long(), chosen].long()
+        draw, chosen, _ = self._choice(step, rank)
+        codes = self._codes[(draw < 0.5).long(), chosen].long()
         return to_pixels(self._images[chosen]).to(device), codes.to(device)
 
     def forward(self, pixels: Float[Tensor, "b 3 h w"], codes: Int[Tensor, "b n"]) -> dict[str, Tensor]:
@@ -260,6 +253,6 @@ def train_decoder(
     minutes: float | None = None,
 ) -> None:
     """Train the decoder of the tokenizer in `vq` and write `out/vqvae`; resume what `out` holds."""
-    config = with_overrides(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
+    config = replace(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
     out.mkdir(parents=True, exist_ok=True)
     run_loop(DecoderTask(config, Prepared.open(data), packages, vq, out), config.loop, out=out)

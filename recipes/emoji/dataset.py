@@ -1,15 +1,16 @@
 """The emoji training set: plain pictures of every concept and style, and composites of them, with captions."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from jaxtyping import UInt8
 
-from lantern.training.config import load_training_config
+from lantern.training.config import TrainingConfig
 from lantern.training.data import Filled, Made, Progress, Record, Summary, Writer, share_of, write_prepared
 from lantern.training.sources import check_sizes
 from recipes.emoji.captions import (
@@ -48,7 +49,7 @@ STYLES = ("3d", "flat", "noto")
 
 
 @dataclass(frozen=True)
-class EmojiConfig:
+class EmojiConfig(TrainingConfig):
     """What to prepare. Relative paths are resolved against the file that the config is loaded from.
 
     size: side of a picture in pixels. seed: of everything random. concepts: files with lists of concepts. styles: which
@@ -82,9 +83,9 @@ class EmojiConfig:
             raise ValueError("concepts is empty, wanted at least one list such as concepts-core.txt")
 
     @classmethod
-    def load(cls, path: Path) -> "EmojiConfig":
+    def load(cls, path: Path) -> Self:
         """Read a JSON config. Raises ValueError, in one line, if the file or a field is wrong."""
-        config, home = load_training_config(cls, path), path.resolve().parent
+        config, home = super().load(path), path.resolve().parent
         return replace(
             config,
             concepts=tuple(str(home / name) for name in config.concepts),
@@ -166,12 +167,7 @@ def write_emoji(config: EmojiConfig, writer: Writer, *, packages: Path, progress
     for _ in writer.add_all(jobs):
         check_reserved((text for text, _ in writer.records[-1].captions), reserved)
         progress(len(writer.records), total)
-    names = (*config.styles, "labels", "keywords")
-    used = [
-        {"name": p.name, "version": p.version, "sha256": p.sha256, "licence": p.licence}
-        for p in (PACKAGES[name] for name in names)
-    ]
-    return Filled(missing, used)
+    return Filled(missing, [asdict(PACKAGES[name]) for name in (*config.styles, "labels", "keywords")])
 
 
 def check_unique(concepts: list[Concept]) -> None:

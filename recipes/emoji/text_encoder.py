@@ -8,9 +8,9 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.io import atomic_write
-from lantern.training.config import load_training_config, with_overrides
+from lantern.training.config import TrainingConfig
 from lantern.training.loop import LoopConfig, Task
 from lantern.training.loop import train as run_loop
 from lantern.training.schedule import adjusted
@@ -32,7 +32,7 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 @dataclass(frozen=True)
-class TextConfig:
+class TextConfig(TrainingConfig):
     """Sizes and schedule of the encoder. `concepts` are lists of picture concepts beside the config file."""
 
     loop: LoopConfig
@@ -48,13 +48,13 @@ class TextConfig:
     temperature: float = 0.07
 
     @classmethod
-    def load(cls, path: Path) -> "TextConfig":
+    def load(cls, path: Path) -> Self:
         """Read a JSON config; ValueError names a wrong field or a missing list of concepts."""
-        config = load_training_config(cls, path)
+        config = super().load(path)
         lists = tuple(str(path.parent / name) for name in config.concepts)
         if missing := [name for name in lists if not Path(name).is_file()]:
             raise ValueError(f"{missing[0]} is missing; it is named under concepts in {path}")
-        return with_overrides(config, concepts=lists)
+        return replace(config, concepts=lists)
 
 
 def wordpieces(vocab: dict[str, int] | None) -> Any:
@@ -285,4 +285,4 @@ def train(
     with config.json, model.safetensors, tokenizer.json and vocab.txt.
     """
     loop = adjusted(config.loop, steps=steps, decay=decay, minutes=minutes)
-    run_loop(prepare(with_overrides(config, loop=loop), out, packages, teacher), loop, out=out)
+    run_loop(prepare(replace(config, loop=loop), out, packages, teacher), loop, out=out)

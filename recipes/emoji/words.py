@@ -5,9 +5,9 @@ needs no further training. The size of the tokenizer is unchanged: a new word re
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.models.llamagen.text import TextEncoder
-from lantern.training.config import load_training_config, with_overrides
+from lantern.training.config import TrainingConfig
 from lantern.training.loop import LoopConfig, Task
 from lantern.training.loop import train as run_loop
 from recipes.emoji.captions import plural
@@ -25,7 +25,7 @@ from recipes.emoji.text_encoder import TextConfig, TextTask, cut_tokens, prepare
 
 
 @dataclass(frozen=True)
-class WordsConfig:
+class WordsConfig(TrainingConfig):
     """Settings for new words.
 
     encoder: name of the encoder's config, in the same folder. count: words to exchange at most. required: number of the
@@ -44,10 +44,10 @@ class WordsConfig:
     OLD_NAMES: ClassVar[dict[str, str]] = {"wanted": "required"}
 
     @classmethod
-    def load(cls, path: Path) -> "WordsConfig":
+    def load(cls, path: Path) -> Self:
         """Read a JSON config; ValueError names the file and the wrong field."""
-        config = load_training_config(cls, path, old_names=cls.OLD_NAMES)
-        return with_overrides(config, text=TextConfig.load(path.parent / config.encoder))
+        config = super().load(path)
+        return replace(config, text=TextConfig.load(path.parent / config.encoder))
 
 
 def exchange(vocab: dict[str, int], needed: list[str], *, required: int, count: int, keep: set[str]) -> dict[str, str]:

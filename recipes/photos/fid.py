@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from lantern.core.config import load_config, read_json_object
+from lantern.core.config import read_json_object
 from lantern.core.io import atomic_write, load_component, write_json
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
@@ -17,6 +17,7 @@ from lantern.eval.metrics.quality import Figure, Options, measure
 from lantern.eval.speed.surroundings import surroundings
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels, to_uint8
+from lantern.training.config import TrainingConfig
 from lantern.training.data import Prepared, Progress, encode_png
 from lantern.training.features import training_device
 from lantern.training.log import save_sheet
@@ -26,7 +27,7 @@ SHOWN = 8  # pictures of a class on the sheet
 
 
 @dataclass(frozen=True)
-class FidConfig:
+class FidConfig(TrainingConfig):
     """How pictures are generated: their number, sampling and seed. Classes are as frequent as in training."""
 
     pictures: int = 2048
@@ -40,11 +41,6 @@ class FidConfig:
     def __post_init__(self) -> None:
         if self.pictures < 2 or self.batch < 1:
             raise ValueError(f"pictures is {self.pictures}, batch {self.batch}: wanted at least 2 and at least 1")
-
-    @classmethod
-    def load(cls, path: Path) -> "FidConfig":
-        """Read a JSON config; ValueError names the file and the wrong field."""
-        return load_config(cls, path)
 
 
 @dataclass(frozen=True)

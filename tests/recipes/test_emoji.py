@@ -69,7 +69,6 @@ def test_emoji_preparation_makes_every_kind_and_reads_back(packages: Path, confi
     assert summary.counts["kind"]["pair"] == 4
     assert [r.image for r in prepared.records] == list(range(summary.records))
     assert pictures.shape == (summary.records, 3, 64, 64)
-    assert all((prepared.image(i) == pictures[i]).all() for i in (0, summary.records - 1))
     assert [r.kind for r in prepared.records[:15]] == ["plain"] * 15
     assert len(seen) == summary.records
     assert {p["licence"] for p in summary.packages} == {"MIT", "Apache-2.0"}

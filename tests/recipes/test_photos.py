@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from lantern.cli import generate
 from lantern.cli.main import main
 from lantern.training.data import Prepared
 from lantern.training.sources import DataConfig, prepare
-from lantern.training.stages import find_config, find_recipe
+from lantern.training.stages import find_recipe
 from tests.eval.tiny_metrics import save_tiny_inception
+from tests.training.drawings import SMALL_TARGET, SMALL_VQ, small_configs
 
 COLOURS = {"green_leaf": (30, 180, 60), "red_brick": (220, 30, 30), "sky": (40, 60, 220)}
 
@@ -36,27 +38,13 @@ def photos(tmp_path: Path) -> Path:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """The committed config with small models, and images of 16 x 16 pixels."""
-    recipe, home = find_recipe("photos"), tmp_path / "configs"
-    home.mkdir()
-    sizes = {"ch": 32, "encoder_ch_mult": [1, 1, 1], "decoder_ch_mult": [1, 1, 1], "z_channels": 32}
-    small = {"dim": 64, "n_layer": 2, "n_head": 1, "vocab_size": 64, "block_size": 16}
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         "data-photos": {"size": 16, "held_out": 0.2},
-        "tokenizer-small": {"model": {**sizes, "codebook_size": 64}, "batch": 4, "free_steps": 1},
-        "target-photos": {"model": small, "batch": 4},
+        "tokenizer-small": {"model": SMALL_VQ, "batch": 4, "free_steps": 1},
+        "target-photos": {"model": SMALL_TARGET, "batch": 4},
         "fid-photos": {"pictures": 6, "batch": 4},
     }
-    for name, changed in changes.items():
-        raw = json.loads(find_config(name, recipe).read_text())
-        raw |= changed | ({"model": raw["model"] | changed["model"]} if "model" in raw else {})
-        if "loop" in raw:
-            raw["loop"] |= {"warmup": 1, "decay": 1, "evaluate_every": 100, "precision": "fp32"}
-        (home / f"{name}.json").write_text(json.dumps(raw))
-    steps = json.loads(find_config("all-photos", recipe).read_text())
-    for step in steps["steps"]:
-        step["config"] += ".json"
-    (home / "all-photos.json").write_text(json.dumps(steps))
-    return home / "all-photos.json"
+    return small_configs(tmp_path / "configs", "all-photos", changes, find_recipe("photos"))
 
 
 def test_mirrors_of_training_pictures_are_added(photos: Path, tmp_path: Path) -> None:

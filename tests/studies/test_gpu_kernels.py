@@ -42,8 +42,9 @@ def test_kernels_compile_without_a_gpu(tmp_path: Path) -> None:
 
 def test_the_interpreter_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    from studies.gpu_kernels import main
+    from lantern.cli.command import run_command
+    from studies.gpu_kernels import COMMAND
 
     if os.environ.get("TRITON_INTERPRET") != "1":
         pytest.skip("this machine has a GPU: kernels are not interpreted")
-    assert main(["--out", str(tmp_path / "out.json")]) == 2 and not list(tmp_path.iterdir())
+    assert run_command(COMMAND, ["--out", str(tmp_path / "out.json")]) == 2 and not list(tmp_path.iterdir())

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from lantern.cli.command import run_command
 from lantern.engines.cpu.engine import CpuTarget
 from lantern.engines.cpu.kernels import PARTS
-from studies.pass_profile import main, profile, windows
+from studies.pass_profile import COMMAND, profile, windows
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
 
@@ -40,7 +41,8 @@ def test_profiling_changes_no_bit() -> None:
 
 def test_figures_are_written_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, out = save_tiny_model(tmp_path / "tiny", **FUSABLE), tmp_path / "profile.json"
-    assert main(["--model", str(folder), "--nodes", "2", "1", "--rounds", "1", "--out", str(out)]) == 0
+    options = ["--model", str(folder), "--nodes", "2", "1", "--rounds", "1", "--out", str(out)]
+    assert run_command(COMMAND, options) == 0
     found = json.loads(out.read_text(encoding="utf-8"))
     assert [row["nodes"] for row in found["rows"]] == [1, 2] and found["dtype"] == "bf16"
     assert capsys.readouterr().out.splitlines()[0].split()[:3] == ["nodes", "pass", "norm"]

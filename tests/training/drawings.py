@@ -1,12 +1,19 @@
-"""Pictures and archives that the tests of data preparation read."""
+"""Pictures and archives that the tests of data preparation read, and committed configs at toy size."""
 
 import hashlib
 import io
+import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from lantern.training.stages import Recipe, find_config
+
+SMALL_VQ = {"ch": 32, "encoder_ch_mult": [1, 1, 1], "decoder_ch_mult": [1, 1, 1], "z_channels": 32, "codebook_size": 64}
+SMALL_TARGET = {"dim": 64, "n_layer": 2, "n_head": 1, "vocab_size": 64, "block_size": 16}
 
 
 def disc(colour: tuple[int, int, int], size: int = 64) -> np.ndarray:
@@ -33,3 +40,19 @@ def archive(path: Path, files: dict[str, bytes]) -> str:
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def small_configs(home: Path, steps: str, changes: dict[str, dict[str, Any]], recipe: Recipe | None = None) -> Path:
+    """Write committed configs with fields of theirs changed, and the config `steps` that lists them; gives its path."""
+    home.mkdir()
+    for name, changed in changes.items():
+        raw = json.loads(find_config(name, recipe).read_text())
+        raw |= changed | ({"model": raw["model"] | changed["model"]} if "model" in changed else {})
+        if "loop" in raw:
+            raw["loop"] |= {"warmup": 1, "decay": 1, "evaluate_every": 100, "precision": "fp32"}
+        (home / f"{name}.json").write_text(json.dumps(raw))
+    listed = json.loads(find_config(steps, recipe).read_text())
+    for step in listed["steps"]:
+        step["config"] += ".json"
+    (home / f"{steps}.json").write_text(json.dumps(listed))
+    return home / f"{steps}.json"

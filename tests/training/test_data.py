@@ -1,6 +1,5 @@
 """Folders, classes and shards become training data; wrong configs are refused."""
 
-import hashlib
 import json
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from lantern.core.io import sha256_of
 from lantern.training.data import Prepared, Record, Writer, share_of
 from lantern.training.sources import DataConfig, prepare
 from tests.training.drawings import archive, encoded
@@ -129,21 +129,17 @@ def test_decoded_pictures_are_cached_in_one_file_that_callers_cannot_change(tmp_
         prepared.images()
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_number_of_workers_does_not_change_what_is_written(tmp_path: Path, workers: int) -> None:
+def test_number_of_workers_does_not_change_what_is_written(tmp_path: Path) -> None:
     def job(i: int) -> tuple[np.ndarray, Record] | str:
         record = Record(image=0, captions=((f"c{i}", 1.0),), kind="plain", concepts=(), style="", split="train")
         return "left out" if i % 7 == 3 else (np.full((8, 8, 3), i, np.uint8), record)
 
-    writer = Writer(tmp_path / str(workers))
-    reasons = list(writer.add_all((partial(job, i) for i in range(40)), workers=workers))
-    writer.close()
-    assert [i for i, reason in enumerate(reasons) if reason] == [3, 10, 17, 24, 31, 38]
-    assert [r.captions[0][0] for r in writer.records] == [f"c{i}" for i in range(40) if i % 7 != 3]
-    digest = hashlib.sha256((tmp_path / str(workers) / "pictures.tar").read_bytes())
-    serial = Writer(tmp_path / "serial")
-    for made in (job(i) for i in range(40)):
-        if not isinstance(made, str):
-            serial.add(*made)
-    serial.close()
-    assert digest.digest() == hashlib.sha256((tmp_path / "serial" / "pictures.tar").read_bytes()).digest()
+    digests = set()
+    for workers in (1, 3):
+        writer = Writer(tmp_path / str(workers))
+        reasons = list(writer.add_all((partial(job, i) for i in range(40)), workers=workers))
+        writer.close()
+        assert [i for i, reason in enumerate(reasons) if reason] == [3, 10, 17, 24, 31, 38]
+        assert [r.captions[0][0] for r in writer.records] == [f"c{i}" for i in range(40) if i % 7 != 3]
+        digests.add(sha256_of(writer.folder / "pictures.tar"))
+    assert len(digests) == 1

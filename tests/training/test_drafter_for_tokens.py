@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ from lantern.drafters.eagle.fr_spec import FrequencyConfig, FrequencyTable
 from lantern.drafters.examples import fused_layers
 from lantern.generation.generator import generate
 from lantern.methods.registry import build_decoder
-from lantern.models.folder import load_model
-from lantern.training.config import with_overrides
+from lantern.models.folder import Model, load_model
 from lantern.training.draft_metrics import PIXELS
 from lantern.training.drafter import DrafterConfig, DrafterTask, for_tokens, train
 from lantern.training.kinds import find_kind, new_module
@@ -76,19 +76,24 @@ def trained(name: str, place: Path, kinds: Sequence[str], *, steps: int) -> Path
     return folder
 
 
+def check_codes(model: Model, methods: Sequence[str]) -> None:
+    """Compare codes of methods with those of plain decoding, guided, filtered and greedy."""
+    for sampling in (Sampling(guidance=4.0), Sampling(guidance=1.0, top_k=8), Sampling(guidance=4.0, temperature=0)):
+        how: dict[str, Any] = {"sampling": sampling, "with_pixels": False, "batch": 2}
+        expected = [picture.codes.tolist() for picture in generate(model, PROMPTS, method="plain", **how)]
+        for method in methods:
+            found = [picture.codes.tolist() for picture in generate(model, PROMPTS, method=method, **how)]
+            assert found == expected, method
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_trained_drafter_gives_the_codes_of_plain_decoding(name: str, tmp_path: Path) -> None:
     size = CASES[name][2]
     model = load_model(trained(name, tmp_path, ["eagle1"], steps=12), size=size)
     assert model.drafter is not None and model.drafter.config.form == "rows" and model.drafter.config.target is None
-    for sampling in (Sampling(guidance=4.0), Sampling(guidance=1.0, top_k=8), Sampling(guidance=4.0, temperature=0)):
-        how: dict[str, Any] = {"sampling": sampling, "with_pixels": False, "batch": 2}
-        expected = [picture.codes.tolist() for picture in generate(model, PROMPTS, method="plain", **how)]
-        for method in ("eagle1", "eagle2", "woven"):
-            found = list(generate(model, PROMPTS, method=method, **how))
-            assert [picture.codes.tolist() for picture in found] == expected
+    check_codes(model, ("eagle1", "eagle2", "woven"))
     for method in ("lantern", "lantern++"):  # on the proximity table of the model's own codebook
-        how = {"sampling": Sampling(guidance=4.0), "settings": {"k": 8}, "with_pixels": False}
+        how: dict[str, Any] = {"sampling": Sampling(guidance=4.0), "settings": {"k": 8}, "with_pixels": False}
         (found,) = generate(model, PROMPTS[:1], method=method, **how)
         assert found.statistics.latent_distance is not None and not found.statistics.is_exact
 
@@ -102,12 +107,7 @@ def test_other_kinds_of_drafters_are_trained_and_give_the_codes_of_plain_decodin
     add_ons: Any = model.add_ons
     assert [add_ons[kind].config.kind for kind in kinds] == list(kinds)
     assert add_ons["poss"].config.form == "rows"
-    for sampling in (Sampling(guidance=4.0), Sampling(guidance=1.0, top_k=8), Sampling(guidance=4.0, temperature=0)):
-        how: dict[str, Any] = {"sampling": sampling, "with_pixels": False, "batch": 2}
-        expected = [picture.codes.tolist() for picture in generate(model, PROMPTS, method="plain", **how)]
-        for method in (*kinds, "jacobi-parallel"):
-            found = [picture.codes.tolist() for picture in generate(model, PROMPTS, method=method, **how)]
-            assert found == expected, method
+    check_codes(model, (*kinds, "jacobi-parallel"))
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3", "poss", "medusa", "parallelspec", "vertical"])
@@ -218,7 +218,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='form is "guided", wanted "rows": the head of this target is not linear'):
         for_tokens(guided, parts.target)
     assert for_tokens(guided, emu3) == guided and for_tokens(base, emu3).model == {"form": "rows"}
-    heads = with_overrides(guided, kind="medusa", model={})
+    heads = replace(guided, kind="medusa", model={})
     assert for_tokens(heads, emu3).objective.regression == 0.1
     assert for_tokens(heads, parts.target).objective.regression == 0
     with pytest.raises(ValueError, match="reads prompt, which targets of transformers do not give"):

@@ -91,7 +91,7 @@ def test_learning_rate_rises_stays_and_falls() -> None:
     assert scales[29] == pytest.approx(0.1)
 
 
-class Sum(Task):
+class Sum(Line):
     """A model without dropout: batch i of size 4 is a quarter of batch i // 4 of size 16."""
 
     def __init__(self, size: int) -> None:
@@ -107,13 +107,6 @@ class Sum(Task):
         x = torch.randn(16, 4, generator=torch.Generator().manual_seed(whole))
         x = x[at : at + self.size]
         return x, x.sum(1, keepdim=True)
-
-    def forward(self, *batch: Tensor) -> dict[str, Tensor]:
-        x, y = batch
-        return {"loss": (self.net(x) - y).square().mean()}
-
-    def export(self, folder: Path) -> None:
-        torch.save(self.state_dict(), folder / "net.pt")
 
 
 def test_signal_handlers_are_restored_after_training(tmp_path: Path) -> None:
@@ -188,11 +181,7 @@ def test_only_the_last_accumulated_batch_averages_gradients(tmp_path: Path, monk
 
 
 def test_exported_and_measured_weights_are_the_average(tmp_path: Path) -> None:
-    class Watched(Sum):
-        def evaluate(self) -> dict[str, float]:
-            return {"weight": float(next(self.net.parameters()).sum())}
-
-    task, last = Watched(16), []
+    task, last = Sum(16), []
     task.after_step = lambda step: last.append({n: p.detach().clone() for n, p in task.named_parameters()})  # type: ignore[method-assign]
     before = {n: p.detach().clone() for n, p in task.named_parameters()}
     train(task, replace(CONFIG, ema=0.8), out=tmp_path)

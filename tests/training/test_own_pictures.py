@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from PIL import Image
 from lantern.cli import generate
 from lantern.cli.main import main
 from lantern.training.stages import find_config
+from tests.training.drawings import SMALL_TARGET, SMALL_VQ, small_configs
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 60), "blue": (40, 60, 220)}
 
@@ -30,30 +32,13 @@ def photos(tmp_path: Path) -> Path:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """The committed all-small config with small models, and images of 16 x 16 pixels."""
-    home = tmp_path / "configs"
-    home.mkdir()
-
-    def shrink(name: str, *parts: dict, **fields: object) -> None:
-        raw = json.loads(find_config(name).read_text())
-        model, loop = parts or ({}, {})
-        raw |= fields
-        if model:
-            raw["model"] = raw.get("model", {}) | model
-        if loop:
-            raw["loop"] |= loop | {"precision": "fp32"}
-        (home / f"{name}.json").write_text(json.dumps(raw))
-
-    loop = {"warmup": 1, "decay": 1, "evaluate_every": 100}
-    sizes = {"ch": 32, "encoder_ch_mult": [1, 1, 1], "decoder_ch_mult": [1, 1, 1], "z_channels": 32}
-    shrink("data-folder", size=16)
-    shrink("tokenizer-small", {**sizes, "codebook_size": 64}, loop, batch=4, free_steps=1)
-    shrink("target-small", {"dim": 64, "n_layer": 2, "n_head": 1, "vocab_size": 64, "block_size": 16}, loop, batch=4)
-    shrink("drafter-eagle1", {}, loop, batch=2, pictures=4, held_out=2, unroll=2)
-    steps = json.loads(find_config("all-small").read_text())
-    for step in steps["steps"]:
-        step["config"] += ".json"
-    (home / "all-small.json").write_text(json.dumps(steps))
-    return home / "all-small.json"
+    changes: dict[str, dict[str, Any]] = {
+        "data-folder": {"size": 16},
+        "tokenizer-small": {"model": SMALL_VQ, "batch": 4, "free_steps": 1},
+        "target-small": {"model": SMALL_TARGET, "batch": 4},
+        "drafter-eagle1": {"batch": 2, "pictures": 4, "held_out": 2, "unroll": 2},
+    }
+    return small_configs(tmp_path / "configs", "all-small", changes)
 
 
 def train_a_drafter(model: Path) -> None:

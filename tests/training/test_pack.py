@@ -17,6 +17,7 @@ from lantern.training.features import picture_codes
 from tests.tiny import tiny_config
 from tests.tiny_folder import VQ, tiny_text_encoder
 
+TEXT = ["--text-encoder", "text", "--tokenizer", "words"]
 CAPTIONS = ("a red apple", "a blue cat", "two dog")
 
 
@@ -60,9 +61,8 @@ def test_codes_of_background_patches_are_stored_by_their_sign(place: Path) -> No
 
 
 def test_a_target_trains_from_packed_data_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parts = ["--text-encoder", "text", "--tokenizer", "words"]
-    assert main(command("target", "--data", "data", "--vq", "vqvae", *parts, "--out", "whole")) == 0
-    assert main(command("pack", "--data", "data", "--vq", "vqvae", *parts, "--out", "packed")) == 0
+    assert main(command("target", "--data", "data", "--vq", "vqvae", *TEXT, "--out", "whole")) == 0
+    assert main(command("pack", "--data", "data", "--vq", "vqvae", *TEXT, "--out", "packed")) == 0
     printed = capsys.readouterr().out
     assert "lantern train target --config packed/target.json --data packed --minutes 9" in printed
     fresh = place / "fresh"
@@ -82,10 +82,9 @@ def test_a_target_trains_from_packed_data_alone(place: Path, capsys: pytest.Capt
 def test_packed_data_is_packed_again_with_a_target_to_start_from(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parts = ["--text-encoder", "text", "--tokenizer", "words"]
-    assert main(command("pack", "--data", "data", "--vq", "vqvae", *parts, "--out", "packed")) == 0
+    assert main(command("pack", "--data", "data", "--vq", "vqvae", *TEXT, "--out", "packed")) == 0
     shutil.rmtree("data")
-    assert main(command("pack", "--data", "packed", "--vq", "vqvae", *parts, "--out", "more", "--init", "vqvae")) == 0
+    assert main(command("pack", "--data", "packed", "--vq", "vqvae", *TEXT, "--out", "more", "--init", "vqvae")) == 0
     assert "--init more/init" in capsys.readouterr().out
     assert {path.name for path in Path("more").iterdir()} == {path.name for path in Path("packed").iterdir()} | {"init"}
 
@@ -93,14 +92,13 @@ def test_packed_data_is_packed_again_with_a_target_to_start_from(
 def test_packed_data_refuses_another_tokenizer_and_other_folders(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parts = ["--text-encoder", "text", "--tokenizer", "words"]
     assert main(command("pack", "--data", "data", "--vq", "vqvae", "--out", "packed")) == 2
     assert "give --text-encoder" in capsys.readouterr().err
-    assert main(command("pack", "--data", "data", "--vq", "vqvae", *parts, "--out", "photos")) == 2
+    assert main(command("pack", "--data", "data", "--vq", "vqvae", *TEXT, "--out", "photos")) == 2
     assert "photos exists and is no packed folder" in capsys.readouterr().err
-    assert main(command("pack", "--data", "data", "--vq", "vqvae", *parts, "--out", "packed")) == 0
+    assert main(command("pack", "--data", "data", "--vq", "vqvae", *TEXT, "--out", "packed")) == 0
     torch.manual_seed(1)
     save_component(VQVAE(VQ).state_dict(), VQ, "other")
     capsys.readouterr()
-    assert main(command("target", "--data", "packed", "--vq", "other", *parts, "--out", "run")) == 2
+    assert main(command("target", "--data", "packed", "--vq", "other", *TEXT, "--out", "run")) == 2
     assert "lantern: error: packed has no pictures.tar: packed data serves" in capsys.readouterr().err

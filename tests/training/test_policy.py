@@ -105,28 +105,20 @@ def test_best_depth_falls_with_the_cost_of_a_pass(tmp_path: Path) -> None:
     assert passes == [3, 1]
 
 
-class Killed(C2TTask):
-    """Receives SIGTERM in the middle."""
+def stopped(task: Any, number: int, at: int) -> Any:
+    """The class of a task that receives a signal at a step."""
 
-    def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
-        if step == 13:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return super().batch(step, rank, device)
+    class Stopping(task):
+        def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
+            if step == at:
+                os.kill(os.getpid(), number)
+            return super().batch(step, rank, device)
 
-
-class KilledRadar(RadarTask):
-    """Receives SIGTERM in the middle."""
-
-    def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
-        if step == 13:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return super().batch(step, rank, device)
+    return Stopping
 
 
-@pytest.mark.parametrize(("kind", "whole", "killed"), [("c2t", C2TTask, Killed), ("radar", RadarTask, KilledRadar)])
-def test_killed_and_resumed_training_ends_with_the_same_bits(
-    kind: str, whole: type[C2TTask], killed: type[C2TTask], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("kind", "whole"), [("c2t", C2TTask), ("radar", RadarTask)])
+def test_killed_and_resumed_training_ends_with_the_same_bits(kind: str, whole: type[C2TTask], tmp_path: Path) -> None:
     from lantern.training.loop import train as run
 
     loop = replace(LOOP, steps=30, decay=10)
@@ -134,7 +126,7 @@ def test_killed_and_resumed_training_ends_with_the_same_bits(
     config, found = PolicyConfig(loop, kind=kind, model=model, batch=16), records(120)
     run(whole(config, found, AssumedCosts()), loop, out=tmp_path / "whole")
     with pytest.raises(Stopped):
-        run(killed(config, found, AssumedCosts()), loop, out=tmp_path / "broken")
+        run(stopped(whole, signal.SIGTERM, 13)(config, found, AssumedCosts()), loop, out=tmp_path / "broken")
     assert not (tmp_path / "broken" / kind).exists()
     run(whole(config, found, AssumedCosts()), loop, out=tmp_path / "broken")
     one, two = ((tmp_path / name / kind / "model.safetensors").read_bytes() for name in ("whole", "broken"))
@@ -193,13 +185,7 @@ def test_interrupted_command_returns_the_code_of_the_signal_and_prints_no_result
 ) -> None:
     from lantern.training import policy
 
-    class Interrupted(C2TTask):
-        def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
-            if step == 3:
-                os.kill(os.getpid(), number)
-            return super().batch(step, rank, device)
-
-    monkeypatch.setattr(policy, "C2TTask", Interrupted)
+    monkeypatch.setattr(policy, "C2TTask", stopped(C2TTask, number, 3))
     records(60).save(tmp_path / "r.safetensors")
     given = ["train", "policy", "--kind", "c2t", "--records", str(tmp_path / "r.safetensors")]
     assert main([*given, "--out", str(tmp_path / "out")]) == code

@@ -14,7 +14,7 @@ from lantern.decoding.plain import generate
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.training.data import Prepared, Record
-from lantern.training.features import Captions, Classes, background_patches, unify_background
+from lantern.training.features import Captions, Classes, background_code, background_patches
 from lantern.training.loop import LoopConfig, train
 from lantern.training.target import CLASSES_NAME, TargetConfig, TargetTask, conditions_of, grow, prefix_mask, translate
 from tests.tiny import tiny_config, tiny_target
@@ -127,7 +127,7 @@ def test_the_switch_of_bf16_products_is_put_back(tmp_path: Path, monkeypatch: py
     assert seen == [True] and not allowed()
 
 
-def test_background_gets_one_code_and_other_patches_keep_theirs() -> None:
+def test_background_patches_are_white_with_their_margin_and_get_their_most_frequent_code() -> None:
     picture = torch.full((1, 3, 16, 16), 255, dtype=torch.uint8)
     picture[:, :, 5, 5] = 0
     background = background_patches(picture, 4)
@@ -135,9 +135,7 @@ def test_background_gets_one_code_and_other_patches_keep_theirs() -> None:
     picture[:, :, 8, 5] = 0  # the margin of patch (1, 1) and within patch (2, 1)
     assert background_patches(picture, 4).sum() == 14
     codes = torch.tensor([[7, 7, 9, *range(10, 23)]])
-    picture[:, :, 8, 5] = 255
-    unified = unify_background(codes, picture, 4)
-    assert unified[0].tolist() == [7] * 5 + [12] + [7] * 10
+    assert background_code(codes, background) == 7
 
 
 def test_padding_is_visible_to_itself_alone() -> None:

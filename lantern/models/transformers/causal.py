@@ -11,7 +11,7 @@ import torch
 
 from lantern.core.types import Raster
 from lantern.models.transformers.components import Prompts
-from lantern.models.transformers.target import CodeEmbedding, CodeHead, TransformersTarget
+from lantern.models.transformers.target import TransformersTarget, vocabulary_target
 
 
 class TextPrompts(Prompts):
@@ -39,6 +39,5 @@ def causal_target(model: Any, tokenizer: Any | None, codes: int, *, family: str,
         raise ValueError("the tokenizer is needed: codes follow its tokens")
     if (most := words.weight.shape[0]) < first + codes:
         raise ValueError(f"the vocabulary has {most} tokens, wanted {first} of the tokenizer and {codes} codes")
-    tokens = torch.arange(first, first + codes, device=words.weight.device)
-    embedding, head = CodeEmbedding(words, tokens), CodeHead(model.get_output_embeddings(), tokens)
-    return TransformersTarget(model.model, words, embedding, head, codes=codes, family=family, raster=raster)
+    tokens = torch.arange(first, first + codes)
+    return vocabulary_target(model.model, words, model.get_output_embeddings(), tokens, family=family, raster=raster)

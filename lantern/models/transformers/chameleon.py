@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lantern.core.types import Raster
 from lantern.models.transformers.chameleon_vq import VQDecoder, read_decoder
-from lantern.models.transformers.components import Components, PixelConfig, Pixels, Prompts
-from lantern.models.transformers.target import CodeEmbedding, CodeHead, TransformersTarget
+from lantern.models.transformers.components import Components, PixelConfig, Pixels, Prompts, check_own_size
+from lantern.models.transformers.target import TransformersTarget, vocabulary_target
 
 CLASS = "ChameleonForConditionalGeneration"
 PROCESSOR = "AutoProcessor"
@@ -27,14 +27,8 @@ class ChameleonPixels(Pixels):
     """Chameleon's VQ decoder, whose weights transformers' class does not hold: `read` takes them from the folder."""
 
     def __init__(self, vq: Any, raster: Raster) -> None:
-        super().__init__(PixelConfig(vq.config.num_embeddings, side_of(vq.config)), raster, None)
-        self.vq = vq
+        super().__init__(vq, PixelConfig(vq.config.num_embeddings, side_of(vq.config)), raster, None)
         self.decoder: VQDecoder | None = None
-
-    @property
-    def codebook(self) -> Float[Tensor, "v d"]:
-        """The vectors of the codes."""
-        return self.vq.quantize.embedding.weight.detach()
 
     def read(self, folder: Path) -> None:
         """Read the decoder's weights; ValueError where the folder holds none."""
@@ -74,20 +68,22 @@ def side_of(config: Any) -> int:
     return 2 ** (len(config.channel_multiplier) - 1)
 
 
+def own_raster(config: Any, size: tuple[int, int] | None) -> Raster:
+    """Return the grid of a VQ tokenizer's resolution; ValueError for another `size`."""
+    check_own_size(size, config.resolution)
+    return Raster(config.resolution // side_of(config), config.resolution // side_of(config))
+
+
 def target_of(model: Any, family: str, raster: Raster) -> TransformersTarget:
     """Return the target of a `ChameleonForConditionalGeneration`."""
-    words = model.model.embed_tokens
-    tokens = model.model.vocabulary_mapping.img2bpe_mapping_tensor.long().to(words.weight.device)
-    embedding, head = CodeEmbedding(words, tokens), CodeHead(model.lm_head, tokens)
-    return TransformersTarget(model.model, words, embedding, head, codes=len(tokens), family=family, raster=raster)
+    body = model.model
+    tokens = body.vocabulary_mapping.img2bpe_mapping_tensor.long()
+    return vocabulary_target(body, body.embed_tokens, model.lm_head, tokens, family=family, raster=raster)
 
 
 def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
     """Return the parts of a `ChameleonForConditionalGeneration`; ValueError for another `size` than its own."""
     vq = model.model.vqmodel.float()
-    pixels = vq.config.resolution
-    if size not in (None, (pixels, pixels)):
-        raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes images of {pixels}x{pixels} only")
-    raster = Raster(pixels // side_of(vq.config), pixels // side_of(vq.config))
+    raster = own_raster(vq.config, size)
     text = None if processor is None else ChameleonPrompts(processor)
     return Components(target_of(model, "chameleon", raster), ChameleonPixels(vq, raster), text, GENERATION)

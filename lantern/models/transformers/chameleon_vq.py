@@ -81,18 +81,21 @@ def read_decoder(folder: Path, config: Any) -> VQDecoder:
 
     ValueError where there is neither, and for tensors of another shape.
     """
-    found = _of_safetensors(folder)
-    source: Path = folder
+    if found := _of_safetensors(folder):
+        return decoder_of(found, config, source=folder)
+    source = vqgan_file(folder, "decoder")
+    return decoder_of(checkpoint_state(source), config, source=source)
+
+
+def vqgan_file(folder: Path, part: str) -> Path:
+    """Return the VQGAN file in a model's folder; ValueError that it holds no VQ `part` where there is none."""
     for name in CHECKPOINTS:
-        if not found and (folder / name).is_file():
-            source = folder / name
-            found = checkpoint_state(source)
-    if not found:
-        raise ValueError(
-            f"{folder} holds no VQ decoder: put {CHECKPOINTS[0]} of Chameleon's release into it,"
-            " or write the codes only (--tokens)"
-        )
-    return decoder_of(found, config, source=source)
+        if (folder / name).is_file():
+            return folder / name
+    raise ValueError(
+        f"{folder} holds no VQ {part}: put {CHECKPOINTS[0]} of Chameleon's release into it,"
+        " or write the codes only (--tokens)"
+    )
 
 
 def decoder_of(state: Mapping[str, Tensor], config: Any, *, source: Path) -> VQDecoder:

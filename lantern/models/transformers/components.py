@@ -31,9 +31,9 @@ class Pixels(nn.Module, ABC):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, config: PixelConfig, raster: Raster, processor: Any | None) -> None:
+    def __init__(self, vq: Any, config: PixelConfig, raster: Raster, processor: Any | None) -> None:
         super().__init__()
-        self.config, self.raster = config, raster
+        self.vq, self.config, self.raster = vq, config, raster
         images = None if processor is None else processor.image_processor
         mean, std = (0.5, 0.5) if images is None else (images.image_mean, images.image_std)
         for name, values in (("scale", 2 * torch.tensor(std)), ("shift", 2 * torch.tensor(mean) - 1)):
@@ -45,9 +45,9 @@ class Pixels(nn.Module, ABC):
         return self.codebook.device
 
     @property
-    @abstractmethod
     def codebook(self) -> Float[Tensor, "v d"]:
         """The codes' vectors as the decoder uses them."""
+        return self.vq.quantize.embedding.weight.detach()
 
     def read(self, folder: Path) -> None:
         """Read weights that the model's class does not hold; by default there are none."""
@@ -110,6 +110,12 @@ def grid_of(size: tuple[int, int], side: int) -> tuple[int, int]:
     if any(pixels < side or pixels % side for pixels in size):
         raise ValueError(f"the size is {size[1]}x{size[0]}, wanted multiples of {side}")
     return size[0] // side, size[1] // side
+
+
+def check_own_size(size: tuple[int, int] | None, side: int) -> None:
+    """Raise ValueError for another (height, width) in pixels than that of a model with one size."""
+    if size not in (None, (side, side)):
+        raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes images of {side}x{side} only")
 
 
 @dataclass(frozen=True)

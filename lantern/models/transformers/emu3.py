@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lantern.core.types import Raster
 from lantern.models.transformers.components import Components, PixelConfig, Pixels, Prompts, grid_of
-from lantern.models.transformers.target import CodeEmbedding, CodeHead, TransformersTarget
+from lantern.models.transformers.target import vocabulary_target
 
 CLASS = "Emu3ForConditionalGeneration"
 PROCESSOR = "AutoProcessor"
@@ -31,13 +31,7 @@ class Emu3Pixels(Pixels):
     """The decoder of the video tokenizer, for a single image."""
 
     def __init__(self, vq: Any, raster: Raster, processor: Any | None) -> None:
-        super().__init__(PixelConfig(vq.config.codebook_size, vq.spatial_scale_factor), raster, processor)
-        self.vq = vq
-
-    @property
-    def codebook(self) -> Float[Tensor, "v d"]:
-        """The vectors of the codes."""
-        return self.vq.quantize.embedding.weight.detach()
+        super().__init__(vq, PixelConfig(vq.config.codebook_size, vq.spatial_scale_factor), raster, processor)
 
     def quantize(self, pixels: Float[Tensor, "b 3 h w"]) -> Int[Tensor, "b rows columns"]:
         """Encode pixels."""
@@ -66,20 +60,11 @@ class Emu3Prompts(Prompts):
 
 def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = None) -> Components:
     """Return the parts of an `Emu3ForConditionalGeneration` for images of `size`, by default 720 x 720 pixels."""
-    inner, mapping = model.model, model.vocabulary_mapping
+    inner = model.model
     rows, columns = grid_of(size or SIZE, inner.vqmodel.spatial_scale_factor)
     raster = Raster(rows, columns, newline=model.config.vocabulary_map[NEWLINE])
     vq = Emu3Pixels(inner.vqmodel.float(), raster, processor)
-    words = model.get_input_embeddings()
-    tokens = mapping.img2bpe_mapping_tensor.long().to(words.weight.device)
-    target = TransformersTarget(
-        inner.text_model,
-        words,
-        CodeEmbedding(words, tokens),
-        CodeHead(model.lm_head, tokens),
-        codes=vq.config.codebook_size,
-        family="emu3",
-        raster=raster,
-    )
+    words, tokens = model.get_input_embeddings(), model.vocabulary_mapping.img2bpe_mapping_tensor.long()
+    target = vocabulary_target(inner.text_model, words, model.lm_head, tokens, family="emu3", raster=raster)
     text = None if processor is None else Emu3Prompts(processor, raster)
     return Components(target, vq, text, GENERATION)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lantern.core.types import Raster
-from lantern.models.transformers.components import Components, PixelConfig, Pixels, Prompts
+from lantern.models.transformers.components import Components, PixelConfig, Pixels, Prompts, check_own_size
 from lantern.models.transformers.target import TransformersTarget
 
 CLASS = "JanusForConditionalGeneration"
@@ -43,8 +43,7 @@ class JanusPixels(Pixels):
 
     def __init__(self, vq: Any, raster: Raster, processor: Any | None) -> None:
         side = 2 ** (len(vq.config.channel_multiplier) - 1)
-        super().__init__(PixelConfig(vq.config.num_embeddings, side), raster, processor)
-        self.vq = vq
+        super().__init__(vq, PixelConfig(vq.config.num_embeddings, side), raster, processor)
 
     @property
     def codebook(self) -> Float[Tensor, "v d"]:
@@ -84,8 +83,7 @@ def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = N
     """Return the parts of a `JanusForConditionalGeneration`; ValueError for another `size` than its own."""
     inner, side = model.model, model.config.vq_config.num_patches
     vq = JanusPixels(inner.vqmodel.float(), Raster(side, side), processor)
-    if size not in (None, (pixels := side * vq.config.downsample, pixels)):
-        raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes images of {pixels}x{pixels} only")
+    check_own_size(size, side * vq.config.downsample)
     target = TransformersTarget(
         inner.language_model,
         inner.language_model.embed_tokens,

@@ -12,10 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.io import check_finite, check_state
-from lantern.core.types import Raster
 from lantern.models.transformers.causal import TextPrompts, causal_target
-from lantern.models.transformers.chameleon import ChameleonPixels, side_of
-from lantern.models.transformers.chameleon_vq import CHECKPOINTS, checkpoint_state, decoder_of
+from lantern.models.transformers.chameleon import ChameleonPixels, own_raster
+from lantern.models.transformers.chameleon_vq import checkpoint_state, decoder_of, vqgan_file
 from lantern.models.transformers.components import Components
 
 CLASS = "GemmaForCausalLM"
@@ -31,12 +30,7 @@ class LiquidPixels(ChameleonPixels):
 
     def read(self, folder: Path) -> None:
         """Read encoder, codebook and decoder; ValueError where the folder holds no VQGAN file."""
-        source = next((folder / name for name in CHECKPOINTS if (folder / name).is_file()), None)
-        if source is None:
-            raise ValueError(
-                f"{folder} holds no VQ tokenizer: put {CHECKPOINTS[0]} of Chameleon's release into it,"
-                " or write the codes only (--tokens)"
-            )
+        source = vqgan_file(folder, "tokenizer")
         state = checkpoint_state(source)
         check_finite(state, source=source)
         expected = self.vq.state_dict()
@@ -61,10 +55,7 @@ def assemble(model: Any, processor: Any | None, size: tuple[int, int] | None = N
     config = ChameleonVQVAEConfig(**model.config.to_dict().get("vq_config", {}))
     with torch.device("meta"):
         vq = ChameleonVQVAE(config)
-    pixels = config.resolution
-    if size not in (None, (pixels, pixels)):
-        raise ValueError(f"the size is {size[1]}x{size[0]}, this model makes images of {pixels}x{pixels} only")
-    raster = Raster(pixels // side_of(config), pixels // side_of(config))
+    raster = own_raster(config, size)
     target = causal_target(model, processor, config.num_embeddings, family="liquid", raster=raster)
     text = None if processor is None else TextPrompts(processor, TEMPLATE, UNCONDITIONAL)
     return Components(target, LiquidPixels(vq, raster), text, GENERATION)

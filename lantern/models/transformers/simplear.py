@@ -42,7 +42,7 @@ class CosmosPixels(Pixels):
     vectors: Tensor
 
     def __init__(self, levels: tuple[int, ...], raster: Raster) -> None:
-        super().__init__(PixelConfig(prod(levels), SIDE), raster, None)
+        super().__init__(None, PixelConfig(prod(levels), SIDE), raster, None)
         self.register_buffer("vectors", fsq_vectors(levels), persistent=False)
 
     @property

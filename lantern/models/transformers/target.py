@@ -7,7 +7,7 @@ A node that ends a row is passed with the newline behind it. What follows the co
 """
 
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.types import Raster, TargetDefaults
+from lantern.models.llamagen.transformer import Scores
 
 ATTENTIONS = ("sdpa", "eager")  # of transformers' kinds of attention those that take any mask
 
@@ -50,18 +51,6 @@ class TargetConfig:
         return self.raster.codes
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Result for n codes: fp32 logits `(rows n v)` of the code that follows each, and features `(rows n c)`.
-
-    `fused` holds the inputs of tapped layers at the same places, side by side.
-    """
-
-    logits: Float[Tensor, "rows n v"]
-    features: Float[Tensor, "rows n c"]
-    fused: Float[Tensor, "rows n k"] | None = None
-
-
 class CodeEmbedding(nn.Module):
     """Codes to inputs of the decoder: rows of its token embedding, by the token of each code."""
 
@@ -92,6 +81,7 @@ class CodeHead(nn.Linear):
         self.bias = None if head.bias is None else nn.Parameter(head.bias.detach()[tokens], requires_grad=False)
 
 
+@dataclass(eq=False)
 class Writes:
     """What transformers' layers take for a cache: writes the keys and values of a pass to the slots of its nodes.
 
@@ -99,14 +89,10 @@ class Writes:
     they follow, and `is_real` is False for newlines that only fill the batch up.
     """
 
-    def __init__(
-        self,
-        cache: Any,
-        slots: Int[Tensor, "rows n"],
-        followed: Int[Tensor, "rows m"] | None = None,
-        is_real: Bool[Tensor, "rows m"] | None = None,
-    ) -> None:
-        self.cache, self.slots, self.followed, self.is_real = cache, slots, followed, is_real
+    cache: Any
+    slots: Int[Tensor, "rows n"]
+    followed: Int[Tensor, "rows m"] | None = None
+    is_real: Bool[Tensor, "rows m"] | None = None
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Store keys and values `(rows h n d)` of a layer, and return all of that layer."""
@@ -117,11 +103,11 @@ class Writes:
         return self.cache.write(layer_idx, self.slots, fresh[:, :nodes])
 
 
+@dataclass(eq=False)
 class Collects:
     """What transformers' layers take for a cache: keeps the keys and values of each layer."""
 
-    def __init__(self) -> None:
-        self.layers: list[Tensor] = []
+    layers: list[Tensor] = field(default_factory=list)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Keep keys and values `(rows h n d)` of the next layer, and return them."""
@@ -302,6 +288,17 @@ class TransformersTarget(nn.Module, TargetDefaults):
             **reported,
         )
         return found.last_hidden_state, [found.hidden_states[layer] for layer in taps]
+
+
+def vocabulary_target(
+    body: Any, words: Any, head: Any, tokens: Int[Tensor, " v"], *, family: str, raster: Raster
+) -> TransformersTarget:
+    """Return the target of a decoder whose codes are `tokens` of its vocabulary."""
+    tokens = tokens.to(words.weight.device)
+    embedding = CodeEmbedding(words, tokens)
+    return TransformersTarget(
+        body, words, embedding, CodeHead(head, tokens), codes=len(tokens), family=family, raster=raster
+    )
 
 
 def cache_name(body: nn.Module) -> str:
