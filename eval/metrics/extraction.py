@@ -26,11 +26,11 @@ class Judge(Protocol):
         """The weights it was loaded from."""
         ...
 
-    def prepare(self, pixels: np.ndarray) -> Tensor:
+    def prepare(self, pixels: np.ndarray, /) -> Tensor:
         """Return an image (uint8, h w 3) as network input; called in reader threads."""
         ...
 
-    def embed(self, inputs: Tensor) -> Float[Tensor, "b c"]:
+    def embed(self, inputs: Tensor, /) -> Float[Tensor, "b c"]:
         """Return features of prepared images, on the CPU."""
         ...
 
