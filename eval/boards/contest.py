@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,23 +17,10 @@ from lantern.core.types import Generation, Step
 from lantern.eval.boards import equal_budget
 from lantern.eval.boards.board import Board, BoardOptions
 from lantern.eval.boards.equal_budget import INT4, Claim, Constants
-from lantern.eval.boards.rounds import (
-    SweepFolder,
-    name_of,
-    open_folder,
-    record,
-)
-from lantern.eval.speed.contenders import (
-    PLAIN,
-    Contender,
-    Job,
-    Variant,
-    assemble,
-    method_of,
-)
+from lantern.eval.boards.rounds import SweepFolder, name_of, open_folder
+from lantern.eval.speed.contenders import PLAIN, Contender, Job, Variant, assemble, method_of
 from lantern.eval.speed.phases import DRAFTING, NetworkClock, time_phases
-from lantern.eval.speed.race import interleave, rounded, step_order, warm
-from lantern.eval.speed.surroundings import load_average
+from lantern.eval.speed.race import rounded, warm
 from lantern.generation.generator import costs_for
 from lantern.methods.registry import METHODS, add_ons_of, find_add_on
 from lantern.models.folder import FOLDER, Model
@@ -253,9 +240,6 @@ def networks_of(drafter: object, target: object) -> list[nn.Module]:
     return found
 
 
-Made = tuple[Generation, NodeCount]
-
-
 class Contest:
     """All methods at one temperature: `images` images each, and `claims` images for comparisons at equal budget.
 
@@ -279,7 +263,7 @@ class Contest:
     @property
     def plain_name(self) -> str:
         """Name of plain decoding in the engine of the methods."""
-        return name_of(PLAIN, self.setting.plain_variants[0])
+        return self.name(PLAIN)
 
     def measure(self) -> None:
         """Run the missing probes and rounds."""
@@ -306,7 +290,13 @@ class Contest:
             there = {one.label for one in field} | {one["method"] for one in self.absent}
             rest = [(spec, setting.options.variant) for spec in specs if spec not in there]
             more = self._probed(rest, is_running=any(number < self.equal for number in missing))
-        self._run_rounds(field, more, missing)
+        setting.run_rounds(
+            self.folder,
+            missing,
+            lambda number: [*field, *(more if number < self.equal else ())],
+            self._run,
+            name=f"temperature {self.temperature:g}: rounds",
+        )
 
     def enter(self, spec: str, variant: Variant) -> Contender:
         """Build a contender, with a 4-bit target if the spec ends in INT4; ValueError for missing parts."""
@@ -363,31 +353,8 @@ class Contest:
         how = how_to_get(self.setting.model, spec.removesuffix(INT4)) if is_lacking else None
         self.absent.append(found | {"reason": reason[:300]} | ({"command": how} if how else {}))
 
-    def _run_rounds(self, field: Sequence[Contender], more: Sequence[Contender], missing: Sequence[int]) -> None:
-        """Run the missing rounds: one image by every contender, stored before the next round starts."""
-        total = sum(len(field) + (len(more) if number < self.equal else 0) for number in missing)
-        bar = self.setting.bar(total, f"temperature {self.temperature:g}: rounds", "images")
-        for number in missing:
-            cast = [*field, *(more if number < self.equal else ())]
-            order = [cast[who] for who in step_order(len(cast), number)]
-            job, before = self.setting.job(number), load_average()
-            seconds, made = interleave([self._run(one, job) for one in order], 1, device=self.setting.model.device)
-            kept = {
-                name_of(one.label, one.variant): record(m[0][0], s[0])
-                | {"nodes": m[0][1].nodes, "steps": m[0][1].steps}
-                for one, s, m in zip(order, seconds, made, strict=True)
-            }
-            load = {"before": before, "after": load_average()}
-            commit = self.setting.surroundings["commit"]
-            self.folder.write_round(number, {"commit": commit, "load": load, "made": kept})
-            bar.update(len(cast))
-        bar.close()
-
-    def _run(self, contender: Contender, job: Job) -> Callable[[int], Made]:
-        """Return the run of a contender in a round."""
-
-        def run(_: int) -> Made:
-            count = NodeCount()
-            return contender.decode(job, callback=count), count
-
-        return run
+    @staticmethod
+    def _run(contender: Contender, job: Job, _: int) -> tuple[Generation, dict[str, int]]:
+        """Decode a job and count steps and drafted nodes."""
+        count = NodeCount()
+        return contender.decode(job, callback=count), vars(count)

@@ -18,9 +18,8 @@ from lantern.core.io import atomic_write
 from lantern.eval.boards.axes import FEW, GAINS, QUALITY, Axis, interval, shared_axes, staircase
 from lantern.eval.boards.leaderboard_report import table
 from lantern.eval.boards.plotting import LOOKS, reach, save_figure
-from lantern.eval.boards.portraits import Portrait
 from lantern.eval.boards.results import figures_mark
-from lantern.generation.acceptance_map import draw_map, legend, mean_share
+from lantern.generation.acceptance_map import AcceptanceMap, draw_map, legend, mean_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -394,13 +393,13 @@ def estimate(found: Mapping[str, Any], axis: Axis) -> str:
 
 def pictures_table(points: Sequence[Mapping[str, Any]]) -> str:
     """Return the shown images of every point with their acceptance maps."""
-    portraits = [[Portrait.from_dict(one) for one in point["portraits"]] for point in points]
-    if not any(portraits):
+    if not any(point["portraits"] for point in points):
         return "<p>No images were stored.</p>"
     heads = "".join(
-        f"<th>{escape(one.prompt)}<br><span class=note>image number {one.number}</span></th>" for one in portraits[0]
+        f"<th>{escape(one['prompt'])}<br><span class=note>image number {one['number']}</span></th>"
+        for one in points[0]["portraits"]
     )
-    rows = "".join(pictures_row(*both) for both in enumerate(zip(points, portraits, strict=True)))
+    rows = "".join(pictures_row(number, point) for number, point in enumerate(points))
     words = (
         "<p>Left: the image. Right: the image with its acceptance map. Shades show how many codes the same pass of "
         "the target committed; dots mark codes that were accepted only because of a relaxation.</p>"
@@ -409,16 +408,16 @@ def pictures_table(points: Sequence[Mapping[str, Any]]) -> str:
     return f"{words}{legend()}{table}<tbody>{rows}</tbody></table></div>"
 
 
-def pictures_row(number: int, both: tuple[Mapping[str, Any], Sequence[Portrait]]) -> str:
+def pictures_row(number: int, point: Mapping[str, Any]) -> str:
     """Return the images of one point as a table row."""
-    point, portraits = both
-    cells = []
-    for one in portraits:
-        share = f"{100 * one.map.share(LONG_RUN):.0f} % of codes in runs of {LONG_RUN} or more"
-        title = f"{point['label']}, {one.prompt}: {share}"
-        face = f'<img class="face" alt="{escape(one.prompt)}" src="{escape(one.picture)}">' if one.picture else ""
-        cells.append(f"<td>{face} {draw_map(one.map, one.picture, title=title)}</td>")
-    share = f"{100 * mean_share([one.map for one in portraits], LONG_RUN):.0f} %" if portraits else "?"
+    cells, maps = [], [AcceptanceMap.from_dict(one["map"]) for one in point["portraits"]]
+    for one, accepted in zip(point["portraits"], maps, strict=True):
+        prompt, picture = one["prompt"], one["picture"]
+        share = f"{100 * accepted.share(LONG_RUN):.0f} % of codes in runs of {LONG_RUN} or more"
+        title = f"{point['label']}, {prompt}: {share}"
+        face = f'<img class="face" alt="{escape(prompt)}" src="{escape(picture)}">' if picture else ""
+        cells.append(f"<td>{face} {draw_map(accepted, picture, title=title)}</td>")
+    share = f"{100 * mean_share(maps, LONG_RUN):.0f} %" if maps else "?"
     words = f"τ {point['step_compression']['value']:.2f}, {share} of codes in runs of {LONG_RUN} or more"
     head = f'<th class="left">{number}&ensp;{escape(point["label"])}<br><span class="note">{words}</span></th>'
     return f"<tr>{head}{''.join(cells)}</tr>"

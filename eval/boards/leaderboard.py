@@ -33,10 +33,7 @@ from lantern.eval.boards.rounds import (
     unpack,
 )
 from lantern.eval.metrics.distances import Estimate, bootstrap
-from lantern.eval.speed.contenders import (
-    PLAIN,
-    method_of,
-)
+from lantern.eval.speed.contenders import PLAIN, method_of
 from lantern.eval.speed.race import Spread, rounded
 from lantern.methods.registry import METHODS, Method
 from lantern.models.folder import Model
@@ -101,8 +98,7 @@ def contest_figures(contest: Contest, judge: "Judge | None") -> dict[str, Any]:
     plain = [name for name in plain if records_of(every, name)]
     baseline = fastest(every, plain)
     judged = Judged(contest, rounds, judge)
-    rows = [plain_row(contest, rounds, baseline, judged)]
-    rows += [row(contest, rounds, baseline, spec, judged) for spec in contest.setting.specs]
+    rows = [row(contest, rounds, baseline, spec, judged) for spec in (PLAIN, *contest.setting.specs)]
     return {
         "temperature": contest.temperature,
         "sampling": {name: getattr(contest.sampling, name) for name in ("guidance", "temperature", "top_k", "top_p")},
@@ -125,33 +121,25 @@ def promise_of(method: Method, *, is_greedy: bool) -> str:
     return CODES if method.spec.promise == "codes" or is_greedy else DISTRIBUTION
 
 
-def plain_row(contest: Contest, rounds: Rounds, baseline: str, judged: "Judged") -> dict[str, Any]:
-    """Return the row of plain decoding in the methods' engine, which all are compared with."""
-    facts: dict[str, Any] = {"method": PLAIN, "status": "measured", "promise": CODES, "summary": METHODS[PLAIN].summary}
-    found = facts | common_figures(contest, list(rounds.values()), baseline, contest.plain_name)
-    found["made_with"] = made_with(contest.setting.model, PLAIN, contest.setting.options.variant)
-    found["quality"] |= judged.quality(contest.plain_name)
-    return found
-
-
 def row(contest: Contest, rounds: Rounds, baseline: str, spec: str, judged: "Judged") -> dict[str, Any]:
-    """Return the row of a method: its figures, or the reason why it has none."""
-    method = method_of(contest.setting.model, spec)
+    """Return the row of a method, or of plain decoding in the methods' engine: its figures, or why it has none."""
+    setting, is_plain = contest.setting, spec == PLAIN
+    method = METHODS[PLAIN] if is_plain else method_of(setting.model, spec)
     promise = promise_of(method, is_greedy=contest.sampling.is_greedy)
     facts: dict[str, Any] = {"method": spec, "status": "measured", "promise": promise, "summary": method.summary}
-    name, every = contest.name(spec), list(rounds.values())
+    name, every, variant = contest.name(spec), list(rounds.values()), setting.options.variant
     if not records_of(every, name):
         why = next(
             (one for one in contest.absent if one["method"] == spec), {"status": "failed", "reason": "no rounds"}
         )
         return facts | {key: why[key] for key in ("status", "reason", "command") if key in why}
     found = facts | common_figures(contest, every, baseline, name)
-    variant = contest.setting.options.variant
-    found["made_with"] = made_with(contest.setting.stable.model(variant), spec, variant)
-    if promise == CODES:
+    found["made_with"] = made_with(setting.stable.model(variant), spec, variant)
+    if promise == CODES and not is_plain:
         found["identity"] = identity(rounds, name, contest.plain_name)
-    if promise == RELAXED:
+    if promise == RELAXED or is_plain:
         found["quality"] |= judged.quality(name)
+    if promise == RELAXED:
         found["changes"] = judged.changes(name)
     return found
 

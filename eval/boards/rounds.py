@@ -112,13 +112,6 @@ class Progress:
         self._bar.close()
 
 
-def prompt_of(model: Model, prompts: Sequence[str], number: int) -> str:
-    """Return the prompt of image `number`, or "class N" for a model of classes; both are used in order, repeated."""
-    if not model.takes_prompts:
-        return f"class {number % model.target.config.num_classes}"
-    return prompts[number % len(prompts)]
-
-
 def pixels_of(model: Model, codes: Int[Tensor, "b n"]) -> UInt8[Tensor, "b 3 h w"]:
     """Decode codes to pixels; ValueError for a model without a tokenizer."""
     if model.vq is None:
