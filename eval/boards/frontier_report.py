@@ -7,17 +7,15 @@ images at the same seeds, and acceptance.
 import base64
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lantern.core.io import atomic_write
 from lantern.eval.boards.axes import FEW, GAINS, QUALITY, Axis, interval, shared_axes, staircase
-from lantern.eval.boards.leaderboard_report import table
-from lantern.eval.boards.plotting import LOOKS, reach, save_figure
+from lantern.eval.boards.leaderboard_report import table, write_text
+from lantern.eval.boards.plotting import LOOKS, draw_point, reach, save_figure
 from lantern.eval.boards.results import figures_mark
 from lantern.generation.acceptance_map import AcceptanceMap, draw_map, legend, mean_share
 
@@ -30,17 +28,6 @@ PANEL = (4.6, 3.4)  # inches
 LEGEND = 2.6
 
 
-@dataclass(frozen=True)
-class Dot:
-    """One point of a panel: number, position with intervals, and whether its gain is claimed."""
-
-    number: int
-    at: tuple[float, float]
-    across: tuple[float, float]
-    along: tuple[float, float]
-    is_claimed: bool
-
-
 def looks(points: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
     """Return colour and mark of each family; plain decoding is always a black star."""
     families = [name for name in dict.fromkeys(point["family"] for point in points) if name != "plain"]
@@ -50,17 +37,6 @@ def looks(points: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
 def plotted_axes(figures: Mapping[str, Any]) -> list[str]:
     """Return the axes of quality to plot: those of all points; FID only with at least FEW images."""
     return [name for name in shared_axes(figures["points"]) if name != "fid" or figures["images"] >= FEW]
-
-
-def dots(points: Sequence[Mapping[str, Any]], gain: Axis, axis: Axis) -> list[Dot]:
-    """Return the points of a panel."""
-    found = []
-    for number, point in enumerate(points):
-        cost, value = point["quality"][axis.name], point[gain.name]
-        is_claimed = gain.name != "speedup" or point["refusal"] is None
-        at = (cost["value"], value["value"])
-        found.append(Dot(number, at, reach(cost), reach(value), is_claimed))
-    return found
 
 
 def draw_plot(figures: Mapping[str, Any]) -> "Figure":
@@ -81,18 +57,14 @@ def draw_plot(figures: Mapping[str, Any]) -> "Figure":
 
 def draw_panel(panel: "Axes", points: Sequence[Mapping[str, Any]], gain: Axis, axis: Axis) -> None:
     """Draw one gain against one axis of quality; better is up and left."""
-    look, found = looks(points), dots(points, gain, axis)
-    by_family: dict[str, list[Dot]] = {}
-    for dot in found:
-        by_family.setdefault(points[dot.number]["family"], []).append(dot)
-    draw_front(panel, found, axis)
-    for family, members in by_family.items():
-        colour, _ = look[family]
-        panel.plot(*zip(*(dot.at for dot in members), strict=True), color=colour, linewidth=0.8, alpha=0.5, zorder=2)
-        for dot in members:
-            draw_dot(panel, dot, look[family])
-    plain = found[0].at
-    panel.axhline(plain[1], color="#000000", linewidth=0.6, linestyle=":", zorder=1)
+    at = [(point["quality"][axis.name]["value"], point[gain.name]["value"]) for point in points]
+    draw_front(panel, at, axis)
+    for family, look in looks(points).items():
+        numbers = [number for number, point in enumerate(points) if point["family"] == family]
+        panel.plot(*zip(*(at[n] for n in numbers), strict=True), color=look[0], linewidth=0.8, alpha=0.5, zorder=2)
+        for number in numbers:
+            draw_number(panel, points[number], number, gain, axis, look)
+    panel.axhline(at[0][1], color="#000000", linewidth=0.6, linestyle=":", zorder=1)
     panel.set_xlabel(axis.label)
     panel.set_ylabel(gain.label)
     if not axis.is_lower_better:
@@ -104,39 +76,29 @@ def draw_panel(panel: "Axes", points: Sequence[Mapping[str, Any]], gain: Axis, a
     panel.set_axisbelow(True)
 
 
-def draw_dot(panel: "Axes", dot: Dot, look: tuple[str, str]) -> None:
+def draw_number(
+    panel: "Axes", point: Mapping[str, Any], number: int, gain: Axis, axis: Axis, look: tuple[str, str]
+) -> None:
     """Draw a point with intervals and number; hollow if no claim is made."""
-    colour, shape = look
-    panel.errorbar(
-        *([value] for value in dot.at),
-        xerr=[[end] for end in dot.across],
-        yerr=[[end] for end in dot.along],
-        fmt=shape,
-        markersize=11 if dot.number == 0 else 6,
-        markerfacecolor=colour if dot.is_claimed else "#ffffff",
-        markeredgecolor=colour,
-        ecolor=colour,
-        elinewidth=0.7,
-        capsize=1.5,
+    cost, value = point["quality"][axis.name], point[gain.name]
+    at = (cost["value"], value["value"])
+    draw_point(
+        panel,
+        at,
+        look,
+        is_claimed=gain.name != "speedup" or point["refusal"] is None,
+        xerr=reach(cost),
+        yerr=reach(value),
+        size=11 if number == 0 else 6,
         alpha=0.9,
-        zorder=3,
     )
-    side = 5 if dot.number % 2 else -5
-    panel.annotate(
-        str(dot.number),
-        dot.at,
-        xytext=(side, 5),
-        textcoords="offset points",
-        ha="left" if dot.number % 2 else "right",
-        fontsize=7,
-        zorder=4,
-    )
+    side, align = (5, "left") if number % 2 else (-5, "right")
+    panel.annotate(str(number), at, xytext=(side, 5), textcoords="offset points", ha=align, fontsize=7, zorder=4)
 
 
-def draw_front(panel: "Axes", found: Sequence[Dot], axis: Axis) -> None:
-    """Draw the Pareto front as a staircase."""
-    costs = [axis.cost(dot.at[0]) for dot in found]
-    corners = staircase(costs, [dot.at[1] for dot in found])
+def draw_front(panel: "Axes", points: Sequence[tuple[float, float]], axis: Axis) -> None:
+    """Draw the Pareto front of (quality, gain) as a staircase."""
+    corners = staircase([axis.cost(quality) for quality, _ in points], [gain for _, gain in points])
     across = [axis.cost(cost) for cost, _ in corners]  # changing the sign twice restores the value
     panel.plot(across, [gain for _, gain in corners], color="#999999", linewidth=2.2, alpha=0.6, zorder=1)
 
@@ -219,9 +181,15 @@ def save_plot(figures: Mapping[str, Any], stem: Path) -> list[Path]:
     return save_figure(lambda: draw(figures), stem, mark=figures_mark(figures))
 
 
-RULES = """# Relaxed rules
+def rules_page(figures: Mapping[str, Any], plot: str) -> str:
+    """Return the points of a sweep of rules as a page in Markdown: exact methods first, then each rule.
 
-<!-- {mark} -->
+    `plot` is the path of the plot as the page links it.
+    """
+    where, sampling = figures["surroundings"], figures["sampling"]
+    text = f"""# Relaxed rules
+
+<!-- {figures_mark(figures)} -->
 
 Generated by `lantern frontier`; do not edit. `lantern frontier --rules --from eval/results/rules.json` rewrites it.
 
@@ -231,30 +199,10 @@ code; KID is times 10,000.
 
 ![Step compression of each relaxed rule against the measures of the table]({plot})
 
-Model {model} ({weights}), {variant}, {images} images per point, guidance {guidance:g}, temperature {temperature:g};
-torch {torch}, lantern {lantern}, commit {commit}.
+Model {figures["model"]} ({figures["fingerprint"][:12]}), {figures["variant"]}, {figures["images"]} images per point, \
+guidance {sampling["guidance"]:g}, temperature {sampling["temperature"]:g};
+torch {where["torch"]}, lantern {where["lantern"]}, commit {where["commit"][:12]}.
 """
-
-
-def rules_page(figures: Mapping[str, Any], plot: str) -> str:
-    """Return the points of a sweep of rules as a page in Markdown: exact methods first, then each rule.
-
-    `plot` is the path of the plot as the page links it.
-    """
-    where, sampling = figures["surroundings"], figures["sampling"]
-    text = RULES.format(
-        mark=figures_mark(figures),
-        plot=plot,
-        model=figures["model"],
-        weights=figures["fingerprint"][:12],
-        variant=figures["variant"],
-        images=figures["images"],
-        guidance=sampling["guidance"],
-        temperature=sampling["temperature"],
-        torch=where["torch"],
-        lantern=where["lantern"],
-        commit=where["commit"][:12],
-    )
     axes = [name for name in shared_axes(figures["points"]) if name != "total-variation"]
     rows = []
     for point in sorted(figures["points"], key=lambda point: (not point["exact"], point["family"])):
@@ -272,9 +220,7 @@ def rules_page(figures: Mapping[str, Any], plot: str) -> str:
 def save_rules(figures: Mapping[str, Any], plot: Path, path: Path) -> Path:
     """Write the page of a sweep of rules beside its plot or elsewhere, and return its path."""
     link = Path(os.path.relpath(plot, path.parent)).as_posix()
-    with atomic_write(path) as temporary:
-        temporary.write_text(rules_page(figures, link), encoding="utf-8")
-    return path
+    return write_text(path, rules_page(figures, link))
 
 
 LONG_RUN = 4
@@ -453,9 +399,7 @@ def left(column: int) -> str:
 
 def save_page(figures: Mapping[str, Any], plot: Path, path: Path) -> Path:
     """Write the page; `plot` is the SVG to embed. ValueError for a page larger than MOST_BYTES."""
-    page = render(figures, plot.read_bytes()).encode("utf-8")
-    if len(page) > MOST_BYTES:
-        raise ValueError(f"the page has {len(page)} bytes, expected at most {MOST_BYTES}: lower --shown")
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(page)
-    return path
+    page = render(figures, plot.read_bytes())
+    if (size := len(page.encode())) > MOST_BYTES:
+        raise ValueError(f"the page has {size} bytes, expected at most {MOST_BYTES}: lower --shown")
+    return write_text(path, page)

@@ -20,9 +20,11 @@ from lantern.core.sampling import Sampling
 from lantern.eval.boards.axes import QUALITY
 from lantern.eval.boards.contest import Contest, LeaderboardOptions, Setting, made_with
 from lantern.eval.boards.equal_budget import DEEP, FIGURES, Beats, Claim
+from lantern.eval.boards.plotting import reach
 from lantern.eval.boards.rounds import (
     as_dict,
     by_depth,
+    codes_ratio,
     fastest,
     name_of,
     pixels_of,
@@ -193,7 +195,7 @@ class Judged:
         found = {}
         for axis, value in self.estimates(name).items():
             plain = self.estimates(self.contest.plain_name)[axis]
-            found_change, by_chance = change(value, plain), math.hypot(*reach(plain))
+            found_change, by_chance = change(value, plain), math.hypot(*reach(vars(plain)))
             found[axis] = as_dict(found_change) | {"is_within": abs(found_change.value) <= by_chance}
         return found
 
@@ -208,15 +210,9 @@ def change(mine: Estimate, plain: Estimate) -> Estimate:
 
     For plain decoding and itself it is the difference of two sets of its images by chance.
     """
-    value, (below, above), (its_below, its_above) = mine.value - plain.value, reach(mine), reach(plain)
+    value, (below, above), (its_below, its_above) = mine.value - plain.value, reach(vars(mine)), reach(vars(plain))
     low, high = value - math.hypot(below, its_above), value + math.hypot(above, its_below)
     return Estimate(value, low, high, "95 %, from the intervals of both")
-
-
-def reach(estimate: Estimate) -> tuple[float, float]:
-    """Return the lengths of an interval below and above its value."""
-    assert estimate.low is not None and estimate.high is not None
-    return max(estimate.value - estimate.low, 0.0), max(estimate.high - estimate.value, 0.0)
 
 
 def broken_promises(contests: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -312,11 +308,10 @@ def ratio_of(figure: str, mine: str, other: str, rounds: RoundList) -> Estimate 
         return speedup(rounds, *((mine, other) if figure == "seconds" else (other, mine)))
     if figure not in ("step_compression", "late_acceptance"):
         return None
-    pairs = [[one["made"][name] for name in (mine, other)] for one in rounds]
+    both = [[one["made"][name] for one in rounds] for name in (mine, other)]
     if figure == "step_compression":
-        table = torch.tensor([[float(other["passes"]), float(mine["passes"])] for mine, other in pairs])
-        return bootstrap(table.double(), lambda sampled: sampled[..., 0].mean(-1) / sampled[..., 1].mean(-1), seed=0)
-    table = torch.tensor([[*late([mine]), *late([other])] for mine, other in pairs]).double()
+        return codes_ratio(*both)
+    table = torch.tensor([[*late([one]), *late([its])] for one, its in zip(*both, strict=True)]).double()
     if not (table.sum(0)[1:] > 0).all():
         return None
     return bootstrap(table, _late_ratio, seed=0)

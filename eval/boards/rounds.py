@@ -149,6 +149,12 @@ def step_compression(records: Sequence[Mapping[str, Any]], codes: int) -> Estima
     return bootstrap(passes, lambda sampled: codes / sampled[..., 0].mean(-1), seed=0)
 
 
+def codes_ratio(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Estimate:
+    """Return codes per pass of one method over the other's, on the same images."""
+    table = torch.tensor([[float(b["passes"]), float(a["passes"])] for a, b in zip(mine, other, strict=True)])
+    return bootstrap(table.double(), lambda sample: sample[..., 0].mean(-1) / sample[..., 1].mean(-1), seed=0)
+
+
 def point_figures(rounds: Sequence[Round], baseline: str, contender: str, codes: int) -> dict[str, Any]:
     """Return the figures of a contender; "quality" has only "total-variation" until networks are added."""
     records = records_of(rounds, contender)
