@@ -17,6 +17,7 @@ from lantern.core.types import Generation, Step
 from lantern.eval.boards import equal_budget
 from lantern.eval.boards.board import Board, BoardOptions
 from lantern.eval.boards.equal_budget import INT4, Claim, Constants
+from lantern.eval.boards.results import part_hash
 from lantern.eval.boards.rounds import SweepFolder, name_of, open_folder
 from lantern.eval.speed.contenders import PLAIN, Contender, Job, Variant, assemble, method_of
 from lantern.eval.speed.phases import DRAFTING, NetworkClock, time_phases
@@ -113,13 +114,8 @@ def training_steps(model: Model, name: str) -> int | None:
 
 def parts_of(model: Model) -> dict[str, str]:
     """Return the trained parts of a model, each with the SHA-256 of its files."""
-    found: dict[str, str] = {}
-    for folder in sorted((model.folder / FOLDER).glob("*/")) if model.folder else ():
-        digest = hashlib.sha256()
-        for path in sorted(path for path in folder.iterdir() if path.is_file()):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
-        found[folder.name] = digest.hexdigest()
-    return found
+    folders = sorted((model.folder / FOLDER).glob("*/")) if model.folder else ()
+    return {folder.name: part_hash(folder) for folder in folders}
 
 
 def how_to_get(model: Model, spec: str) -> str | None:

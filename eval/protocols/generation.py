@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -127,12 +126,8 @@ class Worker:
     def __enter__(self) -> "Worker":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        shutil.rmtree(self._staging, ignore_errors=True)
-        with suppress(OSError):  # other workers may have files there
-            self._staging.parent.rmdir()
+    def __exit__(self, *_: object) -> None:
+        clear_staging(self.folder, self._staging.name)
         self.manifest.close()
 
     def _missing(self, batch: Sequence[Request]) -> list[Request]:
@@ -162,6 +157,14 @@ class Worker:
         digest = hashlib.sha256(raw).hexdigest()
         self.manifest.append(Entry(number, len(raw), digest, picture.tokens_sha256, asdict(picture.statistics)))
         self.done.add(number)
+
+
+def clear_staging(folder: Path, pattern: str) -> None:
+    """Remove the temporary files of the workers of these names."""
+    for place in (folder / "staging").glob(pattern):
+        shutil.rmtree(place, ignore_errors=True)
+    with suppress(OSError):  # other workers may have files there
+        (folder / "staging").rmdir()
 
 
 def produce(
