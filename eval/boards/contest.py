@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -178,7 +177,8 @@ def probe(contender: Contender, job: Job) -> dict[str, Any]:
     is_hidden = contender.variant.is_compiled or contender.variant.is_graphed
     deciding = networks_of(parts.drafter and parts.drafter.policy, parts.target)
     drafting = [module for module in modules if all(module is not one for one in deciding)]
-    with clock.watching({} if is_hidden else watched(parts.drafter, drafting)):
+    watched: dict[str, tuple[object, Sequence[str]]] = {f"network {i}": (one, PASSES) for i, one in enumerate(drafting)}
+    with clock.watching({} if is_hidden else watched | {"drafter": (parts.drafter, (HEAD,))}):
         timed = time_phases(contender, job, callback=report)
     found = {
         "parameters": sum(p.numel() for p in {id(p): p for m in modules for p in m.parameters()}.values()),
@@ -188,16 +188,13 @@ def probe(contender: Contender, job: Job) -> dict[str, Any]:
         "draft_share": rounded(timed.phases.get(DRAFTING, 0.0) / timed.total),
         "kv_length": parts.drafter and parts.drafter.kv_length,
     }
-    return found | (dict.fromkeys(PASS_FIGURES) if is_hidden else pass_figures(clock, count.steps - 1))
-
-
-PASS_FIGURES = ("draft_passes", "draft_pass_ms", "head_ms")
+    return found | pass_figures(clock, 0 if is_hidden else count.steps - 1)
 
 
 def pass_figures(clock: NetworkClock, num_steps: int) -> dict[str, float | None]:
     """Return drafter passes per step, milliseconds per pass, and milliseconds of the head per call."""
     if num_steps < 1:
-        return dict.fromkeys(PASS_FIGURES)
+        return dict.fromkeys(("draft_passes", "draft_pass_ms", "head_ms"))
     made = [calls for label, calls in clock.calls.items() if label.startswith("network")]
     head = clock.typical(f"drafter.{HEAD}")
     count = sum(map(len, made))
@@ -206,14 +203,6 @@ def pass_figures(clock: NetworkClock, num_steps: int) -> dict[str, float | None]
         "draft_pass_ms": rounded(1e3 * sum(map(sum, made)) / count) if count else None,
         "head_ms": None if head is None else rounded(1e3 * head),
     }
-
-
-def watched(drafter: object, modules: Sequence[nn.Module]) -> dict[str, tuple[object, Sequence[str]]]:
-    """Return what the clock watches: passes of all networks of a drafter, and its head."""
-    found: dict[str, tuple[object, Sequence[str]]] = {
-        f"network {number}": (module, PASSES) for number, module in enumerate(modules)
-    }
-    return found | {"drafter": (drafter, (HEAD,))}
 
 
 def networks_of(drafter: object, target: object) -> list[nn.Module]:
@@ -331,15 +320,13 @@ class Contest:
 
     def _probe(self, contender: Contender, *, is_running: bool) -> None:
         name = name_of(contender.label, contender.variant)
-        path, job = self._probe_path(name), self.setting.job(0)
+        job, file = self.setting.job(0), f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+        path = self.folder.path / "probes" / file
         if contender.variant.is_compiled and (is_running or not path.is_file()):
             warm(contender, [job])
         if not path.is_file():
             write_json(path, {"contender": name, "probe": probe(contender, job)})
         self.probes[name] = read_json_object(path)["probe"]
-
-    def _probe_path(self, name: str) -> Path:
-        return self.folder.path / "probes" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
     def _add_absent(self, spec: str, variant: Variant, error: Exception) -> None:
         """Record an absent contender; an error other than ValueError is a failure."""

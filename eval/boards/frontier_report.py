@@ -6,7 +6,7 @@ images at the same seeds, and acceptance.
 
 import base64
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -296,10 +296,9 @@ def points_table(figures: Mapping[str, Any]) -> str:
     """Return the table of all points."""
     points = figures["points"]
     axes = [QUALITY[name] for name in shared_axes(points)]
-    heads = ["point", "seconds", *(gain.name.replace("_", " ") for gain in GAINS), *(axis.name for axis in axes)]
+    heads = ["seconds", *(gain.name.replace("_", " ") for gain in GAINS), *(axis.name for axis in axes)]
     heads += ["relaxed codes", "claim"]
-    cells = "".join(f"<th{left(i)}>{escape(head)}</th>" for i, head in enumerate(heads))
-    rows = "".join(point_row(number, point, axes, figures["fronts"]) for number, point in enumerate(points))
+    rows = [point_row(number, point, axes, figures["fronts"]) for number, point in enumerate(points)]
     notes = "Bold: on the Pareto front of that gain and total variation."
     if "fid" in shared_axes(points) and figures["images"] < FEW:
         notes += f" FID of fewer than {FEW} images depends mainly on their number; use KID."
@@ -308,8 +307,7 @@ def points_table(figures: Mapping[str, Any]) -> str:
         for one in figures["failed"]
     )
     missing = f'<p class="note">Not measured:</p><ul class="note">{failed}</ul>' if failed else ""
-    table = f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{rows}</tbody></table></div>'
-    return f'{table}<p class="note">{notes}</p>{missing}'
+    return f'{html_table("point", map(escape, heads), rows)}<p class="note">{notes}</p>{missing}'
 
 
 def point_row(
@@ -341,17 +339,16 @@ def pictures_table(points: Sequence[Mapping[str, Any]]) -> str:
     """Return the shown images of every point with their acceptance maps."""
     if not any(point["portraits"] for point in points):
         return "<p>No images were stored.</p>"
-    heads = "".join(
-        f"<th>{escape(one['prompt'])}<br><span class=note>image number {one['number']}</span></th>"
+    heads = [
+        f"{escape(one['prompt'])}<br><span class=note>image number {one['number']}</span>"
         for one in points[0]["portraits"]
-    )
-    rows = "".join(pictures_row(number, point) for number, point in enumerate(points))
+    ]
+    rows = [pictures_row(number, point) for number, point in enumerate(points)]
     words = (
         "<p>Left: the image. Right: the image with its acceptance map. Shades show how many codes the same pass of "
         "the target committed; dots mark codes that were accepted only because of a relaxation.</p>"
     )
-    table = f'<div class="scroll"><table class="faces"><thead><tr><th class="left">point</th>{heads}</tr></thead>'
-    return f"{words}{legend()}{table}<tbody>{rows}</tbody></table></div>"
+    return f"{words}{legend()}{html_table('point', heads, rows, kind='faces')}"
 
 
 def pictures_row(number: int, point: Mapping[str, Any]) -> str:
@@ -375,14 +372,12 @@ def depths_table(points: Sequence[Mapping[str, Any]]) -> str:
     most = max((len(point["depths"]) for _, point in drafted), default=0)
     if not most:
         return "<p>No point uses drafts.</p>"
-    heads = "".join(f"<th>{depth + 1}</th>" for depth in range(most))
     rows = []
     for number, point in drafted:
         cells = "".join(f"<td>{depth_cell(one)}</td>" for one in point["depths"])
         rows.append(f'<tr><th class="left">{number}&ensp;{escape(point["label"])}</th>{cells}</tr>')
     words = "Of the passes that reached a depth with drafted codes to test, the share that accepted one."
-    head = f'<thead><tr><th class="left">point, depth</th>{heads}</tr></thead>'
-    return f'<p>{words}</p><div class="scroll"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
+    return f"<p>{words}</p>{html_table('point, depth', map(str, range(1, most + 1)), rows)}"
 
 
 def depth_cell(found: Mapping[str, Any]) -> str:
@@ -392,9 +387,12 @@ def depth_cell(found: Mapping[str, Any]) -> str:
     return f'<span title="{words}"><span class="bar" style="width:{2.5 * share:.2f}em"></span>{share:.2f}</span>'
 
 
-def left(column: int) -> str:
-    """Return the class attribute of a column; the first one is left-aligned."""
-    return ' class="left"' if column == 0 else ""
+def html_table(first: str, heads: Iterable[str], rows: Iterable[str], *, kind: str = "") -> str:
+    """Return a table of rows, whose first column is left-aligned; `kind` is its class."""
+    cells = "".join(f"<th>{head}</th>" for head in heads)
+    head = f'<thead><tr><th class="left">{first}</th>{cells}</tr></thead>'
+    tag = f'<table class="{kind}">' if kind else "<table>"
+    return f'<div class="scroll">{tag}{head}<tbody>{"".join(rows)}</tbody></table></div>'
 
 
 def save_page(figures: Mapping[str, Any], plot: Path, path: Path) -> Path:
