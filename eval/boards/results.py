@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lantern.core.config import load_config, read_json_object
+from lantern.core.config import hint_for, load_config, read_json_object
 from lantern.core.io import WEIGHTS_NAME, sha256_of
 from lantern.eval.speed.surroundings import git
 
@@ -131,8 +131,6 @@ class Results:
 
     def find(self, names: Sequence[str]) -> list[Result]:
         """Return the results of these names, in the order of the index; ValueError for an unknown one."""
-        from lantern.core.config import hint_for
-
         known = {result.name: result for result in self.index.results}
         for name in names:
             if name not in known:

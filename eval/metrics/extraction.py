@@ -78,7 +78,10 @@ class Extraction:
 
         self._check_pairs(pictures, reference)
         sets = [Seen(len(pictures)), Seen(len(reference))]
-        streams = [self._stream(paths, judges) for paths, judges in ((pictures, self.ours), (reference, self.theirs))]
+        streams = []
+        for paths, judges in ((pictures, self.ours), (reference, self.theirs)):
+            prepare = {name: judge.prepare for name, judge in judges.items()} | ({RAW: raw} if self.pairs else {})
+            streams.append(Stream(paths, prepare, self.batch, self.workers, self.before))
         values: dict[str, list[Tensor]] = {name: [] for name in self.pairs}
         total = len(pictures) + len(reference)
         with tqdm(total=total, unit=" images", disable=True if self.is_quiet else None, leave=False) as bar:
@@ -107,10 +110,6 @@ class Extraction:
         for one, other in zip(pictures, reference, strict=True):
             if one.stem != other.stem:
                 raise ValueError(f"{names}: {one.name} is paired with {other.name}, expected pairs of the same name")
-
-    def _stream(self, paths: Sequence[Path], judges: Mapping[str, Judge]) -> Stream:
-        prepare = {name: judge.prepare for name, judge in judges.items()}
-        return Stream(paths, prepare | ({RAW: raw} if self.pairs else {}), self.batch, self.workers, self.before)
 
     def _enter(self, seen: Seen, batch: Batch, judges: Mapping[str, Judge], name: str) -> None:
         seen.prompts += batch.prompts

@@ -74,23 +74,16 @@ def _gaussian(path: Path) -> Statistics:
 THOUSAND = 1000
 
 
-@dataclass(frozen=True)
-class PreparedReference:
-    """Plain training images and the concept of each."""
-
-    pictures: list[Path]
-    concepts: list[str]
-
-
 def is_prepared(folder: Path) -> bool:
     """Return whether a folder was written by `lantern train data`."""
     return (folder / "records.jsonl").is_file() and (folder / "pictures.tar").is_file()
 
 
-def unpack(folder: Path, out: Path) -> PreparedReference:
-    """Write the plain training images of a prepared folder below `out`; existing files are kept.
+def unpack(folder: Path, out: Path) -> tuple[list[Path], list[str]]:
+    """Write the plain training images of a prepared folder below `out`; return them and the concept of each.
 
-    Files are named by image number, in folders of a thousand. ValueError for an incomplete folder.
+    Existing files are kept. Files are named by image number, in folders of a thousand. ValueError for an incomplete
+    folder.
     """
     prepared = Prepared.open(folder)
     chosen = [record for record in prepared.records if record.kind == "plain" and record.split == "train"]
@@ -107,4 +100,4 @@ def unpack(folder: Path, out: Path) -> PreparedReference:
                         temporary.write_bytes(file.read())
         if lacking:
             raise ValueError(f"{folder}/pictures.tar lacks {min(lacking)}: prepare it again with `lantern train data`")
-    return PreparedReference(list(places.values()), [one.concepts[0] for one in chosen])
+    return list(places.values()), [one.concepts[0] for one in chosen]

@@ -133,9 +133,8 @@ def measured(task: Task) -> tuple[dict[str, Any], dict[str, str]]:
     )
     reference: Path | Sequence[Path] | None = row.reference
     if row.reference is not None and is_prepared(row.reference):
-        unpacked = unpack(row.reference, task.folder / "reference")
-        reference = unpacked.pictures
-        options = dataclasses.replace(options, reference_concepts=unpacked.concepts)
+        reference, concepts = unpack(row.reference, task.folder / "reference")
+        options = dataclasses.replace(options, reference_concepts=concepts)
     paths = [picture_path(task.folder, request.number) for request in task.requested]
     prompts = [request.prompt for request in task.requested if request.prompt is not None] or None
     found = measure(paths, reference, can, prompts=prompts, weights=row.weights, seed=protocol.seed, options=options)
