@@ -29,7 +29,7 @@ from lantern.eval.boards.leaderboard_report import GENERATED, rewrite
 from lantern.eval.boards.results import figures_mark
 from lantern.eval.boards.rounds import as_dict, codes_ratio, open_folder, record, step_compression
 from lantern.eval.metrics.distances import Estimate, mean_estimate
-from lantern.eval.speed.contenders import Job, assemble, condition_of, method_of
+from lantern.eval.speed.contenders import assemble, condition_of, method_of
 from lantern.eval.speed.race import rounded
 from lantern.methods.registry import Method, add_ons_of, find_add_on
 from lantern.methods.spec import DRAFTER, AddOn
@@ -156,8 +156,7 @@ class Pairs:
 
     def _records(self, spec: str, folder: Path) -> list[dict[str, Any]]:
         """Return one record per image, from the folder or by decoding."""
-        setting, found = self.setting, []
-        decoder = None
+        setting, found, decoder = self.setting, [], None
         for first in range(0, self.images, self.batch):
             numbers = range(first, min(first + self.batch, self.images))
             name = hashlib.sha256(f"{spec} {first} {len(numbers)}".encode()).hexdigest()[:16]
@@ -170,9 +169,8 @@ class Pairs:
                     method = method_of(setting.model, name)
                     decoder = assemble(with_part(model, method, part), method, sampling)
                 keys = [(setting.options.seed, number) for number in numbers]
-                job = Job(condition_of(setting.model, setting.options.prompts, list(numbers)), keys)
-                count = NodeCount()
-                made = decoder.generate(job.condition, keys=job.keys, prompts=None, callback=count)
+                condition, count = condition_of(setting.model, setting.options.prompts, list(numbers)), NodeCount()
+                made = decoder.generate(condition, keys=keys, prompts=None, callback=count)
                 # total variation beyond a rule's bound, summed over the codes of an image
                 beyond = [None] * len(numbers) if made.excess is None else made.excess.tolist()
                 images = [record(made, 0.0, i) | {"excess": beyond[i]} for i in range(len(numbers))]

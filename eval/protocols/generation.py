@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -114,14 +114,13 @@ class Worker:
         """
         if not self._missing(batch):
             return 0
-        count = 0
-        for pictures in self._draw(batch):
-            for picture in pictures:
-                if picture.request.number not in self.done:
-                    with self.shield():
-                        self._keep(picture)
-                    count += 1
-        return count
+        try:
+            made = make_batches(self.decoder, batch, with_pixels=True, callback=self.callback)
+            return sum(self._keep(picture) for pictures in made for picture in pictures)
+        except NotFiniteError as error:
+            for picture in error.sound:
+                self._keep(picture)
+            raise
 
     def __enter__(self) -> "Worker":
         return self
@@ -138,25 +137,22 @@ class Worker:
             missing = [request for request in missing if request.number not in self.done]
         return missing
 
-    def _draw(self, batch: Sequence[Request]) -> Iterator[list[Picture]]:
-        try:
-            yield from make_batches(self.decoder, batch, with_pixels=True, callback=self.callback)
-        except NotFiniteError as error:
-            yield error.sound
-            raise
-
-    def _keep(self, picture: Picture) -> None:
-        """Write an image to a temporary path, rename it, then record it."""
-        assert picture.pixels is not None
+    def _keep(self, picture: Picture) -> bool:
+        """Write a missing image to a temporary path, rename it, then record it; return whether it was missing."""
         number = picture.request.number
+        if number in self.done:
+            return False
+        assert picture.pixels is not None
         path, temporary = picture_path(self.folder, number), self._staging / f"{number:06d}.png"
-        save_image(to_image(picture.pixels), temporary, facts_of(self.decoder, picture))
-        raw = temporary.read_bytes()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.replace(path)
-        digest = hashlib.sha256(raw).hexdigest()
-        self.manifest.append(Entry(number, len(raw), digest, picture.tokens_sha256, asdict(picture.statistics)))
-        self.done.add(number)
+        with self.shield():
+            save_image(to_image(picture.pixels), temporary, facts_of(self.decoder, picture))
+            raw = temporary.read_bytes()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.replace(path)
+            digest = hashlib.sha256(raw).hexdigest()
+            self.manifest.append(Entry(number, len(raw), digest, picture.tokens_sha256, asdict(picture.statistics)))
+            self.done.add(number)
+        return True
 
 
 def clear_staging(folder: Path, pattern: str) -> None:
