@@ -127,69 +127,68 @@ class Plan:
 
     def tasks(self) -> list[Task]:
         """Return all tasks in the order of their worth."""
-        sizes, model = self.sizes, str(self.work / "toy") if self.is_toy else "lantern-emoji"
-        on, toy = ("--device", self.device), self._toy_model if self.is_toy else lambda: None
-        bf16 = ("--dtype", "bf16")
+        sizes, toy = self.sizes, self._save_toy_model if self.is_toy else lambda: None
+        model = ("--model", str(self.work / "toy") if self.is_toy else "lantern-emoji")
+        on = ("--dtype", "bf16", "--device", self.device)
+
+        def bench(name: str, *words: str) -> tuple[str, ...]:
+            return command("bench", *words, *on, "--out", self.out / f"{name}-figures.json", "--quiet")
+
+        def board(name: str, *words: str) -> tuple[str, ...]:
+            # rounds go to `work`, where a stopped board continues
+            folders = ("--run", self.work / name, "--out", self.out / name)
+            return command(name, *model, *words, *on, *self.metrics, *folders, "--overwrite", "--quiet")
+
         found = [Task(1, "doctor", command("doctor"), 120)]
         found += [Task(1, "gpu-tests", tests(self.is_toy), 300)] if gpu_tests() else []
         equality = (
-            *("-m", "lantern.eval.speed.equality", "--model", model, "--engine", "auto", "--methods", *sizes.equality),
+            *("-m", "lantern.eval.speed.equality", *model, "--engine", "auto", "--methods", *sizes.equality),
             *("--seeds", str(sizes.seeds), "--prompts", str(sizes.prompts), "--guidance", *sizes.guidance),
-            *("--batch", *sizes.equality_batches, *bf16, *on, "--out", str(self.out / "equality-cells.json")),
+            *("--batch", *sizes.equality_batches, *on, "--out", str(self.out / "equality-cells.json")),
         )
         found.append(Task(2, "equality", equality, 480, toy))
         for shape in sizes.shapes:
-            words = ("--shape", shape, *sizes.shape_words, *bf16, *on, *self._out(f"shape-{shape}-figures"))
-            found.append(Task(3, f"shape-{shape}", command("bench", *words), 300))
+            name = f"shape-{shape}"
+            found.append(Task(3, name, bench(name, "--shape", shape, *sizes.shape_words), 300))
         for batch in sizes.batches:
-            words = ("--model", model, "--methods", *sizes.methods, *sizes.bench_words, *bf16, *on)
-            words = (*words, "--batch", batch, *self._out(f"embedded-{batch}-figures"))
-            found.append(Task(4, f"embedded-{batch}", command("bench", *words), 300, toy))
-        words = ("--model", model, "--methods", sizes.methods[0], *sizes.engine_words, *bf16, *on)
-        words = (*words, *self._out("embedded-engines-figures"))
-        found.append(Task(4, "embedded-engines", command("bench", *words), 480, toy))
-        words = ("--model", model, *sizes.board_words, *bf16, *on, *self._board("leaderboard"))
-        words = (*words, "--docs", str(self.out / "leaderboard"))
-        found.append(Task(5, "leaderboard", command("leaderboard", *words), 540, toy))
-        words = ("--model", model, "--points", *sizes.points, *sizes.frontier_words, *bf16, *on)
-        found.append(Task(6, "frontier", command("frontier", *words, *self._board("frontier")), 1800, toy))
-        return [*found, *self._training()]
-
-    def _board(self, name: str) -> tuple[str, ...]:
-        """Return the options of a board: rounds go to `work`, where a stopped board continues."""
-        folders = ("--run", str(self.work / name), "--out", str(self.out / name))
-        return (*self.metrics, *folders, "--overwrite", "--quiet")
-
-    def _out(self, name: str) -> tuple[str, ...]:
-        return ("--out", str(self.out / f"{name}.json"), "--quiet")
+            name, words = f"embedded-{batch}", ("--methods", *sizes.methods, *sizes.bench_words, "--batch", batch)
+            found.append(Task(4, name, bench(name, *model, *words), 300, toy))
+        engines = bench("embedded-engines", *model, "--methods", sizes.methods[0], *sizes.engine_words)
+        pages = ("--docs", str(self.out / "leaderboard"))
+        return [
+            *found,
+            Task(4, "embedded-engines", engines, 480, toy),
+            Task(5, "leaderboard", board("leaderboard", *sizes.board_words, *pages), 540, toy),
+            Task(6, "frontier", board("frontier", "--points", *sizes.points, *sizes.frontier_words), 1800, toy),
+            *self._training(),
+        ]
 
     def _training(self) -> list[Task]:
         """Return the tasks of the last part: synthetic data, and a target of the embedded model's parts."""
+        sizes, pictures = self.sizes, self.work / "pictures"
         data, config, target = (self.work / name for name in ("data", "target.json", "target"))
         source = embedded_model()
         folders = {"vq": "vqvae", "text-encoder": "text_encoder", "tokenizer": "tokenizer"}
         parts = [word for name, folder in folders.items() for word in (f"--{name}", source / folder)]
-        made = ("--config", "data-folder", "--path", self.work / "pictures", "--out", data)
-        words = ("--config", config, "--data", data, *parts, "--out", target)
+        made = command("train", "data", "--config", "data-folder", "--path", pictures, "--out", data)
+        trained = command("train", "target", "--config", config, "--data", data, *parts, "--out", target)
+
+        def write_config() -> None:
+            write_json(config, training_config(sizes.training, is_compiled=not self.is_toy))
+
+        def figures() -> Mapping[str, Any]:
+            return throughput(target / "log.jsonl", sizes.training["batch"])
+
         return [
-            Task(7, "training-data", command("train", "data", *made), 120, self._draw_pictures),
-            Task(7, "training", command("train", "target", *words), 300, self._write_config, self._throughput),
+            Task(7, "training-data", made, 120, lambda: draw_pictures(pictures, sizes.pictures)),
+            Task(7, "training", trained, 300, write_config, figures),
         ]
 
-    def _toy_model(self) -> None:
+    def _save_toy_model(self) -> None:
         from lantern.eval.toy_model import save_toy_model
 
         if not (self.work / "toy" / "model_index.json").is_file():
             save_toy_model(self.work / "toy")
-
-    def _draw_pictures(self) -> None:
-        draw_pictures(self.work / "pictures", self.sizes.pictures)
-
-    def _write_config(self) -> None:
-        write_json(self.work / "target.json", training_config(self.sizes.training, is_compiled=not self.is_toy))
-
-    def _throughput(self) -> Mapping[str, Any]:
-        return throughput(self.work / "target" / "log.jsonl", self.sizes.training["batch"])
 
 
 def command(*words: object) -> tuple[str, ...]:
@@ -251,13 +250,9 @@ def throughput(log: Path, batch: int) -> dict[str, Any]:
 
 def pending(tasks: Sequence[Task], out: Path) -> list[Task]:
     """Return the tasks without a finished record: those with the fewest attempts first, then in their order."""
-    attempts: dict[str, int] = {}
-    for task in tasks:
-        known = record_of(out, task)
-        if known.get("status") != "done":
-            attempts[task.name] = int(known.get("attempts", 0))
-    left = [task for task in tasks if task.name in attempts]
-    return sorted(left, key=lambda task: attempts[task.name])
+    known = {task.name: record_of(out, task) for task in tasks}
+    left = [task for task in tasks if known[task.name].get("status") != "done"]
+    return sorted(left, key=lambda task: int(known[task.name].get("attempts", 0)))
 
 
 def record_of(out: Path, task: Task) -> dict[str, Any]:

@@ -1,16 +1,22 @@
 """What the frontier and the leaderboard share: their options, the loaded model, and the images of a round."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lantern.core.types import Generation
 from lantern.eval.boards.results import weight_hashes
-from lantern.eval.boards.rounds import SAME, Progress, prompt_of
-from lantern.eval.speed.contenders import AUTO, Job, Stable, Variant, condition_of, kinds_of
-from lantern.eval.speed.surroundings import surroundings
+from lantern.eval.boards.rounds import SAME, Progress, SweepFolder, name_of, record
+from lantern.eval.speed.contenders import AUTO, Contender, Job, Stable, Variant, condition_of, kinds_of
+from lantern.eval.speed.race import interleave, step_order
+from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.models.folder import Model, load_model
+
+# decodes a job by a contender and returns the images with further figures of the record; the last argument is a number
+Run = Callable[[Contender, Job, int], tuple[Generation, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,10 @@ class Board:
         return [Variant(kind, dtype) for dtype in self._options.baseline_dtypes for kind in kinds]
 
     def prompt(self, number: int) -> str:
-        """Return the prompt of an image."""
-        return prompt_of(self.model, self._options.prompts, number)
+        """Return the prompt of an image, or "class N" for a model of classes; both are used in order, repeated."""
+        if not self.model.takes_prompts:
+            return f"class {number % self.model.target.config.num_classes}"
+        return self._options.prompts[number % len(self._options.prompts)]
 
     def job(self, number: int, *, seed: int | None = None) -> Job:
         """Return the job of a round; another `seed` gives images that are not part of the measurement."""
@@ -75,3 +83,32 @@ class Board:
     def bar(self, total: int, name: str, unit: str) -> Progress:
         """Return the progress of some steps: a bar on a terminal, else lines."""
         return Progress(total, name, unit, is_quiet=self._options.is_quiet)
+
+    def run_rounds(
+        self,
+        folder: SweepFolder,
+        missing: Sequence[int],
+        cast: Callable[[int], Sequence[Contender]],
+        run: Run,
+        *,
+        name: str = "rounds",
+        **facts: Any,
+    ) -> None:
+        """Run the missing rounds: one image by every contender of `cast(number)`, stored before the next round starts.
+
+        `name` is the label of the bar; `facts` are stored with each round.
+        """
+        bar = self.bar(sum(len(cast(number)) for number in missing), name, "images")
+        for number in missing:
+            everyone = cast(number)
+            order = [everyone[who] for who in step_order(len(everyone), number)]
+            job, before = self.job(number), load_average()
+            seconds, made = interleave([partial(run, one, job) for one in order], 1, device=self.model.device)
+            kept = {
+                name_of(one.label, one.variant): record(found[0][0], spent[0]) | found[0][1]
+                for one, spent, found in zip(order, seconds, made, strict=True)
+            }
+            load = {"before": before, "after": load_average()}
+            folder.write_round(number, {"commit": self.surroundings["commit"], "load": load, **facts, "made": kept})
+            bar.update(len(order))
+        bar.close()

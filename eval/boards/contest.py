@@ -2,10 +2,9 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -17,23 +16,11 @@ from lantern.core.types import Generation, Step
 from lantern.eval.boards import equal_budget
 from lantern.eval.boards.board import Board, BoardOptions
 from lantern.eval.boards.equal_budget import INT4, Claim, Constants
-from lantern.eval.boards.rounds import (
-    SweepFolder,
-    name_of,
-    open_folder,
-    record,
-)
-from lantern.eval.speed.contenders import (
-    PLAIN,
-    Contender,
-    Job,
-    Variant,
-    assemble,
-    method_of,
-)
+from lantern.eval.boards.results import part_hash
+from lantern.eval.boards.rounds import SweepFolder, name_of, open_folder
+from lantern.eval.speed.contenders import PLAIN, Contender, Job, Variant, assemble, method_of
 from lantern.eval.speed.phases import DRAFTING, NetworkClock, time_phases
-from lantern.eval.speed.race import interleave, rounded, step_order, warm
-from lantern.eval.speed.surroundings import load_average
+from lantern.eval.speed.race import rounded, warm
 from lantern.generation.generator import costs_for
 from lantern.methods.registry import METHODS, add_ons_of, find_add_on
 from lantern.models.folder import FOLDER, Model
@@ -126,13 +113,8 @@ def training_steps(model: Model, name: str) -> int | None:
 
 def parts_of(model: Model) -> dict[str, str]:
     """Return the trained parts of a model, each with the SHA-256 of its files."""
-    found: dict[str, str] = {}
-    for folder in sorted((model.folder / FOLDER).glob("*/")) if model.folder else ():
-        digest = hashlib.sha256()
-        for path in sorted(path for path in folder.iterdir() if path.is_file()):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
-        found[folder.name] = digest.hexdigest()
-    return found
+    folders = sorted((model.folder / FOLDER).glob("*/")) if model.folder else ()
+    return {folder.name: part_hash(folder) for folder in folders}
 
 
 def how_to_get(model: Model, spec: str) -> str | None:
@@ -195,7 +177,8 @@ def probe(contender: Contender, job: Job) -> dict[str, Any]:
     is_hidden = contender.variant.is_compiled or contender.variant.is_graphed
     deciding = networks_of(parts.drafter and parts.drafter.policy, parts.target)
     drafting = [module for module in modules if all(module is not one for one in deciding)]
-    with clock.watching({} if is_hidden else watched(parts.drafter, drafting)):
+    watched: dict[str, tuple[object, Sequence[str]]] = {f"network {i}": (one, PASSES) for i, one in enumerate(drafting)}
+    with clock.watching({} if is_hidden else watched | {"drafter": (parts.drafter, (HEAD,))}):
         timed = time_phases(contender, job, callback=report)
     found = {
         "parameters": sum(p.numel() for p in {id(p): p for m in modules for p in m.parameters()}.values()),
@@ -205,16 +188,13 @@ def probe(contender: Contender, job: Job) -> dict[str, Any]:
         "draft_share": rounded(timed.phases.get(DRAFTING, 0.0) / timed.total),
         "kv_length": parts.drafter and parts.drafter.kv_length,
     }
-    return found | (dict.fromkeys(PASS_FIGURES) if is_hidden else pass_figures(clock, count.steps - 1))
-
-
-PASS_FIGURES = ("draft_passes", "draft_pass_ms", "head_ms")
+    return found | pass_figures(clock, 0 if is_hidden else count.steps - 1)
 
 
 def pass_figures(clock: NetworkClock, num_steps: int) -> dict[str, float | None]:
     """Return drafter passes per step, milliseconds per pass, and milliseconds of the head per call."""
     if num_steps < 1:
-        return dict.fromkeys(PASS_FIGURES)
+        return dict.fromkeys(("draft_passes", "draft_pass_ms", "head_ms"))
     made = [calls for label, calls in clock.calls.items() if label.startswith("network")]
     head = clock.typical(f"drafter.{HEAD}")
     count = sum(map(len, made))
@@ -223,14 +203,6 @@ def pass_figures(clock: NetworkClock, num_steps: int) -> dict[str, float | None]
         "draft_pass_ms": rounded(1e3 * sum(map(sum, made)) / count) if count else None,
         "head_ms": None if head is None else rounded(1e3 * head),
     }
-
-
-def watched(drafter: object, modules: Sequence[nn.Module]) -> dict[str, tuple[object, Sequence[str]]]:
-    """Return what the clock watches: passes of all networks of a drafter, and its head."""
-    found: dict[str, tuple[object, Sequence[str]]] = {
-        f"network {number}": (module, PASSES) for number, module in enumerate(modules)
-    }
-    return found | {"drafter": (drafter, (HEAD,))}
 
 
 def networks_of(drafter: object, target: object) -> list[nn.Module]:
@@ -251,9 +223,6 @@ def networks_of(drafter: object, target: object) -> list[nn.Module]:
         elif type(value).__module__.partition(".")[0] == "lantern":
             pending += vars(value).values() if hasattr(value, "__dict__") else ()
     return found
-
-
-Made = tuple[Generation, NodeCount]
 
 
 class Contest:
@@ -279,7 +248,7 @@ class Contest:
     @property
     def plain_name(self) -> str:
         """Name of plain decoding in the engine of the methods."""
-        return name_of(PLAIN, self.setting.plain_variants[0])
+        return self.name(PLAIN)
 
     def measure(self) -> None:
         """Run the missing probes and rounds."""
@@ -306,7 +275,13 @@ class Contest:
             there = {one.label for one in field} | {one["method"] for one in self.absent}
             rest = [(spec, setting.options.variant) for spec in specs if spec not in there]
             more = self._probed(rest, is_running=any(number < self.equal for number in missing))
-        self._run_rounds(field, more, missing)
+        setting.run_rounds(
+            self.folder,
+            missing,
+            lambda number: [*field, *(more if number < self.equal else ())],
+            self._run,
+            name=f"temperature {self.temperature:g}: rounds",
+        )
 
     def enter(self, spec: str, variant: Variant) -> Contender:
         """Build a contender, with a 4-bit target if the spec ends in INT4; ValueError for missing parts."""
@@ -345,15 +320,13 @@ class Contest:
 
     def _probe(self, contender: Contender, *, is_running: bool) -> None:
         name = name_of(contender.label, contender.variant)
-        path, job = self._probe_path(name), self.setting.job(0)
+        job, file = self.setting.job(0), f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
+        path = self.folder.path / "probes" / file
         if contender.variant.is_compiled and (is_running or not path.is_file()):
             warm(contender, [job])
         if not path.is_file():
             write_json(path, {"contender": name, "probe": probe(contender, job)})
         self.probes[name] = read_json_object(path)["probe"]
-
-    def _probe_path(self, name: str) -> Path:
-        return self.folder.path / "probes" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.json"
 
     def _add_absent(self, spec: str, variant: Variant, error: Exception) -> None:
         """Record an absent contender; an error other than ValueError is a failure."""
@@ -363,31 +336,8 @@ class Contest:
         how = how_to_get(self.setting.model, spec.removesuffix(INT4)) if is_lacking else None
         self.absent.append(found | {"reason": reason[:300]} | ({"command": how} if how else {}))
 
-    def _run_rounds(self, field: Sequence[Contender], more: Sequence[Contender], missing: Sequence[int]) -> None:
-        """Run the missing rounds: one image by every contender, stored before the next round starts."""
-        total = sum(len(field) + (len(more) if number < self.equal else 0) for number in missing)
-        bar = self.setting.bar(total, f"temperature {self.temperature:g}: rounds", "images")
-        for number in missing:
-            cast = [*field, *(more if number < self.equal else ())]
-            order = [cast[who] for who in step_order(len(cast), number)]
-            job, before = self.setting.job(number), load_average()
-            seconds, made = interleave([self._run(one, job) for one in order], 1, device=self.setting.model.device)
-            kept = {
-                name_of(one.label, one.variant): record(m[0][0], s[0])
-                | {"nodes": m[0][1].nodes, "steps": m[0][1].steps}
-                for one, s, m in zip(order, seconds, made, strict=True)
-            }
-            load = {"before": before, "after": load_average()}
-            commit = self.setting.surroundings["commit"]
-            self.folder.write_round(number, {"commit": commit, "load": load, "made": kept})
-            bar.update(len(cast))
-        bar.close()
-
-    def _run(self, contender: Contender, job: Job) -> Callable[[int], Made]:
-        """Return the run of a contender in a round."""
-
-        def run(_: int) -> Made:
-            count = NodeCount()
-            return contender.decode(job, callback=count), count
-
-        return run
+    @staticmethod
+    def _run(contender: Contender, job: Job, _: int) -> tuple[Generation, dict[str, int]]:
+        """Decode a job and count steps and drafted nodes."""
+        count = NodeCount()
+        return contender.decode(job, callback=count), vars(count)

@@ -66,8 +66,6 @@ FIGURES = {
     "parameters": "trained parameters",
 }
 MORE_CODES, LESS_TIME = Beats("step_compression"), Beats("seconds", more=False)
-POLICY_STATEMENT = "dynamic trees reach a higher acceptance than the best constant tree of as many nodes"
-TREES = ("nodes_per_pass", "draft_passes", "draft_share")
 
 
 def at_tree(name: str, tree: str | None) -> str:
@@ -193,13 +191,9 @@ def claims(nodes: Mapping[str, float], constants: Callable[[str, int], Constants
 
     `constants` returns the acceptance rates of constant trees for a base method, down to a depth.
     """
-    policies = [claim_of_policy(spec, nodes[spec], constants) for spec in nodes if is_policy(spec)]
+    with_policy = [spec for spec in nodes if spec in METHODS and METHODS[spec].spec.policy is not None]
+    policies = [claim_of_policy(spec, nodes[spec], constants) for spec in with_policy]
     return [*filter(None, policies), *(claim for claim in CLAIMS if claim.method in nodes)]
-
-
-def is_policy(spec: str) -> bool:
-    """Return whether a spec is a method with a tree policy."""
-    return spec in METHODS and METHODS[spec].spec.policy is not None
 
 
 def base_of(method: Method) -> str | None:
@@ -211,13 +205,6 @@ def base_of(method: Method) -> str | None:
         if is_alike and is_eagle and other.tree is not None and name != "auto":
             return name
     return None
-
-
-def statement_of(claim: Mapping[str, Any]) -> str:
-    """Return the statement of a claim in a result file; older files have another wording."""
-    specs = [one["spec"] for one in claim["entries"]]
-    known = next((one.statement for one in CLAIMS if one.method == claim["method"] and one.specs[0] in specs), None)
-    return known or (POLICY_STATEMENT if is_policy(claim["method"]) else claim["says"])
 
 
 def claim_of_policy(name: str, nodes: float, constants: Callable[[str, int], Constants]) -> Claim | None:
@@ -232,8 +219,8 @@ def claim_of_policy(name: str, nodes: float, constants: Callable[[str, int], Con
     trees = dict.fromkeys(best.tree(max(round(nodes), 1), deepest) for deepest in (depth, SHALLOW))
     return Claim(
         name,
-        POLICY_STATEMENT,
+        "dynamic trees reach a higher acceptance than the best constant tree of as many nodes",
         (name, *(f"{base}:tree={tree.spelling}" for tree in trees)),
         (MORE_CODES, LESS_TIME),
-        TREES,
+        ("nodes_per_pass", "draft_passes", "draft_share"),
     )

@@ -11,40 +11,28 @@ lantern:k=10/100,delta=0.1      is      lantern:k=10,delta=0.1  and  lantern:k=1
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lantern.core.types import Generation
 from lantern.eval.boards.axes import QUALITY, fronts
 from lantern.eval.boards.board import Board, BoardOptions
 from lantern.eval.boards.contest import how_to_get, made_with
-from lantern.eval.boards.portraits import Portrait, make_portraits
 from lantern.eval.boards.rounds import (
     SweepFolder,
     as_dict,
     fastest,
     name_of,
     open_folder,
+    pack,
     pixels_of,
     point_figures,
-    record,
     seconds_of,
     unpack,
 )
-from lantern.eval.speed.contenders import (
-    PLAIN,
-    Contender,
-    Job,
-    Lineup,
-    Variant,
-    line_up,
-    method_of,
-    warm_up,
-)
-from lantern.eval.speed.race import Spread, interleave, step_order, warm
-from lantern.eval.speed.surroundings import load_average
-from lantern.generation.acceptance_map import data_uri
+from lantern.eval.speed.contenders import PLAIN, Contender, Job, Lineup, Variant, line_up, method_of, warm_up
+from lantern.eval.speed.race import Spread, warm
+from lantern.generation.acceptance_map import data_uri, read_map
 from lantern.methods.registry import METHODS, find
 
 if TYPE_CHECKING:
@@ -177,10 +165,6 @@ class Sweep(Board):
         own = {"points": [point.spec for point in self.points], "sampling": dataclasses.asdict(self.sampling)}
         return super().header | own
 
-    def jobs(self) -> list[Job]:
-        """Return the jobs of all rounds, one image each."""
-        return [self.job(number) for number in range(self.options.images)]
-
     def measure(self) -> list[dict[str, str]]:
         """Run the missing rounds and shown images; return failed contenders with their reasons."""
         options = self.options
@@ -195,11 +179,18 @@ class Sweep(Board):
         failed = [one for entry in known.values() for one in entry["failed"]]
         if not missing and all(len(kept[name]) >= shown for name in names - {one["contender"] for one in failed}):
             return unique(failed)
-        lineup, jobs = line_up(self.stable, specs, variants, self.sampling), self.jobs()
+        lineup = line_up(self.stable, specs, variants, self.sampling)
+        jobs = [self.job(number) for number in range(options.images)]
         self._warm_up(lineup, jobs)
         self._take_portraits(lineup.contenders, jobs[:shown])
         failed = [one | {"contender": f"{one['method']} | {one['variant']}"} for one in lineup.failed]
-        self._run_rounds(lineup.contenders, jobs, missing, failed)
+        self.run_rounds(
+            self.folder,
+            missing,
+            lambda _: lineup.contenders,
+            lambda contender, job, _: (contender.decode(job), {}),
+            failed=failed,
+        )
         return unique(failed)
 
     def _warm_up(self, lineup: Lineup, jobs: Sequence[Job]) -> None:
@@ -213,34 +204,18 @@ class Sweep(Board):
         bar.close()
 
     def _take_portraits(self, contenders: Sequence[Contender], jobs: Sequence[Job]) -> None:
+        """Decode the image of each job by each contender with its steps, untimed, unless it is stored."""
         bar = self.bar(len(contenders), "images to show", "points")
         for contender in contenders:
             name = name_of(contender.label, contender.variant)
             known = self.folder.portraits(name)
             if len(known) < len(jobs):
-                self.folder.write_portraits(name, make_portraits(contender, jobs, known))
+                for number in range(len(known), len(jobs)):
+                    made = contender.decode(jobs[number], keep_steps=True)
+                    accepted = read_map(made.steps, 0, made.codes.shape[1])
+                    known.append({"number": number, "codes": pack(made.codes[0]), "map": accepted.as_dict()})
+                self.folder.write_portraits(name, known)
             bar.update(what=name)
-        bar.close()
-
-    def _run_rounds(
-        self, field: Sequence[Contender], jobs: Sequence[Job], missing: Sequence[int], failed: list[dict[str, str]]
-    ) -> None:
-        """Run the missing rounds: one image by every contender, stored before the next round starts."""
-        bar = self.bar(len(missing) * len(field), "rounds", "images")
-        for number in missing:
-            order = [field[who] for who in step_order(len(field), number)]
-            runs: list[Callable[[int], Generation]] = [
-                lambda _, one=one: one.decode(jobs[number])  # noqa: B023 - called within this iteration
-                for one in order
-            ]
-            before = load_average()
-            seconds, made = interleave(runs, 1, device=self.model.device)
-            names = [name_of(one.label, one.variant) for one in order]
-            records = {name: record(m[0], s[0]) for name, s, m in zip(names, seconds, made, strict=True)}
-            load = {"before": before, "after": load_average()}
-            commit = self.surroundings["commit"]
-            self.folder.write_round(number, {"commit": commit, "load": load, "failed": failed, "made": records})
-            bar.update(len(field))
         bar.close()
 
     def figures(self, failed: Sequence[Mapping[str, str]], judge: "Judge | None" = None) -> dict[str, Any]:
@@ -299,6 +274,7 @@ class Sweep(Board):
         return fastest(rounds, names) if names else baseline
 
     def _portraits(self, name: str) -> list[dict[str, Any]]:
+        """Return the shown images: number, prompt, data URI of the pixels ("" without a tokenizer), acceptance map."""
         kept = self.folder.portraits(name)[: self.options.shown]
         if not kept:
             return []
@@ -307,7 +283,7 @@ class Sweep(Board):
             pixels = pixels_of(self.model, unpack([one["codes"] for one in kept]))
             pictures = [data_uri(one) for one in pixels.permute(0, 2, 3, 1).contiguous()]
         return [
-            Portrait.from_dict(one | {"prompt": self.prompt(one["number"]), "picture": picture}).as_dict()
+            {"number": one["number"], "prompt": self.prompt(one["number"]), "picture": picture, "map": one["map"]}
             for one, picture in zip(kept, pictures, strict=True)
         ]
 

@@ -6,21 +6,18 @@ images at the same seeds, and acceptance.
 
 import base64
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lantern.core.io import atomic_write
 from lantern.eval.boards.axes import FEW, GAINS, QUALITY, Axis, interval, shared_axes, staircase
-from lantern.eval.boards.leaderboard_report import table
-from lantern.eval.boards.plotting import LOOKS, reach, save_figure
-from lantern.eval.boards.portraits import Portrait
+from lantern.eval.boards.leaderboard_report import table, write_text
+from lantern.eval.boards.plotting import LOOKS, draw_point, reach, save_figure
 from lantern.eval.boards.results import figures_mark
-from lantern.generation.acceptance_map import draw_map, legend, mean_share
+from lantern.generation.acceptance_map import AcceptanceMap, draw_map, legend, mean_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,17 +26,6 @@ if TYPE_CHECKING:
 PLAIN_LOOK = ("#000000", "*")
 PANEL = (4.6, 3.4)  # inches
 LEGEND = 2.6
-
-
-@dataclass(frozen=True)
-class Dot:
-    """One point of a panel: number, position with intervals, and whether its gain is claimed."""
-
-    number: int
-    at: tuple[float, float]
-    across: tuple[float, float]
-    along: tuple[float, float]
-    is_claimed: bool
 
 
 def looks(points: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
@@ -51,17 +37,6 @@ def looks(points: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
 def plotted_axes(figures: Mapping[str, Any]) -> list[str]:
     """Return the axes of quality to plot: those of all points; FID only with at least FEW images."""
     return [name for name in shared_axes(figures["points"]) if name != "fid" or figures["images"] >= FEW]
-
-
-def dots(points: Sequence[Mapping[str, Any]], gain: Axis, axis: Axis) -> list[Dot]:
-    """Return the points of a panel."""
-    found = []
-    for number, point in enumerate(points):
-        cost, value = point["quality"][axis.name], point[gain.name]
-        is_claimed = gain.name != "speedup" or point["refusal"] is None
-        at = (cost["value"], value["value"])
-        found.append(Dot(number, at, reach(cost), reach(value), is_claimed))
-    return found
 
 
 def draw_plot(figures: Mapping[str, Any]) -> "Figure":
@@ -82,18 +57,14 @@ def draw_plot(figures: Mapping[str, Any]) -> "Figure":
 
 def draw_panel(panel: "Axes", points: Sequence[Mapping[str, Any]], gain: Axis, axis: Axis) -> None:
     """Draw one gain against one axis of quality; better is up and left."""
-    look, found = looks(points), dots(points, gain, axis)
-    by_family: dict[str, list[Dot]] = {}
-    for dot in found:
-        by_family.setdefault(points[dot.number]["family"], []).append(dot)
-    draw_front(panel, found, axis)
-    for family, members in by_family.items():
-        colour, _ = look[family]
-        panel.plot(*zip(*(dot.at for dot in members), strict=True), color=colour, linewidth=0.8, alpha=0.5, zorder=2)
-        for dot in members:
-            draw_dot(panel, dot, look[family])
-    plain = found[0].at
-    panel.axhline(plain[1], color="#000000", linewidth=0.6, linestyle=":", zorder=1)
+    at = [(point["quality"][axis.name]["value"], point[gain.name]["value"]) for point in points]
+    draw_front(panel, at, axis)
+    for family, look in looks(points).items():
+        numbers = [number for number, point in enumerate(points) if point["family"] == family]
+        panel.plot(*zip(*(at[n] for n in numbers), strict=True), color=look[0], linewidth=0.8, alpha=0.5, zorder=2)
+        for number in numbers:
+            draw_number(panel, points[number], number, gain, axis, look)
+    panel.axhline(at[0][1], color="#000000", linewidth=0.6, linestyle=":", zorder=1)
     panel.set_xlabel(axis.label)
     panel.set_ylabel(gain.label)
     if not axis.is_lower_better:
@@ -105,39 +76,29 @@ def draw_panel(panel: "Axes", points: Sequence[Mapping[str, Any]], gain: Axis, a
     panel.set_axisbelow(True)
 
 
-def draw_dot(panel: "Axes", dot: Dot, look: tuple[str, str]) -> None:
+def draw_number(
+    panel: "Axes", point: Mapping[str, Any], number: int, gain: Axis, axis: Axis, look: tuple[str, str]
+) -> None:
     """Draw a point with intervals and number; hollow if no claim is made."""
-    colour, shape = look
-    panel.errorbar(
-        *([value] for value in dot.at),
-        xerr=[[end] for end in dot.across],
-        yerr=[[end] for end in dot.along],
-        fmt=shape,
-        markersize=11 if dot.number == 0 else 6,
-        markerfacecolor=colour if dot.is_claimed else "#ffffff",
-        markeredgecolor=colour,
-        ecolor=colour,
-        elinewidth=0.7,
-        capsize=1.5,
+    cost, value = point["quality"][axis.name], point[gain.name]
+    at = (cost["value"], value["value"])
+    draw_point(
+        panel,
+        at,
+        look,
+        is_claimed=gain.name != "speedup" or point["refusal"] is None,
+        xerr=reach(cost),
+        yerr=reach(value),
+        size=11 if number == 0 else 6,
         alpha=0.9,
-        zorder=3,
     )
-    side = 5 if dot.number % 2 else -5
-    panel.annotate(
-        str(dot.number),
-        dot.at,
-        xytext=(side, 5),
-        textcoords="offset points",
-        ha="left" if dot.number % 2 else "right",
-        fontsize=7,
-        zorder=4,
-    )
+    side, align = (5, "left") if number % 2 else (-5, "right")
+    panel.annotate(str(number), at, xytext=(side, 5), textcoords="offset points", ha=align, fontsize=7, zorder=4)
 
 
-def draw_front(panel: "Axes", found: Sequence[Dot], axis: Axis) -> None:
-    """Draw the Pareto front as a staircase."""
-    costs = [axis.cost(dot.at[0]) for dot in found]
-    corners = staircase(costs, [dot.at[1] for dot in found])
+def draw_front(panel: "Axes", points: Sequence[tuple[float, float]], axis: Axis) -> None:
+    """Draw the Pareto front of (quality, gain) as a staircase."""
+    corners = staircase([axis.cost(quality) for quality, _ in points], [gain for _, gain in points])
     across = [axis.cost(cost) for cost, _ in corners]  # changing the sign twice restores the value
     panel.plot(across, [gain for _, gain in corners], color="#999999", linewidth=2.2, alpha=0.6, zorder=1)
 
@@ -220,9 +181,15 @@ def save_plot(figures: Mapping[str, Any], stem: Path) -> list[Path]:
     return save_figure(lambda: draw(figures), stem, mark=figures_mark(figures))
 
 
-RULES = """# Relaxed rules
+def rules_page(figures: Mapping[str, Any], plot: str) -> str:
+    """Return the points of a sweep of rules as a page in Markdown: exact methods first, then each rule.
 
-<!-- {mark} -->
+    `plot` is the path of the plot as the page links it.
+    """
+    where, sampling = figures["surroundings"], figures["sampling"]
+    text = f"""# Relaxed rules
+
+<!-- {figures_mark(figures)} -->
 
 Generated by `lantern frontier`; do not edit. `lantern frontier --rules --from eval/results/rules.json` rewrites it.
 
@@ -232,30 +199,10 @@ code; KID is times 10,000.
 
 ![Step compression of each relaxed rule against the measures of the table]({plot})
 
-Model {model} ({weights}), {variant}, {images} images per point, guidance {guidance:g}, temperature {temperature:g};
-torch {torch}, lantern {lantern}, commit {commit}.
+Model {figures["model"]} ({figures["fingerprint"][:12]}), {figures["variant"]}, {figures["images"]} images per point, \
+guidance {sampling["guidance"]:g}, temperature {sampling["temperature"]:g};
+torch {where["torch"]}, lantern {where["lantern"]}, commit {where["commit"][:12]}.
 """
-
-
-def rules_page(figures: Mapping[str, Any], plot: str) -> str:
-    """Return the points of a sweep of rules as a page in Markdown: exact methods first, then each rule.
-
-    `plot` is the path of the plot as the page links it.
-    """
-    where, sampling = figures["surroundings"], figures["sampling"]
-    text = RULES.format(
-        mark=figures_mark(figures),
-        plot=plot,
-        model=figures["model"],
-        weights=figures["fingerprint"][:12],
-        variant=figures["variant"],
-        images=figures["images"],
-        guidance=sampling["guidance"],
-        temperature=sampling["temperature"],
-        torch=where["torch"],
-        lantern=where["lantern"],
-        commit=where["commit"][:12],
-    )
     axes = [name for name in shared_axes(figures["points"]) if name != "total-variation"]
     rows = []
     for point in sorted(figures["points"], key=lambda point: (not point["exact"], point["family"])):
@@ -273,9 +220,7 @@ def rules_page(figures: Mapping[str, Any], plot: str) -> str:
 def save_rules(figures: Mapping[str, Any], plot: Path, path: Path) -> Path:
     """Write the page of a sweep of rules beside its plot or elsewhere, and return its path."""
     link = Path(os.path.relpath(plot, path.parent)).as_posix()
-    with atomic_write(path) as temporary:
-        temporary.write_text(rules_page(figures, link), encoding="utf-8")
-    return path
+    return write_text(path, rules_page(figures, link))
 
 
 LONG_RUN = 4
@@ -351,10 +296,9 @@ def points_table(figures: Mapping[str, Any]) -> str:
     """Return the table of all points."""
     points = figures["points"]
     axes = [QUALITY[name] for name in shared_axes(points)]
-    heads = ["point", "seconds", *(gain.name.replace("_", " ") for gain in GAINS), *(axis.name for axis in axes)]
+    heads = ["seconds", *(gain.name.replace("_", " ") for gain in GAINS), *(axis.name for axis in axes)]
     heads += ["relaxed codes", "claim"]
-    cells = "".join(f"<th{left(i)}>{escape(head)}</th>" for i, head in enumerate(heads))
-    rows = "".join(point_row(number, point, axes, figures["fronts"]) for number, point in enumerate(points))
+    rows = [point_row(number, point, axes, figures["fronts"]) for number, point in enumerate(points)]
     notes = "Bold: on the Pareto front of that gain and total variation."
     if "fid" in shared_axes(points) and figures["images"] < FEW:
         notes += f" FID of fewer than {FEW} images depends mainly on their number; use KID."
@@ -363,8 +307,7 @@ def points_table(figures: Mapping[str, Any]) -> str:
         for one in figures["failed"]
     )
     missing = f'<p class="note">Not measured:</p><ul class="note">{failed}</ul>' if failed else ""
-    table = f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{rows}</tbody></table></div>'
-    return f'{table}<p class="note">{notes}</p>{missing}'
+    return f'{html_table("point", map(escape, heads), rows)}<p class="note">{notes}</p>{missing}'
 
 
 def point_row(
@@ -394,31 +337,30 @@ def estimate(found: Mapping[str, Any], axis: Axis) -> str:
 
 def pictures_table(points: Sequence[Mapping[str, Any]]) -> str:
     """Return the shown images of every point with their acceptance maps."""
-    portraits = [[Portrait.from_dict(one) for one in point["portraits"]] for point in points]
-    if not any(portraits):
+    if not any(point["portraits"] for point in points):
         return "<p>No images were stored.</p>"
-    heads = "".join(
-        f"<th>{escape(one.prompt)}<br><span class=note>image number {one.number}</span></th>" for one in portraits[0]
-    )
-    rows = "".join(pictures_row(*both) for both in enumerate(zip(points, portraits, strict=True)))
+    heads = [
+        f"{escape(one['prompt'])}<br><span class=note>image number {one['number']}</span>"
+        for one in points[0]["portraits"]
+    ]
+    rows = [pictures_row(number, point) for number, point in enumerate(points)]
     words = (
         "<p>Left: the image. Right: the image with its acceptance map. Shades show how many codes the same pass of "
         "the target committed; dots mark codes that were accepted only because of a relaxation.</p>"
     )
-    table = f'<div class="scroll"><table class="faces"><thead><tr><th class="left">point</th>{heads}</tr></thead>'
-    return f"{words}{legend()}{table}<tbody>{rows}</tbody></table></div>"
+    return f"{words}{legend()}{html_table('point', heads, rows, kind='faces')}"
 
 
-def pictures_row(number: int, both: tuple[Mapping[str, Any], Sequence[Portrait]]) -> str:
+def pictures_row(number: int, point: Mapping[str, Any]) -> str:
     """Return the images of one point as a table row."""
-    point, portraits = both
-    cells = []
-    for one in portraits:
-        share = f"{100 * one.map.share(LONG_RUN):.0f} % of codes in runs of {LONG_RUN} or more"
-        title = f"{point['label']}, {one.prompt}: {share}"
-        face = f'<img class="face" alt="{escape(one.prompt)}" src="{escape(one.picture)}">' if one.picture else ""
-        cells.append(f"<td>{face} {draw_map(one.map, one.picture, title=title)}</td>")
-    share = f"{100 * mean_share([one.map for one in portraits], LONG_RUN):.0f} %" if portraits else "?"
+    cells, maps = [], [AcceptanceMap.from_dict(one["map"]) for one in point["portraits"]]
+    for one, accepted in zip(point["portraits"], maps, strict=True):
+        prompt, picture = one["prompt"], one["picture"]
+        share = f"{100 * accepted.share(LONG_RUN):.0f} % of codes in runs of {LONG_RUN} or more"
+        title = f"{point['label']}, {prompt}: {share}"
+        face = f'<img class="face" alt="{escape(prompt)}" src="{escape(picture)}">' if picture else ""
+        cells.append(f"<td>{face} {draw_map(accepted, picture, title=title)}</td>")
+    share = f"{100 * mean_share(maps, LONG_RUN):.0f} %" if maps else "?"
     words = f"τ {point['step_compression']['value']:.2f}, {share} of codes in runs of {LONG_RUN} or more"
     head = f'<th class="left">{number}&ensp;{escape(point["label"])}<br><span class="note">{words}</span></th>'
     return f"<tr>{head}{''.join(cells)}</tr>"
@@ -430,14 +372,12 @@ def depths_table(points: Sequence[Mapping[str, Any]]) -> str:
     most = max((len(point["depths"]) for _, point in drafted), default=0)
     if not most:
         return "<p>No point uses drafts.</p>"
-    heads = "".join(f"<th>{depth + 1}</th>" for depth in range(most))
     rows = []
     for number, point in drafted:
         cells = "".join(f"<td>{depth_cell(one)}</td>" for one in point["depths"])
         rows.append(f'<tr><th class="left">{number}&ensp;{escape(point["label"])}</th>{cells}</tr>')
     words = "Of the passes that reached a depth with drafted codes to test, the share that accepted one."
-    head = f'<thead><tr><th class="left">point, depth</th>{heads}</tr></thead>'
-    return f'<p>{words}</p><div class="scroll"><table>{head}<tbody>{"".join(rows)}</tbody></table></div>'
+    return f"<p>{words}</p>{html_table('point, depth', map(str, range(1, most + 1)), rows)}"
 
 
 def depth_cell(found: Mapping[str, Any]) -> str:
@@ -447,16 +387,17 @@ def depth_cell(found: Mapping[str, Any]) -> str:
     return f'<span title="{words}"><span class="bar" style="width:{2.5 * share:.2f}em"></span>{share:.2f}</span>'
 
 
-def left(column: int) -> str:
-    """Return the class attribute of a column; the first one is left-aligned."""
-    return ' class="left"' if column == 0 else ""
+def html_table(first: str, heads: Iterable[str], rows: Iterable[str], *, kind: str = "") -> str:
+    """Return a table of rows, whose first column is left-aligned; `kind` is its class."""
+    cells = "".join(f"<th>{head}</th>" for head in heads)
+    head = f'<thead><tr><th class="left">{first}</th>{cells}</tr></thead>'
+    tag = f'<table class="{kind}">' if kind else "<table>"
+    return f'<div class="scroll">{tag}{head}<tbody>{"".join(rows)}</tbody></table></div>'
 
 
 def save_page(figures: Mapping[str, Any], plot: Path, path: Path) -> Path:
     """Write the page; `plot` is the SVG to embed. ValueError for a page larger than MOST_BYTES."""
-    page = render(figures, plot.read_bytes()).encode("utf-8")
-    if len(page) > MOST_BYTES:
-        raise ValueError(f"the page has {len(page)} bytes, expected at most {MOST_BYTES}: lower --shown")
-    with atomic_write(path) as temporary:
-        temporary.write_bytes(page)
-    return path
+    page = render(figures, plot.read_bytes())
+    if (size := len(page.encode())) > MOST_BYTES:
+        raise ValueError(f"the page has {size} bytes, expected at most {MOST_BYTES}: lower --shown")
+    return write_text(path, page)

@@ -20,9 +20,11 @@ from lantern.core.sampling import Sampling
 from lantern.eval.boards.axes import QUALITY
 from lantern.eval.boards.contest import Contest, LeaderboardOptions, Setting, made_with
 from lantern.eval.boards.equal_budget import DEEP, FIGURES, Beats, Claim
+from lantern.eval.boards.plotting import reach
 from lantern.eval.boards.rounds import (
     as_dict,
     by_depth,
+    codes_ratio,
     fastest,
     name_of,
     pixels_of,
@@ -33,10 +35,7 @@ from lantern.eval.boards.rounds import (
     unpack,
 )
 from lantern.eval.metrics.distances import Estimate, bootstrap
-from lantern.eval.speed.contenders import (
-    PLAIN,
-    method_of,
-)
+from lantern.eval.speed.contenders import PLAIN, method_of
 from lantern.eval.speed.race import Spread, rounded
 from lantern.methods.registry import METHODS, Method
 from lantern.models.folder import Model
@@ -44,7 +43,6 @@ from lantern.models.folder import Model
 if TYPE_CHECKING:
     from lantern.eval.boards.judge import Judge
 
-Rounds = Mapping[int, Mapping[str, Any]]  # by number
 RoundList = Sequence[Mapping[str, Any]]
 # promises of methods: plain decoding's codes, its distribution, or a reported total variation
 CODES, DISTRIBUTION, RELAXED = "codes", "distribution", "relaxed"
@@ -77,7 +75,7 @@ class Leaderboard:
 
     def figures(self, judge: "Judge | None" = None, *, least: int = 2) -> dict[str, Any]:
         """Return all figures for JSON; the judge is used at temperatures with `least` images or more."""
-        contests = [contest_figures(one, judge if one.images >= least else None) for one in self.contests]
+        contests = [ContestFigures(one, judge if one.images >= least else None).as_dict() for one in self.contests]
         return {
             "what": "leaderboard",
             **self.setting.header,
@@ -93,31 +91,6 @@ class Leaderboard:
         }
 
 
-def contest_figures(contest: Contest, judge: "Judge | None") -> dict[str, Any]:
-    """Return all figures of a contest for JSON."""
-    rounds = contest.folder.rounds(contest.images)
-    every = list(rounds.values())
-    plain = [name_of(PLAIN, one) for one in contest.setting.plain_variants]
-    plain = [name for name in plain if records_of(every, name)]
-    baseline = fastest(every, plain)
-    judged = Judged(contest, rounds, judge)
-    rows = [plain_row(contest, rounds, baseline, judged)]
-    rows += [row(contest, rounds, baseline, spec, judged) for spec in contest.setting.specs]
-    return {
-        "temperature": contest.temperature,
-        "sampling": {name: getattr(contest.sampling, name) for name in ("guidance", "temperature", "top_k", "top_p")},
-        "images": len(rounds),
-        "is_bitwise": contest.setting.options.variant.dtype == "fp32",
-        "baseline": baseline,
-        "plain": {name: Spread.of(seconds_of(every, name)).as_dict() for name in plain},
-        "yardstick": judged.yardstick,
-        "commits": list(dict.fromkeys(entry["commit"] for entry in every)),
-        "load_average": [entry["load"]["before"] for entry in every],
-        "rows": rows,
-        "absent_plain": [one for one in contest.absent if one["method"] == PLAIN],
-    }
-
-
 def promise_of(method: Method, *, is_greedy: bool) -> str:
     """Return the promise of a method; at temperature 0 an exact method promises codes."""
     if not method.exact:
@@ -125,94 +98,100 @@ def promise_of(method: Method, *, is_greedy: bool) -> str:
     return CODES if method.spec.promise == "codes" or is_greedy else DISTRIBUTION
 
 
-def plain_row(contest: Contest, rounds: Rounds, baseline: str, judged: "Judged") -> dict[str, Any]:
-    """Return the row of plain decoding in the methods' engine, which all are compared with."""
-    facts: dict[str, Any] = {"method": PLAIN, "status": "measured", "promise": CODES, "summary": METHODS[PLAIN].summary}
-    found = facts | common_figures(contest, list(rounds.values()), baseline, contest.plain_name)
-    found["made_with"] = made_with(contest.setting.model, PLAIN, contest.setting.options.variant)
-    found["quality"] |= judged.quality(contest.plain_name)
-    return found
+class ContestFigures:
+    """The figures of a finished contest. A judge, if given, computes the quality of each contender once."""
 
-
-def row(contest: Contest, rounds: Rounds, baseline: str, spec: str, judged: "Judged") -> dict[str, Any]:
-    """Return the row of a method: its figures, or the reason why it has none."""
-    method = method_of(contest.setting.model, spec)
-    promise = promise_of(method, is_greedy=contest.sampling.is_greedy)
-    facts: dict[str, Any] = {"method": spec, "status": "measured", "promise": promise, "summary": method.summary}
-    name, every = contest.name(spec), list(rounds.values())
-    if not records_of(every, name):
-        why = next(
-            (one for one in contest.absent if one["method"] == spec), {"status": "failed", "reason": "no rounds"}
-        )
-        return facts | {key: why[key] for key in ("status", "reason", "command") if key in why}
-    found = facts | common_figures(contest, every, baseline, name)
-    variant = contest.setting.options.variant
-    found["made_with"] = made_with(contest.setting.stable.model(variant), spec, variant)
-    if promise == CODES:
-        found["identity"] = identity(rounds, name, contest.plain_name)
-    if promise == RELAXED:
-        found["quality"] |= judged.quality(name)
-        found["changes"] = judged.changes(name)
-    return found
-
-
-def common_figures(contest: Contest, every: Sequence[Mapping[str, Any]], baseline: str, name: str) -> dict[str, Any]:
-    """Return the figures of every row; `speedup` is over the fastest plain decoding, `speedup_alike` in its engine."""
-    codes, records = contest.setting.model.target.config.block_size, records_of(every, name)
-    num_steps = sum(record["steps"] for record in records)
-    return point_figures(every, baseline, name, codes) | {
-        "speedup_alike": as_dict(speedup(every, contest.plain_name, name)),
-        "nodes_per_pass": rounded(sum(record["nodes"] for record in records) / max(num_steps, 1)),
-        "probe": contest.probes[name],
-    }
-
-
-def identity(rounds: Rounds, name: str, plain: str) -> dict[str, int]:
-    """Count images and codes that differ from plain decoding in the same engine."""
-    both = [entry["made"] for entry in rounds.values() if name in entry["made"] and plain in entry["made"]]
-    mine, its = (unpack([made[who]["codes"] for made in both]) for who in (name, plain))
-    differing = (mine != its).sum(1)
-    return {
-        "images": len(both),
-        "codes": mine.numel(),
-        "differing_images": int((differing > 0).sum()),
-        "differing_codes": int(differing.sum()),
-    }
-
-
-class Judged:
-    """Quality of the images of a contest by a judge; each contender is judged once."""
-
-    def __init__(self, contest: Contest, rounds: Rounds, judge: "Judge | None") -> None:
-        self.contest, self.rounds, self.judge = contest, rounds, judge
+    def __init__(self, contest: Contest, judge: "Judge | None") -> None:
+        self.contest, self.judge = contest, judge
+        self.rounds = contest.folder.rounds(contest.images)
+        self.every = list(self.rounds.values())
+        names = [name_of(PLAIN, one) for one in contest.setting.plain_variants]
+        self.plain = [name for name in names if records_of(self.every, name)]
+        self.baseline = fastest(self.every, self.plain)
         self._known: dict[str, dict[str, Estimate]] = {}
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return all figures for JSON."""
+        contest, every = self.contest, self.every
+        drawn = ("guidance", "temperature", "top_k", "top_p")
+        plain = self.estimates(contest.plain_name)
+        return {
+            "temperature": contest.temperature,
+            "sampling": {name: getattr(contest.sampling, name) for name in drawn},
+            "images": len(every),
+            "is_bitwise": contest.setting.options.variant.dtype == "fp32",
+            "baseline": self.baseline,
+            "plain": {name: Spread.of(seconds_of(every, name)).as_dict() for name in self.plain},
+            # differences of two sets of plain images by chance
+            "yardstick": {axis: as_dict(change(value, value)) for axis, value in plain.items()},
+            "commits": list(dict.fromkeys(entry["commit"] for entry in every)),
+            "load_average": [entry["load"]["before"] for entry in every],
+            "rows": [self.row(spec) for spec in (PLAIN, *contest.setting.specs)],
+            "absent_plain": [one for one in contest.absent if one["method"] == PLAIN],
+        }
+
+    def row(self, spec: str) -> dict[str, Any]:
+        """Return the row of a method, or of plain decoding in the methods' engine: its figures, or why it has none.
+
+        `speedup` is over the fastest plain decoding, `speedup_alike` over that in the engine of the methods.
+        """
+        contest, setting, is_plain = self.contest, self.contest.setting, spec == PLAIN
+        method = METHODS[PLAIN] if is_plain else method_of(setting.model, spec)
+        promise = promise_of(method, is_greedy=contest.sampling.is_greedy)
+        facts: dict[str, Any] = {"method": spec, "status": "measured", "promise": promise, "summary": method.summary}
+        name, variant = contest.name(spec), setting.options.variant
+        records = records_of(self.every, name)
+        if not records:
+            lacking = {"status": "failed", "reason": "no rounds"}
+            why = next((one for one in contest.absent if one["method"] == spec), lacking)
+            return facts | {key: why[key] for key in ("status", "reason", "command") if key in why}
+        num_steps = sum(record["steps"] for record in records)
+        found = facts | point_figures(self.every, self.baseline, name, setting.model.target.config.block_size)
+        found |= {
+            "speedup_alike": as_dict(speedup(self.every, contest.plain_name, name)),
+            "nodes_per_pass": rounded(sum(record["nodes"] for record in records) / max(num_steps, 1)),
+            "probe": contest.probes[name],
+            "made_with": made_with(setting.stable.model(variant), spec, variant),
+        }
+        if promise == CODES and not is_plain:
+            found["identity"] = self.identity(name)
+        if promise == RELAXED or is_plain:
+            found["quality"] |= {axis: as_dict(value) for axis, value in self.estimates(name).items()}
+        if promise == RELAXED:
+            found["changes"] = self.changes(name)
+        return found
+
+    def identity(self, name: str) -> dict[str, int]:
+        """Count images and codes that differ from plain decoding in the same engine."""
+        plain = self.contest.plain_name
+        both = [entry["made"] for entry in self.every if name in entry["made"] and plain in entry["made"]]
+        mine, its = (unpack([made[who]["codes"] for made in both]) for who in (name, plain))
+        differing = (mine != its).sum(1)
+        return {
+            "images": len(both),
+            "codes": mine.numel(),
+            "differing_images": int((differing > 0).sum()),
+            "differing_codes": int(differing.sum()),
+        }
+
     def estimates(self, name: str) -> dict[str, Estimate]:
-        """Return the figures of a contender's images by axis; empty without a judge."""
+        """Return the quality of a contender's images by axis; empty without a judge."""
         if self.judge is not None and name not in self._known:
+            setting = self.contest.setting
             made = {n: entry["made"][name] for n, entry in self.rounds.items() if name in entry["made"]}
-            pictures = pixels_of(self.contest.setting.model, unpack([one["codes"] for one in made.values()]))
-            found = self.judge.estimates(pictures, [self.contest.setting.prompt(number) for number in made])
+            pictures = pixels_of(setting.model, unpack([one["codes"] for one in made.values()]))
+            found = self.judge.estimates(pictures, [setting.prompt(number) for number in made])
             self._known[name] = {axis: value for axis, value in found.items() if axis in QUALITY and axis != "fid"}
         return self._known.get(name, {})
-
-    def quality(self, name: str) -> dict[str, Any]:
-        """Return the figures of a contender for JSON."""
-        return {axis: as_dict(value) for axis, value in self.estimates(name).items()}
 
     def changes(self, name: str) -> dict[str, Any]:
         """Return the changes from plain decoding, and whether chance explains them (`is_within`)."""
         found = {}
         for axis, value in self.estimates(name).items():
             plain = self.estimates(self.contest.plain_name)[axis]
-            found_change, by_chance = change(value, plain), math.hypot(*reach(plain))
+            found_change, by_chance = change(value, plain), math.hypot(*reach(vars(plain)))
             found[axis] = as_dict(found_change) | {"is_within": abs(found_change.value) <= by_chance}
         return found
-
-    @property
-    def yardstick(self) -> dict[str, Any]:
-        """Difference of two sets of plain images by chance, by axis."""
-        return {axis: as_dict(change(value, value)) for axis, value in self.estimates(self.contest.plain_name).items()}
 
 
 def change(mine: Estimate, plain: Estimate) -> Estimate:
@@ -220,15 +199,9 @@ def change(mine: Estimate, plain: Estimate) -> Estimate:
 
     For plain decoding and itself it is the difference of two sets of its images by chance.
     """
-    value, (below, above), (its_below, its_above) = mine.value - plain.value, reach(mine), reach(plain)
+    value, (below, above), (its_below, its_above) = mine.value - plain.value, reach(vars(mine)), reach(vars(plain))
     low, high = value - math.hypot(below, its_above), value + math.hypot(above, its_below)
     return Estimate(value, low, high, "95 %, from the intervals of both")
-
-
-def reach(estimate: Estimate) -> tuple[float, float]:
-    """Return the lengths of an interval below and above its value."""
-    assert estimate.low is not None and estimate.high is not None
-    return max(estimate.value - estimate.low, 0.0), max(estimate.high - estimate.value, 0.0)
 
 
 def broken_promises(contests: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -324,11 +297,10 @@ def ratio_of(figure: str, mine: str, other: str, rounds: RoundList) -> Estimate 
         return speedup(rounds, *((mine, other) if figure == "seconds" else (other, mine)))
     if figure not in ("step_compression", "late_acceptance"):
         return None
-    pairs = [[one["made"][name] for name in (mine, other)] for one in rounds]
+    both = [[one["made"][name] for one in rounds] for name in (mine, other)]
     if figure == "step_compression":
-        table = torch.tensor([[float(other["passes"]), float(mine["passes"])] for mine, other in pairs])
-        return bootstrap(table.double(), lambda sampled: sampled[..., 0].mean(-1) / sampled[..., 1].mean(-1), seed=0)
-    table = torch.tensor([[*late([mine]), *late([other])] for mine, other in pairs]).double()
+        return codes_ratio(*both)
+    table = torch.tensor([[*late([one]), *late([its])] for one, its in zip(*both, strict=True)]).double()
     if not (table.sum(0)[1:] > 0).all():
         return None
     return bootstrap(table, _late_ratio, seed=0)

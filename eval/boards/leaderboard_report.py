@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from lantern.core.io import atomic_write
 from lantern.drafters.trees.static import named
 from lantern.eval.boards.axes import QUALITY
-from lantern.eval.boards.equal_budget import FIGURES, INT4, statement_of
+from lantern.eval.boards.equal_budget import FIGURES, INT4
 from lantern.eval.boards.leaderboard import DISTRIBUTION, RELAXED
-from lantern.eval.boards.plotting import LOOKS, reach, save_figure
+from lantern.eval.boards.plotting import LOOKS, draw_point, reach, save_figure
 from lantern.eval.boards.results import figures_mark
 from lantern.methods.registry import METHODS
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARK = re.compile(r"^<!-- row: ([\w+.-]+) -->$")
+# the mark of a method's row, with the table after it and the empty lines around that
+MARK = re.compile(r"^<!-- row: ([\w+.-]+) -->$(?:\n[^\S\n]*$)*(?:\n\|.*)*(?:\n[^\S\n]*$)*", re.MULTILINE)
 DEPTHS = 5  # shown depths of acceptance
 COLUMNS = (
     "step compression",
@@ -95,7 +96,7 @@ def about(contest: Mapping[str, Any]) -> str:
 def main_table(contest: Mapping[str, Any]) -> list[str]:
     """Return all measured rows: exact methods, then relaxed ones, each by decreasing step compression."""
     rows = [row for row in contest["rows"] if row["status"] == "measured"]
-    rows.sort(key=lambda row: (row["method"] != "plain", promise(row) == RELAXED, -row["step_compression"]["value"]))
+    rows.sort(key=lambda row: (row["method"] != "plain", row["promise"] == RELAXED, -row["step_compression"]["value"]))
     # older files do not record what rows were measured with
     if any("made_with" not in row for row in rows):
         return table((*FACTS, *COLUMNS), [(*facts(row), *cells(row)) for row in rows], left=2)
@@ -119,19 +120,9 @@ def shown_tree(tree: str) -> str:
     return f"{found.max_nodes - 1} nodes, depth {found.depth}"
 
 
-def promise(row: Mapping[str, Any]) -> str:
-    """Return the promise of a method; older files have other names."""
-    return str(row["promise"])
-
-
-def label_of(name: str) -> str:
-    """Return the label of a figure; older files have other names."""
-    return FIGURES[name]
-
-
 def facts(row: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return name, promise and size."""
-    return shown_name(row["method"]), promise(row), f"{row['probe']['parameters']:,}".replace(",", " ")
+    return shown_name(row["method"]), row["promise"], f"{row['probe']['parameters']:,}".replace(",", " ")
 
 
 def shown_name(spec: str) -> str:
@@ -158,10 +149,10 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def difference(row: Mapping[str, Any]) -> str:
     """Return how a method's images or distribution differ from plain decoding's."""
-    if promise(row) == RELAXED:
+    if row["promise"] == RELAXED:
         return f"TV {row['quality']['total-variation']['value']:.4f}"
     if "identity" not in row:
-        return "same distribution" if promise(row) == DISTRIBUTION else "-"
+        return "same distribution" if row["promise"] == DISTRIBUTION else "-"
     found = row["identity"]
     if not found["differing_images"]:
         return f"none in {found['images']} images"
@@ -209,8 +200,8 @@ def why_absent(row: Mapping[str, Any]) -> str:
 def claim_table(claim: Mapping[str, Any]) -> list[str]:
     """Return one claim: the figures of its contenders and the outcomes of its tests."""
     rows = [(words_of(one["spec"]), *(figure(one[name]) for name in claim["figures"])) for one in claim["entries"]]
-    lines = [f"### {claim['method']}: {statement_of(claim)}", "", f"{claim['images']} images per contender.", ""]
-    lines += [*table(("", *(label_of(name) for name in claim["figures"])), rows), ""]
+    lines = [f"### {claim['method']}: {claim['says']}", "", f"{claim['images']} images per contender.", ""]
+    lines += [*table(("", *(FIGURES[name] for name in claim["figures"])), rows), ""]
     lines += [f"- {outcome_words(test)}" for test in claim["tests"]]
     if claim["missing"]:
         lines.append(f"- not measured: {', '.join(map(words_of, claim['missing']))}")
@@ -219,7 +210,7 @@ def claim_table(claim: Mapping[str, Any]) -> list[str]:
 
 def outcome_words(test: Mapping[str, Any]) -> str:
     """Return the outcome of a test as a line."""
-    what = f"{'higher' if test['wanted'] == 'more' else 'lower'} {label_of(test['figure'])}"
+    what = f"{'higher' if test['wanted'] == 'more' else 'lower'} {FIGURES[test['figure']]}"
     if test["ratio"] is None:
         return f"{what}: {test['outcome']}"
     return f"{what}: **{test['outcome']}**; ratio to {words_of(test['best_other'])}: {interval(test['ratio'])}"
@@ -230,8 +221,7 @@ def words_of(spec: str) -> str:
     label = spec.removesuffix(INT4)
     name, sign, tree = label.partition(":tree=")
     if sign and not re.search("[a-z]", tree):
-        found = named(tree)
-        label = f"{name}, constant tree of {found.max_nodes - 1} nodes, depth {found.depth}"
+        label = f"{name}, constant tree of {shown_tree(tree)}"
     return label + (" on a 4-bit target" if spec.endswith(INT4) else "")
 
 
@@ -268,26 +258,17 @@ def row_lines(figures: Mapping[str, Any], name: str) -> list[str] | None:
 
 def with_rows(text: str, figures: Mapping[str, Any]) -> str:
     """Return a page with the table after each row mark replaced; marks of methods not in the figures are kept."""
-    lines, kept, i = text.split("\n"), [], 0
-    while i < len(lines):
-        mark, i = MARK.match(lines[i]), i + 1
-        kept.append(lines[i - 1])
-        made = row_lines(figures, mark[1]) if mark else None
-        if made:
-            kept += ["", *made, ""]
-            i = after(lines, after(lines, i, lambda line: not line.strip()), lambda line: line.startswith("|"))
-            i = after(lines, i, lambda line: not line.strip())
-    return "\n".join(kept)
 
+    def made(mark: re.Match[str]) -> str:
+        lines = row_lines(figures, mark[1])
+        return mark[0] if lines is None else "\n".join([f"<!-- row: {mark[1]} -->", "", *lines, ""])
 
-def after(lines: Sequence[str], start: int, is_skipped: Callable[[str], bool]) -> int:
-    """Return the index of the first line from `start` on that is not skipped."""
-    return next((i for i in range(start, len(lines)) if not is_skipped(lines[i])), len(lines))
+    return MARK.sub(made, text)
 
 
 def marks_of(text: str) -> list[str]:
     """Return the method names in the row marks of a page."""
-    return [mark[1] for line in text.split("\n") if (mark := MARK.match(line))]
+    return MARK.findall(text)
 
 
 def check_page(page: Path) -> None:
@@ -298,18 +279,27 @@ def check_page(page: Path) -> None:
 
 def write_pages(figures: Mapping[str, Any], docs: Path) -> tuple[list[Path], list[str]]:
     """Write leaderboard.md and the rows in methods/*.md; return the written files and the methods without a mark."""
-    texts = {docs / "leaderboard.md": page(figures)}
-    marked: set[str] = set()
-    for path in sorted((docs / "methods").glob("*.md")):
-        text = path.read_text(encoding="utf-8")
-        marked.update(marks_of(text))
-        if (made := with_rows(text, figures)) != text:
-            texts[path] = made
-    for path, text in texts.items():
-        with atomic_write(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    written = [
+        write_text(docs / "leaderboard.md", page(figures)),
+        *rewrite(docs, lambda text: with_rows(text, figures)),
+    ]
+    marked = {name for path in (docs / "methods").glob("*.md") for name in marks_of(path.read_text(encoding="utf-8"))}
     names = dict.fromkeys(row["method"] for contest in figures["contests"] for row in contest["rows"])
-    return list(texts), [name for name in names if name not in marked]
+    return written, [name for name in names if name not in marked]
+
+
+def rewrite(docs: Path, change: Callable[[str], str]) -> list[Path]:
+    """Write what a function makes of the pages in methods/*.md; return the files that changed."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted((docs / "methods").glob("*.md"))}
+    made = {path: change(text) for path, text in texts.items()}
+    return [write_text(path, text) for path, text in made.items() if text != texts[path]]
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a page and return its path."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return path
 
 
 EXACT_LOOK, RELAXED_LOOK, FASTEST_LOOK = LOOKS[0], LOOKS[1], ("#555555", "|")
@@ -344,8 +334,8 @@ def draw_plot(figures: Mapping[str, Any]) -> "Figure":
 def draw_ranks(panel: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
     """Draw one line per method: speedup over plain decoding in its engine with interval, and over the fastest plain."""
     for place, row in enumerate(rows):
-        colour, shape = look(row)
-        draw_point(panel, row, (row["speedup_alike"]["value"], place), xerr=reach(row["speedup_alike"]))
+        at = (row["speedup_alike"]["value"], place)
+        draw_point(panel, at, look(row), is_claimed=not row["refusal"], xerr=reach(row["speedup_alike"]))
         panel.plot(row["speedup"]["value"], place, FASTEST_LOOK[1], color=FASTEST_LOOK[0], markersize=8)
     for label, (colour, shape) in (
         ("exact", EXACT_LOOK),
@@ -364,14 +354,15 @@ def draw_ranks(panel: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
 
 def draw_costs(panel: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
     """Draw speedup against quality cost; exact methods have cost 0, and only the fastest of them is labelled."""
-    axis = next(name for name in COSTS if all(cost_of(row, name) for row in rows if promise(row) == RELAXED))
-    exact = [row for row in rows if promise(row) != RELAXED]
+    axis = next(name for name in COSTS if all(cost_of(row, name) for row in rows if row["promise"] == RELAXED))
+    exact = [row for row in rows if row["promise"] != RELAXED]
     zero = {"value": 0.0, "low": None, "high": None}
     for row in rows:
         cost = cost_of(row, axis) or zero
         at = (cost["value"], row["speedup_alike"]["value"])
-        draw_point(panel, row, at, xerr=reach(cost), yerr=reach(row["speedup_alike"]))
-        if promise(row) == RELAXED or row is exact[-1]:
+        along = reach(row["speedup_alike"])
+        draw_point(panel, at, look(row), is_claimed=not row["refusal"], xerr=reach(cost), yerr=along)
+        if row["promise"] == RELAXED or row is exact[-1]:
             panel.annotate(row["method"], at, xytext=(6, 4), textcoords="offset points", fontsize=7)
     panel.axhline(1.0, color="#000000", linewidth=0.6, linestyle=":")
     label = QUALITY[axis].label
@@ -382,35 +373,9 @@ def draw_costs(panel: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
     panel.set_axisbelow(True)
 
 
-def draw_point(
-    panel: "Axes",
-    row: Mapping[str, Any],
-    at: tuple[float, float],
-    *,
-    xerr: tuple[float, float],
-    yerr: tuple[float, float] | None = None,
-) -> None:
-    """Draw a method with its intervals; hollow if no claim is made for its speedup."""
-    colour, shape = look(row)
-    panel.errorbar(
-        [at[0]],
-        [at[1]],
-        xerr=[[end] for end in xerr],
-        yerr=None if yerr is None else [[end] for end in yerr],
-        fmt=shape,
-        markersize=5,
-        markerfacecolor="#ffffff" if row["refusal"] else colour,
-        markeredgecolor=colour,
-        ecolor=colour,
-        elinewidth=0.7,
-        capsize=1.5,
-        zorder=3,
-    )
-
-
 def look(row: Mapping[str, Any]) -> tuple[str, str]:
     """Return colour and mark of a method."""
-    return RELAXED_LOOK if promise(row) == RELAXED else EXACT_LOOK
+    return RELAXED_LOOK if row["promise"] == RELAXED else EXACT_LOOK
 
 
 def cost_of(row: Mapping[str, Any], axis: str) -> Mapping[str, Any] | None:

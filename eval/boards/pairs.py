@@ -21,16 +21,15 @@ from typing import Any
 import torch
 
 from lantern.core.config import one_line, read_json_object
-from lantern.core.io import CONFIG_NAME, atomic_write, load_component, write_json
-from lantern.core.types import Generation
+from lantern.core.io import CONFIG_NAME, load_component, write_json
 from lantern.eval.boards.axes import interval
 from lantern.eval.boards.contest import NodeCount, Setting, how_to_get, made_with, parts_of, training_steps
 from lantern.eval.boards.equal_budget import at_tree
-from lantern.eval.boards.leaderboard_report import GENERATED
+from lantern.eval.boards.leaderboard_report import GENERATED, rewrite
 from lantern.eval.boards.results import figures_mark
-from lantern.eval.boards.rounds import as_dict, open_folder, record, step_compression
-from lantern.eval.metrics.distances import Estimate, bootstrap, mean_estimate
-from lantern.eval.speed.contenders import Job, assemble, condition_of, method_of
+from lantern.eval.boards.rounds import as_dict, codes_ratio, open_folder, record, step_compression
+from lantern.eval.metrics.distances import Estimate, mean_estimate
+from lantern.eval.speed.contenders import assemble, condition_of, method_of
 from lantern.eval.speed.race import rounded
 from lantern.methods.registry import Method, add_ons_of, find_add_on
 from lantern.methods.spec import DRAFTER, AddOn
@@ -157,8 +156,7 @@ class Pairs:
 
     def _records(self, spec: str, folder: Path) -> list[dict[str, Any]]:
         """Return one record per image, from the folder or by decoding."""
-        setting, found = self.setting, []
-        decoder = None
+        setting, found, decoder = self.setting, [], None
         for first in range(0, self.images, self.batch):
             numbers = range(first, min(first + self.batch, self.images))
             name = hashlib.sha256(f"{spec} {first} {len(numbers)}".encode()).hexdigest()[:16]
@@ -171,10 +169,11 @@ class Pairs:
                     method = method_of(setting.model, name)
                     decoder = assemble(with_part(model, method, part), method, sampling)
                 keys = [(setting.options.seed, number) for number in numbers]
-                job = Job(condition_of(setting.model, setting.options.prompts, list(numbers)), keys)
-                count = NodeCount()
-                made = decoder.generate(job.condition, keys=job.keys, prompts=None, callback=count)
-                images = [record(made, 0.0, i) | {"excess": excess_of(made, i)} for i in range(len(numbers))]
+                condition, count = condition_of(setting.model, setting.options.prompts, list(numbers)), NodeCount()
+                made = decoder.generate(condition, keys=keys, prompts=None, callback=count)
+                # total variation beyond a rule's bound, summed over the codes of an image
+                beyond = [None] * len(numbers) if made.excess is None else made.excess.tolist()
+                images = [record(made, 0.0, i) | {"excess": beyond[i]} for i in range(len(numbers))]
                 write_json(path, {"nodes": count.per_pass, "images": images, "method": spec})
             entry = read_json_object(path)
             found += [image | {"nodes": entry["nodes"]} for image in entry["images"]]
@@ -225,11 +224,6 @@ class Pairs:
         }
 
 
-def excess_of(made: Generation, number: int) -> float | None:
-    """Return the total variation beyond a rule's bound, summed over the codes of an image; None without a bound."""
-    return None if made.excess is None else float(made.excess[number])
-
-
 def split_part(spec: str) -> tuple[str, str]:
     """Return method and settings of "METHOD:SETTINGS@NAME", and the name, "" if there is none."""
     method, _, part = spec.partition(PART)
@@ -273,12 +267,6 @@ def layers_of(model: Model, name: str) -> int | None:
     return read_json_object(model.folder / name / CONFIG_NAME).get("layers")
 
 
-def codes_ratio(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Estimate:
-    """Return codes per pass of one method over the other's, on the same images."""
-    table = torch.tensor([[float(b["passes"]), float(a["passes"])] for a, b in zip(mine, other, strict=True)])
-    return bootstrap(table.double(), lambda sample: sample[..., 0].mean(-1) / sample[..., 1].mean(-1), seed=0)
-
-
 def variation_difference(
     mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], *, codes: int
 ) -> Estimate:
@@ -303,12 +291,10 @@ def refusal_of(mine: Mapping[str, int | None], other: Mapping[str, int | None], 
     """
     if images < LEAST:
         return f"{images} images, wanted at least {LEAST}"
-    own = {name: steps for name, steps in mine.items() if name not in other}
-    its = {name: steps for name, steps in other.items() if name not in mine}
+    own, its = only_own(mine, other), only_own(other, mine)
     if not own or not its or set(own.values()) == set(its.values()) != {None}:
         return None
-    shown = [", ".join(f"{name} {steps or 'not recorded'}" for name, steps in one.items()) for one in (own, its)]
-    return f"trained for other numbers of steps: {shown[0]}; {shown[1]}"
+    return f"trained for other numbers of steps: {listed(own)}; {listed(its)}"
 
 
 def refusal_of_layers(mine: Mapping[str, int | None], other: Mapping[str, int | None]) -> str | None:
@@ -316,12 +302,21 @@ def refusal_of_layers(mine: Mapping[str, int | None], other: Mapping[str, int | 
 
     Networks without decoder layers, such as heads, are not compared.
     """
-    own = {name: layers for name, layers in mine.items() if name not in other and layers is not None}
-    its = {name: layers for name, layers in other.items() if name not in mine and layers is not None}
+    both = only_own(mine, other), only_own(other, mine)
+    own, its = ({name: layers for name, layers in one.items() if layers is not None} for one in both)
     if not own or not its or set(own.values()) == set(its.values()):
         return None
-    shown = [", ".join(f"{name} {layers}" for name, layers in one.items()) for one in (own, its)]
-    return f"networks of other numbers of layers: {shown[0]}; {shown[1]}"
+    return f"networks of other numbers of layers: {listed(own)}; {listed(its)}"
+
+
+def only_own(mine: Mapping[str, int | None], other: Mapping[str, int | None]) -> dict[str, int | None]:
+    """Return the networks that the other method does not read."""
+    return {name: value for name, value in mine.items() if name not in other}
+
+
+def listed(numbers: Mapping[str, int | None]) -> str:
+    """Return networks with their numbers as text."""
+    return ", ".join(f"{name} {number or 'not recorded'}" for name, number in numbers.items())
 
 
 HOW = f"""{GENERATED}
@@ -369,11 +364,9 @@ def with_pairs(text: str, figures: Mapping[str, Any]) -> str:
 
     def made(mark: re.Match[str]) -> str:
         pairs = [one for one in figures["pairs"] if re.split("[:@]", one["pair"][0])[0] == mark[1]]
-        lines = (
-            [*table_of(pairs, figures["methods"]), "", f"{setting_of(figures)} [How](../pairs.md)."]
-            if pairs
-            else ["Not measured."]
-        )
+        lines = ["Not measured."]
+        if pairs:
+            lines = [*table_of(pairs, figures["methods"]), "", f"{setting_of(figures)} [How](../pairs.md)."]
         return "\n".join([f"<!-- pairs: {mark[1]} -->", "", *lines, "", "<!-- pairs: end -->"])
 
     return MARKED.sub(made, text)
@@ -381,14 +374,7 @@ def with_pairs(text: str, figures: Mapping[str, Any]) -> str:
 
 def write_pages(figures: Mapping[str, Any], docs: Path) -> list[Path]:
     """Write the marked pairs of methods/*.md; return the files that changed."""
-    changed = []
-    for path in sorted((docs / "methods").glob("*.md")):
-        text = path.read_text(encoding="utf-8")
-        if (made := with_pairs(text, figures)) != text:
-            with atomic_write(path) as temporary:
-                temporary.write_text(made, encoding="utf-8")
-            changed.append(path)
-    return changed
+    return rewrite(docs, lambda text: with_pairs(text, figures))
 
 
 def page(figures: Mapping[str, Any]) -> str:

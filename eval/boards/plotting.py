@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lantern.core.io import atomic_write
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, each with a mark of its own, so that families differ without colour
@@ -55,3 +56,32 @@ def reach(estimate: Mapping[str, Any]) -> tuple[float, float]:
     if estimate["low"] is None:
         return (0.0, 0.0)
     return max(estimate["value"] - estimate["low"], 0.0), max(estimate["high"] - estimate["value"], 0.0)
+
+
+def draw_point(
+    panel: "Axes",
+    at: tuple[float, float],
+    look: tuple[str, str],
+    *,
+    is_claimed: bool,
+    xerr: tuple[float, float],
+    yerr: tuple[float, float] | None = None,
+    size: float = 5,
+    **more: Any,
+) -> None:
+    """Draw a point with its intervals in a colour with a mark; hollow if no claim is made."""
+    colour, shape = look
+    panel.errorbar(
+        *([value] for value in at),
+        xerr=[[end] for end in xerr],
+        yerr=None if yerr is None else [[end] for end in yerr],
+        fmt=shape,
+        markersize=size,
+        markerfacecolor=colour if is_claimed else "#ffffff",
+        markeredgecolor=colour,
+        ecolor=colour,
+        elinewidth=0.7,
+        capsize=1.5,
+        zorder=3,
+        **more,
+    )

@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lantern.core.config import load_config, read_json_object
-from lantern.core.io import WEIGHTS_NAME
+from lantern.core.config import hint_for, load_config, read_json_object
+from lantern.core.io import WEIGHTS_NAME, sha256_of
 from lantern.eval.speed.surroundings import git
 
 INDEX = "eval/results/index.json"
@@ -131,8 +131,6 @@ class Results:
 
     def find(self, names: Sequence[str]) -> list[Result]:
         """Return the results of these names, in the order of the index; ValueError for an unknown one."""
-        from lantern.core.config import hint_for
-
         known = {result.name: result for result in self.index.results}
         for name in names:
             if name not in known:
@@ -211,7 +209,15 @@ class Results:
 def weight_hashes(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of the weights of a model's components that decide the images, of those that it has."""
     paths = {name: folder / name / WEIGHTS_NAME for name in DECISIVE}
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths.items() if path.is_file()}
+    return {name: sha256_of(path) for name, path in paths.items() if path.is_file()}
+
+
+def part_hash(folder: Path) -> str:
+    """Return the SHA-256 over the names and bytes of the files of a trained part."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
 def recorded_weights(raw: Mapping[str, Any]) -> str | Mapping[str, str] | None:

@@ -112,13 +112,6 @@ class Progress:
         self._bar.close()
 
 
-def prompt_of(model: Model, prompts: Sequence[str], number: int) -> str:
-    """Return the prompt of image `number`, or "class N" for a model of classes; both are used in order, repeated."""
-    if not model.takes_prompts:
-        return f"class {number % model.target.config.num_classes}"
-    return prompts[number % len(prompts)]
-
-
 def pixels_of(model: Model, codes: Int[Tensor, "b n"]) -> UInt8[Tensor, "b 3 h w"]:
     """Decode codes to pixels; ValueError for a model without a tokenizer."""
     if model.vq is None:
@@ -154,6 +147,12 @@ def step_compression(records: Sequence[Mapping[str, Any]], codes: int) -> Estima
     """Return codes per target pass over all images."""
     passes = torch.tensor([[record["passes"]] for record in records], dtype=torch.float64)
     return bootstrap(passes, lambda sampled: codes / sampled[..., 0].mean(-1), seed=0)
+
+
+def codes_ratio(mine: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Estimate:
+    """Return codes per pass of one method over the other's, on the same images."""
+    table = torch.tensor([[float(b["passes"]), float(a["passes"])] for a, b in zip(mine, other, strict=True)])
+    return bootstrap(table.double(), lambda sample: sample[..., 0].mean(-1) / sample[..., 1].mean(-1), seed=0)
 
 
 def point_figures(rounds: Sequence[Round], baseline: str, contender: str, codes: int) -> dict[str, Any]:

@@ -6,13 +6,13 @@ folder is given. The network is transformers', the tokens are open_clip's, and i
 open_clip.
 
 Preference scores are HPSv2.1 (arXiv:2306.09341) and PickScore (arXiv:2305.01569), both fine-tuned CLIP ViT-H/14.
-PickScore is a folder of transformers; HPSv2.1 is a file of open_clip, whose tensors are renamed here to those of
-transformers. PickScore's published score is the one here times its learned scale, exp(logit_scale) / 100.
+PickScore is a folder of transformers; HPSv2.1 is a file and a network of open_clip. PickScore's published score is the
+one here times its learned scale, exp(logit_scale) / 100.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,9 +23,6 @@ from lantern.core.config import one_line
 from lantern.eval.metrics.inception import read_tensors
 from lantern.eval.metrics.weights import Found
 
-if TYPE_CHECKING:
-    from transformers import CLIPConfig
-
 LENGTH = 77  # tokens with beginning and end
 LANTERN_PREFIX = "A photo depicts "
 RESIZE = "Pillow bicubic, shorter side, centre crop (open_clip)"
@@ -34,16 +31,17 @@ MEAN, SPREAD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.2
 
 @dataclass(frozen=True)
 class Clip:
-    """Maps images and prompts to unit vectors of one space; `side` is the input size in pixels."""
+    """Maps images and prompts to unit vectors of one space.
 
-    network: Any  # transformers' CLIPModel; its annotations do not type-check
+    `see` and `read` map images and tokens to features of `network`; `side` is the height and width of a prepared image.
+    """
+
+    network: Any  # transformers' CLIPModel, whose annotations do not type-check, or open_clip's CLIP
+    side: int
+    see: Callable[[Tensor], object]
+    read: Callable[[Tensor], object]
     weights: Found
     device: torch.device
-
-    @property
-    def side(self) -> int:
-        """Height and width of a prepared image."""
-        return int(self.network.config.vision_config.image_size)
 
     def prepare(self, pixels: np.ndarray) -> Float[Tensor, "3 side side"]:
         """Return an image (uint8, h w 3) as network input."""
@@ -60,15 +58,13 @@ class Clip:
     @torch.inference_mode()
     def embed(self, inputs: Float[Tensor, "b 3 side side"]) -> Float[Tensor, "b c"]:
         """Return unit vectors of prepared images, on the CPU."""
-        found = self.network.get_image_features(pixel_values=inputs.to(self.device))
-        return _unit(found)
+        return _unit(self.see(inputs.to(self.device)))
 
     @torch.inference_mode()
     def embed_prompts(self, prompts: Sequence[str], *, batch: int = 64) -> Float[Tensor, "b c"]:
         """Return unit vectors of prompts, on the CPU; longer prompts are truncated to LENGTH tokens."""
         rows = [tokens(prompts[i : i + batch]) for i in range(0, len(prompts), batch)]
-        found = [self.network.get_text_features(input_ids=one.to(self.device)) for one in rows]
-        return torch.cat([_unit(one) for one in found])
+        return torch.cat([_unit(self.read(one.to(self.device))) for one in rows])
 
 
 def load_clip(found: Found, *, device: torch.device | str = "cpu") -> Clip:
@@ -84,7 +80,8 @@ def load_clip(found: Found, *, device: torch.device | str = "cpu") -> Clip:
     finally:
         if had_bars:
             logging.enable_progress_bar()
-    return Clip(network.to(device), found, torch.device(device))
+    side = network.to(device).config.vision_config.image_size
+    return Clip(network, side, network.get_image_features, network.get_text_features, found, torch.device(device))
 
 
 def tokens(prompts: Sequence[str]) -> Int[Tensor, "b 77"]:
@@ -113,91 +110,32 @@ def _unit(found: object) -> Float[Tensor, "b c"]:
     return torch.nn.functional.normalize(features.float(), dim=-1).cpu()
 
 
-LAYER = {
-    "ln_1": "layer_norm1",
-    "ln_2": "layer_norm2",
-    "mlp.c_fc": "mlp.fc1",
-    "mlp.c_proj": "mlp.fc2",
-    "attn.out_proj": "self_attn.out_proj",
-}
-TOP = {
-    "token_embedding.weight": "text_model.embeddings.token_embedding.weight",
-    "positional_embedding": "text_model.embeddings.position_embedding.weight",
-    "ln_final.weight": "text_model.final_layer_norm.weight",
-    "ln_final.bias": "text_model.final_layer_norm.bias",
-    "visual.class_embedding": "vision_model.embeddings.class_embedding",
-    "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
-    "visual.conv1.weight": "vision_model.embeddings.patch_embedding.weight",
-    "visual.ln_pre.weight": "vision_model.pre_layrnorm.weight",
-    "visual.ln_pre.bias": "vision_model.pre_layrnorm.bias",
-    "visual.ln_post.weight": "vision_model.post_layernorm.weight",
-    "visual.ln_post.bias": "vision_model.post_layernorm.bias",
-    "logit_scale": "logit_scale",
-}
-# open_clip stores these as (in, out), transformers as a linear map
-TRANSPOSED = {"text_projection": "text_projection.weight", "visual.proj": "visual_projection.weight"}
-
-
 def load_preference(found: Found, *, device: torch.device | str = "cpu") -> Clip:
     """Load a preference network from a folder of transformers or a file of open_clip's ViT-H/14."""
+    from open_clip import get_model_config
+
     if found.path.is_dir():
         return load_clip(found, device=device)
-    return load_open_clip(found, vit_h_14(), device=device)
+    config = get_model_config("ViT-H-14")
+    assert config is not None
+    return load_open_clip(found, config, device=device)
 
 
-def vit_h_14() -> "CLIPConfig":
-    """Return the config of CLIP ViT-H/14, which uses the exact GELU."""
-    from transformers import CLIPConfig
+def load_open_clip(found: Found, config: Mapping[str, Any], *, device: torch.device | str = "cpu") -> Clip:
+    """Load a file of open_clip tensors; `config` are open_clip's sizes. ValueError for another shape."""
+    from open_clip.model import CLIP
 
-    text = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
-    vision = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 16}
-    return CLIPConfig(
-        text_config=text | {"hidden_act": "gelu", "projection_dim": 1024},
-        vision_config=vision | {"hidden_act": "gelu", "projection_dim": 1024, "patch_size": 14, "image_size": 224},
-        projection_dim=1024,
-    )
-
-
-def load_open_clip(found: Found, config: "CLIPConfig", *, device: torch.device | str = "cpu") -> Clip:
-    """Load a file of open_clip tensors into transformers' CLIP; ValueError for another shape."""
-    from transformers import CLIPModel
-
-    state = renamed(read_tensors(found.path))
+    state = {name.removeprefix("module."): tensor for name, tensor in read_tensors(found.path).items()}
     with torch.device("meta"):
-        network: Any = CLIPModel(config)
+        network = CLIP(**config)
     try:
-        network.load_state_dict(state, assign=True, strict=False)
+        missing, _ = network.load_state_dict(state, assign=True, strict=False)
     except RuntimeError as error:
         raise ValueError(f"{found.path} holds a CLIP of another shape: {one_line(error)[:200]}") from error
-    missing = [name for name in network.state_dict() if name not in state]
     if missing:
         raise ValueError(f"{found.path} lacks {missing[0]} (and {len(missing) - 1} more): it is another kind of CLIP")
-    for part in (network.text_model.embeddings, network.vision_model.embeddings):
-        places = torch.arange(part.position_embedding.num_embeddings)
-        part.register_buffer("position_ids", places[None], persistent=False)
-    return Clip(network.float().eval().to(device), found, torch.device(device))
-
-
-def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return open_clip's tensors under transformers' names."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        name = name.removeprefix("module.")
-        if name in TOP:
-            found[TOP[name]] = tensor
-        elif name in TRANSPOSED:
-            found[TRANSPOSED[name]] = tensor.T.contiguous()
-        elif "transformer.resblocks." in name:
-            found |= _layer(name, tensor)
-    return found
-
-
-def _layer(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    tower = "vision_model" if name.startswith("visual.") else "text_model"
-    number, _, part = name.partition("resblocks.")[2].partition(".")
-    stem = f"{tower}.encoder.layers.{number}"
-    if part.startswith("attn.in_proj_"):
-        end = part.removeprefix("attn.in_proj_")
-        return {f"{stem}.self_attn.{one}_proj.{end}": cut for one, cut in zip("qkv", tensor.chunk(3), strict=True)}
-    place, _, end = part.rpartition(".")
-    return {f"{stem}.{LAYER[place]}.{end}": tensor}
+    # files do not hold the causal mask
+    network.attn_mask = torch.full((LENGTH, LENGTH), -torch.inf).triu(1)
+    network.float().eval().to(device)
+    side = config["vision_cfg"]["image_size"]
+    return Clip(network, side, network.encode_image, network.encode_text, found, torch.device(device))

@@ -1,7 +1,7 @@
 """Distances between sets of features (Frechet, kernel, neighbourhoods), and the bootstrap. Tensors only."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,23 +59,15 @@ def frechet_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: 
     Resampling raises the distance itself, so the draws are shifted to the value. The interval describes the variation
     over images at these numbers of images, not the distance at larger numbers.
     """
-    value = _frechet_of(x, y)
-    if not draws:
-        return Estimate(value)
     generator = torch.Generator().manual_seed(seed)
-    found = torch.tensor([_frechet_of(x, y, generator) for _ in range(draws)])
-    low, high = _ends(found - found.mean() + value)
-    return Estimate(value, max(low, 0.0), high, f"95 % bootstrap, {draws} draws, centred on the value")
+    return _centred(_frechet_of(x, y), [_frechet_of(x, y, generator) for _ in range(draws)])
 
 
 def _frechet_of(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], generator: torch.Generator | None = None) -> float:
     """Return the distance of two sets, or, with a generator, of one resample of them."""
     if min(len(x), len(y)) < 2:
         raise ValueError(f"sets of {len(x)} and {len(y)} features, expected at least 2 in each")
-    picks = [
-        torch.randint(0, len(one), (len(one),), generator=generator).sort().values if generator else None
-        for one in (x, y)
-    ]
+    picks = [_resample(len(one), generator) if generator else None for one in (x, y)]
     if max(len(x), len(y)) >= x.shape[1]:
         limit = max(_limit_of(x), _limit_of(y))
         return frechet(*(moments_of(one, pick, limit=limit) for one, pick in zip((x, y), picks, strict=True)))
@@ -91,17 +83,13 @@ def frechet_to(
     x: Float[Tensor, "n c"], mean: Float[Tensor, " c"], covariance: Float[Tensor, "c c"], *, seed: int, draws: int = 20
 ) -> Estimate:
     """Return the Frechet distance of features to a fixed Gaussian; the bootstrap resamples x only."""
-    moments = moments_of(x)
-    value = frechet_gaussian(moments.mean, moments.covariance, mean, covariance)
-    if not draws:
-        return Estimate(value)
-    generator, found = torch.Generator().manual_seed(seed), []
-    for _ in range(draws):
-        sampled = moments_of(x, torch.randint(0, len(x), (len(x),), generator=generator).sort().values)
-        found.append(frechet_gaussian(sampled.mean, sampled.covariance, mean, covariance))
-    ends = torch.tensor(found, dtype=torch.float64)
-    low, high = _ends(ends - ends.mean() + value)
-    return Estimate(value, max(low, 0.0), high, f"95 % bootstrap, {draws} draws, reference fixed, centred on the value")
+    generator = torch.Generator().manual_seed(seed)
+
+    def distance(picks: Int[Tensor, " n"] | None = None) -> float:
+        moments = moments_of(x, picks)
+        return frechet_gaussian(moments.mean, moments.covariance, mean, covariance)
+
+    return _centred(distance(), [distance(_resample(len(x), generator)) for _ in range(draws)], "reference fixed, ")
 
 
 def _limit_of(features: Float[Tensor, "n c"]) -> float:
@@ -212,10 +200,7 @@ def inception_score(logits: Float[Tensor, "n k"], *, seed: int, draws: int = 100
         certainty += part.T @ torch.special.xlogy(probs, probs).sum(-1)
     mean /= len(logits)
     scores = (certainty / len(logits) - torch.special.xlogy(mean, mean).sum(-1)).exp()
-    if not draws:
-        return Estimate(float(scores[0]))
-    low, high = _ends(scores[1:] - scores[1:].mean() + scores[0])
-    return Estimate(float(scores[0]), low, high, f"95 % bootstrap, {draws} draws, centred on the value")
+    return _centred(float(scores[0]), scores[1:].tolist())
 
 
 def mean_estimate(values: Float[Tensor, " n"], *, seed: int, draws: int = DRAWS) -> Estimate:
@@ -255,10 +240,24 @@ def _weights(count: int, draws: int, generator: torch.Generator) -> Float[Tensor
     return torch.cat([torch.ones(1, count, dtype=torch.float64), counts]).T
 
 
+def _resample(count: int, generator: torch.Generator) -> Int[Tensor, " n"]:
+    """Return the rows of one resample, sorted."""
+    return torch.randint(0, count, (count,), generator=generator).sort().values
+
+
 def _at_most(features: Float[Tensor, "n c"], generator: torch.Generator) -> Float[Tensor, "m c"]:
     if len(features) <= MOST_KERNEL:
         return features
     return features[torch.randperm(len(features), generator=generator)[:MOST_KERNEL].sort().values]
+
+
+def _centred(value: float, sampled: Sequence[float], held: str = "") -> Estimate:
+    """Return a value that is not negative with the interval of resamples shifted to it; `held` says what is fixed."""
+    if not sampled:
+        return Estimate(value)
+    found = torch.tensor(sampled, dtype=torch.float64)
+    low, high = _ends(found - found.mean() + value)
+    return Estimate(value, max(low, 0.0), high, f"95 % bootstrap, {len(sampled)} draws, {held}centred on the value")
 
 
 def _ends(found: Float[Tensor, " d"]) -> tuple[float, float]:

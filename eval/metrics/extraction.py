@@ -26,11 +26,11 @@ class Judge(Protocol):
         """The weights it was loaded from."""
         ...
 
-    def prepare(self, pixels: np.ndarray) -> Tensor:
+    def prepare(self, pixels: np.ndarray, /) -> Tensor:
         """Return an image (uint8, h w 3) as network input; called in reader threads."""
         ...
 
-    def embed(self, inputs: Tensor) -> Float[Tensor, "b c"]:
+    def embed(self, inputs: Tensor, /) -> Float[Tensor, "b c"]:
         """Return features of prepared images, on the CPU."""
         ...
 
@@ -78,13 +78,18 @@ class Extraction:
 
         self._check_pairs(pictures, reference)
         sets = [Seen(len(pictures)), Seen(len(reference))]
-        streams = [self._stream(paths, judges) for paths, judges in ((pictures, self.ours), (reference, self.theirs))]
+        streams = []
+        for paths, judges in ((pictures, self.ours), (reference, self.theirs)):
+            prepare = {name: judge.prepare for name, judge in judges.items()} | ({RAW: raw} if self.pairs else {})
+            streams.append(Stream(paths, prepare, self.batch, self.workers, self.before))
         values: dict[str, list[Tensor]] = {name: [] for name in self.pairs}
         total = len(pictures) + len(reference)
         with tqdm(total=total, unit=" images", disable=True if self.is_quiet else None, leave=False) as bar:
             for batches in zip_longest(*streams):
-                if self.reads_prompts and batches[0] is not None:
-                    check_prompts(batches[0])
+                ours = batches[0]
+                if self.reads_prompts and ours is not None and None in ours.prompts:
+                    name = ours.names[ours.prompts.index(None)]
+                    raise ValueError(f"{name} has no prompt in its file: give one per image with --prompts")
                 for place, (batch, judges) in enumerate(zip(batches, (self.ours, self.theirs), strict=True)):
                     if batch is not None:
                         self._enter(sets[place], batch, judges, f"{place}")
@@ -106,32 +111,15 @@ class Extraction:
             if one.stem != other.stem:
                 raise ValueError(f"{names}: {one.name} is paired with {other.name}, expected pairs of the same name")
 
-    def _stream(self, paths: Sequence[Path], judges: Mapping[str, Judge]) -> Stream:
-        prepare = {name: judge.prepare for name, judge in judges.items()}
-        return Stream(paths, prepare | ({RAW: raw} if self.pairs else {}), self.batch, self.workers, self.before)
-
     def _enter(self, seen: Seen, batch: Batch, judges: Mapping[str, Judge], name: str) -> None:
         seen.prompts += batch.prompts
         for judge, network in judges.items():
             features = network.embed(batch.inputs[judge])
             if judge not in seen.features:
                 path = self.folder / f"{name}-{judge.replace(':', '-')}.npy"
-                seen.features[judge] = feature_file(path, seen.count, features.shape[1])
+                shape = (seen.count, features.shape[1])
+                seen.features[judge] = torch.from_numpy(np.lib.format.open_memmap(path, "w+", np.float32, shape))
             seen.features[judge][batch.first : batch.first + len(features)] = features
-
-
-def check_prompts(batch: Batch) -> None:
-    """Raise ValueError for an image without a prompt in its file."""
-    for name, prompt in zip(batch.names, batch.prompts, strict=True):
-        if prompt is None:
-            raise ValueError(f"{name} has no prompt in its file: give one per image with --prompts")
-
-
-def feature_file(path: Path, count: int, width: int) -> Float[Tensor, "count width"]:
-    """Return a tensor that is a memory-mapped file."""
-    if not count:
-        return torch.empty(0, width)
-    return torch.from_numpy(np.lib.format.open_memmap(path, "w+", np.float32, (count, width)))
 
 
 def labels_of(concepts: Sequence[str]) -> tuple[tuple[str, ...], Int[Tensor, " n"]]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lantern.core.config import one_line
 from lantern.core.io import read_pickled
 from lantern.eval.metrics.pictures import raw
-from lantern.eval.metrics.weights import Found, find_weights, sha256_of
+from lantern.eval.metrics.weights import Found, find_weights, found_at
 
 SIDE = 299
 # name: description in results
@@ -85,7 +85,7 @@ def load_inception(
         raise ValueError(f"resize {resize!r}, expected one of {', '.join(RESIZES)}")
     if weights is None:
         weights = find_weights("inception")
-    found = weights if isinstance(weights, Found) else Found(Path(weights), sha256_of(Path(weights)))
+    found = weights if isinstance(weights, Found) else found_at(Path(weights))
     network, head = (_from_script if _is_script(found.path) else _from_tensors)(found.path, torch.device(device))
     return Inception(network, head, resize, found, torch.device(device))
 

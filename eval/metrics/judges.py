@@ -1,14 +1,13 @@
 """The networks of metrics by name. Each is loaded once and shared by all metrics that use it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
-from torch import Tensor, nn
+from torch import Tensor
 
 from lantern.eval.metrics import clip_score, inception
 from lantern.eval.metrics.extraction import Judge, Pair
@@ -17,41 +16,12 @@ from lantern.eval.metrics.weights import Found, find_weights
 
 
 @dataclass(frozen=True)
-class Logits:
-    """Inception with its logits as features."""
+class Network:
+    """A judge made of two functions, which `extraction.Judge` describes."""
 
-    network: inception.Inception
-
-    @property
-    def weights(self) -> Found:
-        """The file with the logits."""
-        return self.network.weights
-
-    def prepare(self, pixels: np.ndarray) -> Float[Tensor, "3 299 299"]:
-        """Return an image as network input."""
-        return self.network.prepare(pixels)
-
-    def embed(self, inputs: Float[Tensor, "b 3 299 299"]) -> Float[Tensor, "b 1008"]:
-        """Return logits."""
-        return self.network.logits(self.network.embed(inputs))
-
-
-@dataclass(frozen=True)
-class Recogniser:
-    """The network of retrieval."""
-
-    network: nn.Module
     weights: Found
-    device: torch.device
-
-    def prepare(self, pixels: np.ndarray) -> UInt8[Tensor, "3 h w"]:
-        """Return an image as a tensor, unchanged."""
-        return raw(pixels)
-
-    @torch.inference_mode()
-    def embed(self, inputs: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, "b 1280"]:
-        """Return unit features."""
-        return self.network(inputs.to(self.device)).float().cpu()
+    prepare: Callable[[np.ndarray], Tensor]
+    embed: Callable[[Tensor], Tensor]
 
 
 @dataclass
@@ -70,17 +40,16 @@ class Judges:
             has_other = "inception" not in self.weights and "inception-logits" in self.weights
             return self._inception("inception-logits" if has_other else "inception", resize)
         if kind == "logits":
-            return Logits(self._inception("inception-logits", resize))
+            pooled = self._inception("inception-logits", resize)
+            return Network(pooled.weights, pooled.prepare, lambda inputs: pooled.logits(pooled.embed(inputs)))
         found = self.find(name)
         if name == "retrieval":
             from lantern.eval.metrics.efficientnet import EfficientNet
 
-            return Recogniser(EfficientNet.from_package(found.path.parent).to(self.device), found, self.device)
-        if name == "clip":
-            return clip_score.load_clip(found, device=self.device)
-        from lantern.eval.metrics.clip_score import load_preference
-
-        return load_preference(found, device=self.device)
+            network = EfficientNet.from_package(found.path.parent).to(self.device)
+            return Network(found, raw, lambda inputs: network(inputs.to(self.device)).float().cpu())
+        load = clip_score.load_clip if name == "clip" else clip_score.load_preference
+        return load(found, device=self.device)
 
     def pair(self, name: str) -> tuple[Pair, Found | None]:
         """Return a measure of pairs and its weights."""

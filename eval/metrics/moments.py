@@ -37,13 +37,6 @@ class Moments:
         # high x high, high x low, low x low
         self._products = torch.zeros(3, width, width, dtype=torch.float64)
 
-    @classmethod
-    def of(cls, features: Float[Tensor, "n c"], *, limit: float = LIMIT) -> Self:
-        """Return the moments of one set."""
-        moments = cls(features.shape[1], limit=limit)
-        moments.add(features)
-        return moments
-
     def add(self, features: Float[Tensor, "n c"]) -> None:
         """Add features; ValueError for NaN, values beyond the limit, another width, or too many features."""
         if features.ndim != 2 or features.shape[1] != self.width:

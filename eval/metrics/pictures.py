@@ -59,7 +59,9 @@ class Stream:
 
     def __iter__(self) -> Iterator[Batch]:
         self._digest = hashlib.sha256()
-        with ThreadPoolExecutor(self.workers or worker_count()) as pool:
+        # the cores of the process, at least 2: decoding releases the GIL
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        with ThreadPoolExecutor(self.workers or max(cores, 2)) as pool:
             waiting: deque[tuple[int, list[Future[_Read]]]] = deque()
             try:
                 for first in range(0, len(self.paths), self.batch):
@@ -145,11 +147,6 @@ def raw(pixels: np.ndarray) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def worker_count() -> int:
-    """Return the number of reader threads: the cores of the process, at least 2 (decoding releases the GIL)."""
-    return max(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 2)
-
-
 def find_pictures(folder: Path) -> list[Path]:
     """Return the images of a folder and its subfolders, sorted by path; ValueError if there are none."""
     found, folders = [], [folder]
@@ -199,14 +196,13 @@ def crop_lanczos(pixels: np.ndarray, *, size: int) -> np.ndarray:
 
 def bicubic(pixels: np.ndarray, *, size: int) -> np.ndarray:
     """Resize with PyTorch's bicubic without antialiasing; values are truncated to bytes as in LlamaGen."""
-    import torch
-
     if pixels.shape[0] != pixels.shape[1]:
         raise ValueError(f"an image is {pixels.shape[1]} x {pixels.shape[0]}, expected a square one")
     if pixels.shape[0] == size:
         return pixels
-    planes = torch.from_numpy(pixels).permute(2, 0, 1)[None].float()
-    found = torch.nn.functional.interpolate(planes, (size, size), mode="bicubic", align_corners=False)
+    found = torch.nn.functional.interpolate(
+        raw(pixels)[None].float(), (size, size), mode="bicubic", align_corners=False
+    )
     return found[0].clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
 
 

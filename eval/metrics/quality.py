@@ -12,7 +12,7 @@ import torch
 
 import lantern
 from lantern.cli.command import nearest
-from lantern.eval.metrics.distances import DRAWS, Estimate, frechet, moments_of
+from lantern.eval.metrics.distances import DRAWS, frechet, moments_of
 from lantern.eval.metrics.extraction import Extracted, Extraction, Judge
 from lantern.eval.metrics.judges import Judges
 from lantern.eval.metrics.moments import Moments
@@ -97,10 +97,41 @@ def measure(
     known = open_reference(reference, name=options.reference_name)
     names = in_order(metrics, images=len(pictures), has_pictures=bool(known.pictures))
     _check(names, pictures, known, prompts, options)
-    judges = Judges(weights or {}, options.cache, options.device)
+    judges, chosen = Judges(weights or {}, options.cache, options.device), [METRICS[name] for name in names]
+    ours = {name: judges.load(name) for name in dict.fromkeys(one.judge for one in chosen if PAIRS not in one.needs)}
+    of_reference = {one.judge for one in chosen if REFERENCE in one.needs} if known.pictures else set()
+    theirs = {name: judge for name, judge in ours.items() if name in of_reference}
+    pairs = {name: judges.pair(name) for name in names if PAIRS in METRICS[name].needs}
+    needs = {need for one in chosen for need in one.needs}
+    found = {name: judge.weights for name, judge in ours.items()}
+    found |= {name: weights for name, (_, weights) in pairs.items() if weights is not None}
     with tempfile.TemporaryDirectory(prefix="lantern-eval-") as folder:
-        taker = _Taker(names, judges, options, Path(folder), seed)
-        return taker.take(pictures, known, prompts)
+        work = Extraction(
+            Path(folder),
+            ours,
+            theirs,
+            {name: measure for name, (measure, _) in pairs.items()},
+            batch=options.batch,
+            workers=options.workers,
+            before=resizing(options.resize, options.size),
+            reads_prompts=prompts is None and (PROMPTS in needs or (CONCEPTS in needs and not options.concepts)),
+            is_quiet=options.is_quiet,
+        )
+        extracted = work.run(pictures, known.pictures if theirs or pairs else ())
+        if options.moments is not None:
+            _keep(ours, extracted, options.moments)
+        texts = [str(prompt) for prompt in (extracted.ours.prompts if prompts is None else prompts)]
+        material = Material(
+            extracted,
+            known.statistics,
+            ours,
+            prompts=texts,
+            concepts=options.concepts or texts,
+            reference_concepts=options.reference_concepts,
+            seed=seed,
+            draws=options.draws,
+        )
+        return {name: _figure(name, material, found.get(METRICS[name].judge), known, options) for name in names}
 
 
 def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) -> list[str]:
@@ -118,102 +149,43 @@ def in_order(metrics: Sequence[str], *, images: int, has_pictures: bool = True) 
     return [name for name in METRICS if name in expected]
 
 
-@dataclass(frozen=True)
-class _Taker:
-    """One measurement."""
+def _figure(name: str, material: Material, weights: Found | None, reference: Reference, options: Options) -> Figure:
+    metric, ours, real = METRICS[name], material.extracted.ours, material.extracted.theirs
+    estimate, statistics, uses_reference = metric.take(material), reference.statistics, REFERENCE in metric.needs
+    resize = "" if options.resize == "none" else f"{options.resize} to {options.size}, then "
+    prompts = ""
+    if PROMPTS in metric.needs:
+        digest = hashlib.sha256("\n".join(material.prompts).encode()).hexdigest()
+        prompts = f"{options.prompts_name or 'from the image files'} (sha256 {digest})"
+    return Figure(
+        name=name,
+        value=estimate.value,
+        interval=None if estimate.low is None or estimate.high is None else (estimate.low, estimate.high),
+        interval_means=estimate.means,
+        protocol=metric.protocol,
+        library=library_of(metric),
+        resize=resize + metric.resize,
+        weights=weights.path.name if weights else "",
+        weights_sha256=weights.sha256 if weights else "",
+        images=ours.count,
+        images_sha256=ours.sha256,
+        reference=reference.name if uses_reference else "",
+        reference_sha256=(statistics.sha256 if statistics else real.sha256) if uses_reference else "",
+        reference_images=(statistics.count if statistics else real.count) if uses_reference else 0,
+        prompts=prompts,
+        seed=material.seed,
+        warning=_warning(name, material),
+    )
 
-    names: Sequence[str]
-    judges: Judges
-    options: Options
-    folder: Path
-    seed: int
 
-    def take(self, pictures: Sequence[Path], reference: Reference, prompts: Sequence[str] | None) -> dict[str, Figure]:
-        """Extract features, then compute figures."""
-        chosen = [METRICS[name] for name in self.names]
-        judged = dict.fromkeys(one.judge for one in chosen if PAIRS not in one.needs)
-        ours = {name: self.judges.load(name) for name in judged}
-        of_reference = {one.judge for one in chosen if REFERENCE in one.needs} if reference.pictures else set()
-        theirs = {name: judge for name, judge in ours.items() if name in of_reference}
-        pairs = {name: self.judges.pair(name) for name in self.names if PAIRS in METRICS[name].needs}
-        options = self.options
-        work = Extraction(
-            self.folder,
-            ours,
-            theirs,
-            {name: measure for name, (measure, _) in pairs.items()},
-            batch=options.batch,
-            workers=options.workers,
-            before=resizing(options.resize, options.size),
-            reads_prompts=self._reads_prompts(prompts),
-            is_quiet=options.is_quiet,
-        )
-        extracted = work.run(pictures, reference.pictures if theirs or pairs else ())
-        self._keep(ours, extracted)
-        texts = [str(prompt) for prompt in (extracted.ours.prompts if prompts is None else prompts)]
-        material = Material(
-            extracted,
-            reference.statistics,
-            ours,
-            prompts=texts,
-            concepts=options.concepts or texts,
-            reference_concepts=options.reference_concepts,
-            seed=self.seed,
-            draws=options.draws,
-        )
-        found = {name: judge.weights for name, judge in ours.items()}
-        found |= {name: weights for name, (_, weights) in pairs.items() if weights is not None}
-        return {name: self._figure(name, material, found.get(METRICS[name].judge), reference) for name in self.names}
-
-    def _figure(self, name: str, material: Material, weights: Found | None, reference: Reference) -> Figure:
-        metric, ours, real = METRICS[name], material.extracted.ours, material.extracted.theirs
-        estimate = metric.take(material)
-        statistics = reference.statistics
-        uses_reference = REFERENCE in metric.needs
-        return Figure(
-            name=name,
-            value=estimate.value,
-            interval=_interval(estimate),
-            interval_means=estimate.means,
-            protocol=metric.protocol,
-            library=library_of(metric),
-            resize=self._resize(metric),
-            weights=weights.path.name if weights else "",
-            weights_sha256=weights.sha256 if weights else "",
-            images=ours.count,
-            images_sha256=ours.sha256,
-            reference=reference.name if uses_reference else "",
-            reference_sha256=(statistics.sha256 if statistics else real.sha256) if uses_reference else "",
-            reference_images=(statistics.count if statistics else real.count) if uses_reference else 0,
-            prompts=self._prompts_name(material.prompts) if PROMPTS in metric.needs else "",
-            seed=self.seed,
-            warning=_warning(name, material),
-        )
-
-    def _resize(self, metric: Metric) -> str:
-        """Return all resizes of an image, in order."""
-        first = "" if self.options.resize == "none" else f"{self.options.resize} to {self.options.size}, then "
-        return first + metric.resize
-
-    def _reads_prompts(self, given: Sequence[str] | None) -> bool:
-        needs = {need for name in self.names for need in METRICS[name].needs}
-        return given is None and (PROMPTS in needs or (CONCEPTS in needs and not self.options.concepts))
-
-    def _prompts_name(self, prompts: Sequence[str]) -> str:
-        digest = hashlib.sha256("\n".join(prompts).encode()).hexdigest()
-        return f"{self.options.prompts_name or 'from the image files'} (sha256 {digest})"
-
-    def _keep(self, judges: Mapping[str, Judge], found: Extracted) -> None:
-        if self.options.moments is None:
-            return
-        for name, judge in judges.items():
-            if not name.startswith("inception:"):
-                continue
-            for role, one in (("pictures", found.ours), ("reference", found.theirs)):
-                if name in one.features:
-                    moments = moments_of(one.features[name], made_with=made_with(judge))
-                    moments.sets = (one.sha256,)
-                    moments.save(self.options.moments / f"{role}-{name.replace(':', '-')}.safetensors")
+def _keep(judges: Mapping[str, Judge], found: Extracted, folder: Path) -> None:
+    """Write Inception's moments of both sets to a folder."""
+    for name, judge in judges.items():
+        for role, one in (("pictures", found.ours), ("reference", found.theirs)):
+            if name.startswith("inception:") and name in one.features:
+                moments = moments_of(one.features[name], made_with=made_with(judge))
+                moments.sets = (one.sha256,)
+                moments.save(folder / f"{role}-{name.replace(':', '-')}.safetensors")
 
 
 def _check(
@@ -240,10 +212,6 @@ def _check(
         if CONCEPTS in needs and len(options.reference_concepts) != len(reference.pictures):
             got = f"{len(options.reference_concepts)} concepts for {len(reference.pictures)} reference images"
             raise ValueError(f"{name}: {got}, expected one each: give them with --reference-concepts")
-
-
-def _interval(estimate: Estimate) -> tuple[float, float] | None:
-    return None if estimate.low is None or estimate.high is None else (estimate.low, estimate.high)
 
 
 def library_of(metric: Metric) -> str:

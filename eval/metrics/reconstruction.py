@@ -6,14 +6,13 @@ The heads of LPIPS come with torchmetrics; the network below them is torchvision
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
-from torch import Tensor, nn
+from torch import Tensor
 
 from lantern.core.config import one_line
+from lantern.eval.metrics.extraction import Pair
 from lantern.eval.metrics.inception import read_tensors
-from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import Found
 from lantern.models.llamagen.vqvae import VQVAE, to_uint8
 
@@ -56,29 +55,8 @@ def decode(vq: "VQVAE | Pixels", codes: Int[Tensor, "n codes"]) -> UInt8[Tensor,
     return torch.cat(parts)
 
 
-@dataclass(frozen=True)
-class Lpips:
-    """LPIPS distance of pairs of images."""
-
-    network: nn.Module
-    weights: Found
-    device: torch.device
-
-    def prepare(self, pixels: np.ndarray) -> UInt8[Tensor, "3 h w"]:
-        """Return an image (uint8, h w 3) as a tensor, at its own size."""
-        return raw(pixels)
-
-    @torch.inference_mode()
-    def __call__(self, a: UInt8[Tensor, "b 3 h w"], b: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, " b"]:
-        """Return the LPIPS of each pair."""
-        if a.shape != b.shape:
-            raise ValueError(f"pictures of {list(a.shape)} and {list(b.shape)}, expected pairs of one size")
-        x, y = (one.to(self.device).float() / 127.5 - 1 for one in (a, b))
-        return self.network(x, y).flatten().cpu()
-
-
-def load_lpips(found: Found, *, device: torch.device | str = "cpu") -> Lpips:
-    """Load torchvision's AlexNet from a file, with the LPIPS heads of torchmetrics."""
+def load_lpips(found: Found, *, device: torch.device | str = "cpu") -> Pair:
+    """Return the LPIPS of pairs of images by torchvision's AlexNet in a file, with the heads of torchmetrics."""
     from torchmetrics.functional.image.lpips import _LPIPS
 
     state = read_tensors(found.path)
@@ -89,4 +67,12 @@ def load_lpips(found: Found, *, device: torch.device | str = "cpu") -> Lpips:
             tensor.copy_(state[f"features.{name.partition('.')[2]}"])
     except (KeyError, RuntimeError) as error:
         raise ValueError(f"{found.path} is not torchvision's AlexNet: {one_line(error)}") from error
-    return Lpips(network.eval().to(device), found, torch.device(device))
+    network.eval().to(device)
+
+    @torch.inference_mode()
+    def lpips(a: UInt8[Tensor, "b 3 h w"], b: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, " b"]:
+        if a.shape != b.shape:
+            raise ValueError(f"pictures of {list(a.shape)} and {list(b.shape)}, expected pairs of one size")
+        return network(*(one.to(device).float() / 127.5 - 1 for one in (a, b))).flatten().cpu()
+
+    return lpips

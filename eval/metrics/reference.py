@@ -1,6 +1,5 @@
 """References that images are compared with: folders of images, prepared training data, or saved statistics."""
 
-import hashlib
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.config import one_line
-from lantern.core.io import atomic_write
+from lantern.core.io import atomic_write, sha256_of
 from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.pictures import find_pictures
 from lantern.training.data import Prepared
@@ -28,16 +27,6 @@ class Statistics:
     count: int
     sha256: str
     made_with: str
-
-    @classmethod
-    def of(cls, moments: Moments, sha256: str) -> "Statistics":
-        """Return the statistics of moments."""
-        return cls(moments.mean, moments.covariance, moments.count, sha256, moments.made_with)
-
-    def check(self, expected: str) -> None:
-        """Raise ValueError if they were made with another network or resize."""
-        if self.made_with and self.made_with != expected:
-            raise ValueError(f"reference statistics made with {self.made_with!r}, expected {expected!r}")
 
 
 @dataclass(frozen=True)
@@ -58,8 +47,9 @@ def open_reference(given: Path | Sequence[Path] | None, *, name: str = "") -> Re
     if given.is_dir():
         return Reference(name or given.name, find_pictures(given))
     if given.suffix == ".safetensors":
-        moments = Moments.load(given)
-        return Reference(name or given.name, statistics=Statistics.of(moments, _sha256(given)))
+        stored = Moments.load(given)
+        known = Statistics(stored.mean, stored.covariance, stored.count, sha256_of(given), stored.made_with)
+        return Reference(name or given.name, statistics=known)
     if given.suffix == ".npz":
         return Reference(name or given.name, statistics=_gaussian(given))
     raise ValueError(f"got reference {given}, expected a folder of images, .npz with mu and sigma, or .safetensors")
@@ -78,23 +68,10 @@ def _gaussian(path: Path) -> Statistics:
         raise ValueError(f"{path} has no mu and sigma: {one_line(error)}") from error
     if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
         raise ValueError(f"{path}: mu is {list(mean.shape)}, sigma {list(covariance.shape)}, expected [c] and [c, c]")
-    return Statistics(mean, covariance, 0, _sha256(path), "")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return Statistics(mean, covariance, 0, sha256_of(path), "")
 
 
 THOUSAND = 1000
-
-
-@dataclass(frozen=True)
-class PreparedReference:
-    """Plain training images and the concept of each."""
-
-    pictures: list[Path]
-    concepts: list[str]
 
 
 def is_prepared(folder: Path) -> bool:
@@ -102,10 +79,11 @@ def is_prepared(folder: Path) -> bool:
     return (folder / "records.jsonl").is_file() and (folder / "pictures.tar").is_file()
 
 
-def unpack(folder: Path, out: Path) -> PreparedReference:
-    """Write the plain training images of a prepared folder below `out`; existing files are kept.
+def unpack(folder: Path, out: Path) -> tuple[list[Path], list[str]]:
+    """Write the plain training images of a prepared folder below `out`; return them and the concept of each.
 
-    Files are named by image number, in folders of a thousand. ValueError for an incomplete folder.
+    Existing files are kept. Files are named by image number, in folders of a thousand. ValueError for an incomplete
+    folder.
     """
     prepared = Prepared.open(folder)
     chosen = [record for record in prepared.records if record.kind == "plain" and record.split == "train"]
@@ -122,4 +100,4 @@ def unpack(folder: Path, out: Path) -> PreparedReference:
                         temporary.write_bytes(file.read())
         if lacking:
             raise ValueError(f"{folder}/pictures.tar lacks {min(lacking)}: prepare it again with `lantern train data`")
-    return PreparedReference(list(places.values()), [one.concepts[0] for one in chosen])
+    return list(places.values()), [one.concepts[0] for one in chosen]

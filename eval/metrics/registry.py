@@ -43,9 +43,7 @@ class Material:
     draws: int = DRAWS
 
     def sets(self, judge: str) -> tuple[Float[Tensor, "n c"], Float[Tensor, "m c"]]:
-        """Return the features of both sets; ValueError if the reference has only statistics."""
-        if self.statistics is not None:
-            raise ValueError("reference statistics support only FID, expected a folder of images")
+        """Return the features of both sets of images."""
         return self.extracted.ours.features[judge], self.extracted.theirs.features[judge]
 
     @cached_property
@@ -60,8 +58,9 @@ class Material:
             ours, theirs = self.sets(judge)
             draws = min(self.draws, 100 if len(ours) + len(theirs) <= MANY else 20)
             return frechet_distance(ours, theirs, seed=self.seed, draws=draws)
-        self.statistics.check(made_with(self.judges[judge]))
-        ours, real = self.extracted.ours.features[judge], self.statistics
+        ours, real, expected = self.extracted.ours.features[judge], self.statistics, made_with(self.judges[judge])
+        if real.made_with and real.made_with != expected:
+            raise ValueError(f"reference statistics made with {real.made_with!r}, expected {expected!r}")
         return frechet_to(ours, real.mean, real.covariance, seed=self.seed, draws=min(self.draws, 20))
 
     def alignment(self, judge: str, *, prefix: str = "") -> Float[Tensor, " n"]:
@@ -87,13 +86,6 @@ class Material:
         return mean_estimate(values, seed=self.seed, draws=self.draws)
 
 
-def _finite(values: Float[Tensor, " n"]) -> Float[Tensor, " m"]:
-    found = values[values.isfinite()]
-    if not len(found):
-        raise ValueError("every image is equal to its reference, so PSNR is infinite: leave psnr out")
-    return found
-
-
 @dataclass(frozen=True)
 class Metric:
     """One metric: its network, inputs, computation, and description in results.
@@ -106,30 +98,26 @@ class Metric:
     take: Callable[[Material], Estimate]
     resize: str
     packages: tuple[str, ...]
-    protocol: str = ""
+    protocol: str
 
 
-def _frechet(resize: str, package: str) -> Metric:
+RESIZED_BY = {"clean": "clean-fid", "legacy": "torch-fidelity", "torchmetrics": "torchmetrics"}
+
+
+def _of_inception(judge: str, take: Callable[[Material], Estimate], protocol: str, *needs: str) -> Metric:
+    resize = judge.partition(":")[2]
+    return Metric(judge, frozenset(needs), take, inception.RESIZES[resize], (RESIZED_BY[resize],), protocol)
+
+
+def _frechet(resize: str) -> Metric:
     judge = f"inception:{resize}"
-    return Metric(
-        judge,
-        frozenset({REFERENCE}),
-        lambda material: material.frechet(judge),
-        inception.RESIZES[resize],
-        (package,),
-        "Frechet distance of Inception's 2048 features",
-    )
+    protocol = "Frechet distance of Inception's 2048 features"
+    return _of_inception(judge, lambda material: material.frechet(judge), protocol, REFERENCE)
 
 
 def _neighbourhood(name: str) -> Metric:
-    return Metric(
-        "inception:clean",
-        frozenset({REFERENCE}),
-        lambda material: material.neighbourhoods[name],
-        inception.RESIZES["clean"],
-        ("clean-fid",),
-        "5 nearest neighbours in Inception's features",
-    )
+    protocol = "5 nearest neighbours in Inception's features"
+    return _of_inception("inception:clean", lambda material: material.neighbourhoods[name], protocol, REFERENCE)
 
 
 def _aligned(judge: str, protocol: str, *, prefix: str = "", is_positive: bool = False) -> Metric:
@@ -141,37 +129,36 @@ def _aligned(judge: str, protocol: str, *, prefix: str = "", is_positive: bool =
     return Metric(judge, frozenset({PROMPTS}), take, clip_score.RESIZE, packages, protocol)
 
 
+def _pairwise(name: str, packages: tuple[str, ...], protocol: str) -> Metric:
+    def take(material: Material) -> Estimate:
+        values = material.extracted.pairs[name]
+        if name == "psnr":
+            values = values[values.isfinite()]
+            if not len(values):
+                raise ValueError("every image is equal to its reference, so PSNR is infinite: leave psnr out")
+        return material.mean(values)
+
+    return Metric(name, frozenset({REFERENCE, PAIRS}), take, "none", packages, protocol)
+
+
 def _kernel(material: Material) -> Estimate:
     return kernel_distance(*material.sets("inception:clean"), seed=material.seed, draws=material.draws)
 
 
 def _score(material: Material) -> Estimate:
-    return inception_score(
-        material.extracted.ours.features["logits:legacy"], seed=material.seed, draws=min(material.draws, 100)
-    )
+    logits = material.extracted.ours.features["logits:legacy"]
+    return inception_score(logits, seed=material.seed, draws=min(material.draws, 100))
 
 
 METRICS: dict[str, Metric] = {
-    "kid": Metric(
-        "inception:clean",
-        frozenset({REFERENCE}),
-        _kernel,
-        inception.RESIZES["clean"],
-        ("clean-fid",),
-        "unbiased squared MMD x 1, kernel (x.y / 2048 + 1)^3, of all pairs",
+    "kid": _of_inception(
+        "inception:clean", _kernel, "unbiased squared MMD x 1, kernel (x.y / 2048 + 1)^3, of all pairs", REFERENCE
     ),
-    "fid": _frechet("clean", "clean-fid"),
-    "fid-legacy": _frechet("legacy", "torch-fidelity"),
-    "fid-torchmetrics": _frechet("torchmetrics", "torchmetrics"),
+    "fid": _frechet("clean"),
+    "fid-legacy": _frechet("legacy"),
+    "fid-torchmetrics": _frechet("torchmetrics"),
     **{name: _neighbourhood(name) for name in ("precision", "recall", "density", "coverage")},
-    "is": Metric(
-        "logits:legacy",
-        frozenset(),
-        _score,
-        inception.RESIZES["legacy"],
-        ("torch-fidelity",),
-        "exp of the mean KL, one split",
-    ),
+    "is": _of_inception("logits:legacy", _score, "exp of the mean KL, one split"),
     "clip": _aligned("clip", "torchmetrics' CLIPScore: 100 x cosine, the mean not below 0", is_positive=True),
     "clip-lantern": _aligned(
         "clip", "LANTERN's: 100 x cosine, 'A photo depicts' before the prompt", prefix=clip_score.LANTERN_PREFIX
@@ -186,20 +173,6 @@ METRICS: dict[str, Metric] = {
         ("lantern",),
         "share of images nearest to a real one of their concept, EfficientNet-Lite0",
     ),
-    "lpips": Metric(
-        "lpips",
-        frozenset({REFERENCE, PAIRS}),
-        lambda material: material.mean(material.extracted.pairs["lpips"]),
-        "none",
-        ("torchmetrics", "torchvision"),
-        "AlexNet, version 0.1",
-    ),
-    "psnr": Metric(
-        "psnr",
-        frozenset({REFERENCE, PAIRS}),
-        lambda material: material.mean(_finite(material.extracted.pairs["psnr"])),
-        "none",
-        ("lantern",),
-        "decibels, mean of images",
-    ),
+    "lpips": _pairwise("lpips", ("torchmetrics", "torchvision"), "AlexNet, version 0.1"),
+    "psnr": _pairwise("psnr", ("lantern",), "decibels, mean of images"),
 }

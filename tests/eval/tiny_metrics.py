@@ -49,13 +49,13 @@ def save_pictures(folder: Path, count: int, *, seed: int = 0, side: int = 32, pr
     return paths
 
 
-def tiny_clip_config(*, act: str = "quick_gelu", heads: int = 2):
+def tiny_clip_config():
     """A CLIP of two layers with CLIP's own tokens."""
     from transformers import CLIPConfig
 
-    sizes = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": heads}
-    text = sizes | {"hidden_act": act, "vocab_size": 49408, "projection_dim": 16}
-    vision = sizes | {"hidden_act": act, "image_size": 32, "patch_size": 16, "projection_dim": 16}
+    sizes = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = sizes | {"hidden_act": "quick_gelu", "vocab_size": 49408, "projection_dim": 16}
+    vision = sizes | {"hidden_act": "quick_gelu", "image_size": 32, "patch_size": 16, "projection_dim": 16}
     return CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)
 
 

@@ -13,13 +13,13 @@ import torch
 
 from lantern.cli import command as measuring
 from lantern.cli.frontier import main
-from lantern.eval.boards import frontier, frontier_report
+from lantern.eval.boards import board, frontier, frontier_report
 from lantern.eval.boards.axes import fronts
 from lantern.eval.boards.frontier import RULES, SWEEP, FrontierOptions, Point, Sweep, expand
-from lantern.eval.boards.portraits import Portrait
 from lantern.eval.boards.rounds import open_folder, pack, point_figures, speedup, step_compression, unpack
 from lantern.eval.speed.contenders import Variant
 from lantern.eval.speed.race import warm
+from lantern.generation.acceptance_map import AcceptanceMap
 from lantern.methods.registry import METHODS
 from lantern.models.folder import DTYPES
 from tests.tiny_folder import save_tiny_model
@@ -129,7 +129,7 @@ def test_plain_pictures_have_the_dtype_of_the_methods(options: FrontierOptions, 
 def test_exact_points_show_plain_pictures(figures: dict[str, Any]) -> None:
     plain, exact, _ = ([one["picture"] for one in point["portraits"]] for point in figures["points"])
     assert plain == exact and len(plain) == 2
-    maps = [Portrait.from_dict(one).map for one in figures["points"][1]["portraits"]]
+    maps = [AcceptanceMap.from_dict(one["map"]) for one in figures["points"][1]["portraits"]]
     assert all(one.cells == 16 for one in maps)
 
 
@@ -161,18 +161,18 @@ def test_an_interrupted_sweep_resumes(
     options: FrontierOptions, figures: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = replace(options, run=tmp_path / "sweep")
-    kept = frontier.interleave
+    kept = board.interleave
 
     def stop_in_round_two(*given: Any, **named: Any) -> Any:
         if len(list((tmp_path / "sweep" / "rounds").glob("0*.json"))) == 1:
             raise KeyboardInterrupt
         return kept(*given, **named)
 
-    monkeypatch.setattr(frontier, "interleave", stop_in_round_two)
+    monkeypatch.setattr(board, "interleave", stop_in_round_two)
     with pytest.raises(KeyboardInterrupt):
         Sweep(stopped).measure()
     first = (stopped.run / "rounds" / "00000.json").read_bytes()
-    monkeypatch.setattr(frontier, "interleave", kept)
+    monkeypatch.setattr(board, "interleave", kept)
     sweep = Sweep(stopped)
     found = sweep.figures(sweep.measure())
     assert (stopped.run / "rounds" / "00000.json").read_bytes() == first

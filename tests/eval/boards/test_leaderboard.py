@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lantern.eval.boards import board
 from lantern.eval.boards import contest as running
 from lantern.eval.boards.contest import LeaderboardOptions, catalogue, probe, training_steps
 from lantern.eval.boards.leaderboard import Leaderboard, broken_promises, promise_of
@@ -112,18 +113,18 @@ def test_a_finished_run_decodes_nothing(
 def test_an_interrupted_run_resumes_with_the_same_codes(
     board_options: LeaderboardOptions, board_figures: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped, kept = replace(board_options, run=tmp_path / "board"), running.interleave
+    stopped, kept = replace(board_options, run=tmp_path / "board"), board.interleave
 
     def stop_in_round_two(*given: Any, **named: Any) -> Any:
         if (stopped.run / "temperature-1" / "rounds" / "00000.json").is_file():
             raise KeyboardInterrupt
         return kept(*given, **named)
 
-    monkeypatch.setattr(running, "interleave", stop_in_round_two)
+    monkeypatch.setattr(board, "interleave", stop_in_round_two)
     with pytest.raises(KeyboardInterrupt):
         measured(stopped)
     first = (stopped.run / "temperature-1" / "rounds" / "00000.json").read_bytes()
-    monkeypatch.setattr(running, "interleave", kept)
+    monkeypatch.setattr(board, "interleave", kept)
     measured(stopped)
     assert (stopped.run / "temperature-1" / "rounds" / "00000.json").read_bytes() == first
     assert codes_of(stopped.run) == codes_of(board_options.run)

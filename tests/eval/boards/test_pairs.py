@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from lantern.cli.leaderboard import main
 from lantern.eval.boards.pairs import (
     PAIRS,
-    codes_ratio,
     lines,
     network_of,
     page,
@@ -25,6 +24,7 @@ from lantern.eval.boards.pairs import (
     with_pairs,
     with_part,
 )
+from lantern.eval.boards.rounds import codes_ratio
 from lantern.eval.metrics.distances import Estimate
 from lantern.methods import METHODS
 from lantern.models.folder import load_model

@@ -15,7 +15,6 @@ from lantern.eval.metrics.distances import (
     moments_of,
     prdc,
 )
-from lantern.eval.metrics.moments import Moments
 
 
 def features(count: int, width: int = 8, *, seed: int = 0, shift: float = 0.0) -> torch.Tensor:
@@ -33,7 +32,7 @@ def test_frechet_of_a_set_with_itself_is_zero() -> None:
     for count in (10, 300):  # below and above the width
         x = features(count, 64)
         assert abs(frechet_distance(x, x, seed=0, draws=0).value) < 1e-3
-        assert abs(frechet(Moments.of(x), Moments.of(x))) < 1e-3
+        assert abs(frechet(moments_of(x), moments_of(x))) < 1e-3
 
 
 def test_frechet_of_diagonal_gaussians_matches_the_closed_form() -> None:
@@ -93,7 +92,7 @@ def test_few_and_many_pictures_give_the_same_distance() -> None:
 
 
 def test_frechet_rejects_features_of_two_resizes() -> None:
-    a, b = Moments.of(features(5)), Moments.of(features(5))
+    a, b = moments_of(features(5)), moments_of(features(5))
     a.made_with, b.made_with = "inception x clean", "inception x legacy"
     with pytest.raises(ValueError, match="expected the same"):
         frechet(a, b)

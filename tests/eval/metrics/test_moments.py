@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lantern.eval.metrics.distances import moments_of
 from lantern.eval.metrics.moments import Moments
 
 
@@ -14,10 +15,10 @@ def features(count: int, width: int = 12, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("cuts", [[100], [1, 99], [33, 33, 34], [7] * 14 + [2], [1] * 100])
 def test_any_split_gives_the_same_bits(cuts: list[int]) -> None:
     x = features(100)
-    whole = Moments.of(x)
+    whole = moments_of(x)
     merged = Moments(12)
     for part in x.split(cuts):
-        merged.merge(Moments.of(part))
+        merged.merge(moments_of(part))
     assert merged.count == 100
     assert torch.equal(merged.mean, whole.mean)
     assert torch.equal(merged.covariance, whole.covariance)
@@ -25,7 +26,7 @@ def test_any_split_gives_the_same_bits(cuts: list[int]) -> None:
 
 def test_any_order_gives_the_same_bits() -> None:
     x = features(301)
-    whole, shuffled = Moments.of(x), Moments(12)
+    whole, shuffled = moments_of(x), Moments(12)
     for part in x[torch.randperm(301, generator=torch.Generator().manual_seed(5))].split(17):
         shuffled.add(part)
     assert torch.equal(shuffled.mean, whole.mean)
@@ -34,7 +35,7 @@ def test_any_order_gives_the_same_bits() -> None:
 
 def test_mean_and_covariance_match_the_features() -> None:
     x = features(200)
-    moments = Moments.of(x)
+    moments = moments_of(x)
     # the grid of 2**-28 is the only rounding
     assert torch.allclose(moments.mean, x.double().mean(0), rtol=0, atol=2**-28)
     assert torch.allclose(moments.covariance, x.double().T.cov(), rtol=0, atol=1e-6)
@@ -42,7 +43,7 @@ def test_mean_and_covariance_match_the_features() -> None:
 
 def test_features_on_the_grid_are_summed_exactly() -> None:
     x = torch.tensor([[1.5, -2.25], [0.125, 31.0], [7.0, 2**-20]])
-    moments = Moments.of(x)
+    moments = moments_of(x)
     exact = x.double()
     assert torch.equal(moments.mean, exact.sum(0) / 3)
     high, mixed, low = moments._products
@@ -50,7 +51,7 @@ def test_features_on_the_grid_are_summed_exactly() -> None:
 
 
 def test_saved_moments_are_loaded_to_the_bit(tmp_path: Path) -> None:
-    moments = Moments.of(features(50))
+    moments = moments_of(features(50))
     moments.made_with, moments.sets = "a network", ("abc",)
     moments.save(tmp_path / "m.safetensors")
     loaded = Moments.load(tmp_path / "m.safetensors")
@@ -59,7 +60,7 @@ def test_saved_moments_are_loaded_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_a_set_is_not_merged_twice() -> None:
-    one, same = Moments.of(features(5)), Moments.of(features(5))
+    one, same = moments_of(features(5)), moments_of(features(5))
     one.sets = same.sets = ("abc",)
     with pytest.raises(ValueError, match="merge each set once"):
         one.merge(same)
@@ -84,12 +85,12 @@ def test_too_few_features_have_no_covariance() -> None:
     with pytest.raises(ValueError, match="no mean"):
         _ = Moments(3).mean
     with pytest.raises(ValueError, match="at least 2"):
-        _ = Moments.of(features(1)).covariance
+        _ = moments_of(features(1)).covariance
 
 
 def test_damaged_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "torn.safetensors"
-    Moments.of(features(5)).save(path)
+    moments_of(features(5)).save(path)
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"torn.safetensors is not a file of moments"):
         Moments.load(path)

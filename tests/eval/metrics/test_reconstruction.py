@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lantern.eval.metrics.reconstruction import Lpips, load_lpips, psnr
+from lantern.eval.metrics.extraction import Pair
+from lantern.eval.metrics.reconstruction import load_lpips, psnr
 from lantern.eval.metrics.weights import Found, find_weights
 
 
@@ -18,7 +19,7 @@ def alexnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lpips(alexnet: Path) -> Lpips:
+def lpips(alexnet: Path) -> Pair:
     return load_lpips(find_weights("lpips", {"lpips": alexnet}))
 
 
@@ -33,11 +34,11 @@ def test_psnr_matches_its_formula() -> None:
     assert psnr(a, a).isinf().all()
 
 
-def test_lpips_of_equal_pictures_is_zero(lpips: Lpips) -> None:
+def test_lpips_of_equal_pictures_is_zero(lpips: Pair) -> None:
     assert float(lpips(pictures(), pictures()).abs().max()) == 0
 
 
-def test_lpips_matches_torchmetrics_with_the_given_network(lpips: Lpips, alexnet: Path) -> None:
+def test_lpips_matches_torchmetrics_with_the_given_network(lpips: Pair, alexnet: Path) -> None:
     from torchmetrics.functional.image.lpips import _LPIPS
     from torchvision.models import alexnet as architecture
 

@@ -1,5 +1,6 @@
 """Manifests: entries are kept, incomplete lines are dropped, other fingerprints are rejected."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def entry(number: int, size: int = 10) -> Entry:
 
 
 def recorded(folder: Path, *numbers: int, name: str = "1-of-1") -> Path:
-    with Manifest(folder, name, HERE) as manifest:
+    with closing(Manifest(folder, name, HERE)) as manifest:
         for number in numbers:
             manifest.append(entry(number))
     return manifest.path
@@ -93,8 +94,7 @@ def test_a_fingerprint_with_more_fields_differs(tmp_path: Path) -> None:
 
 
 def test_tuples_and_lists_are_the_same_to_a_fingerprint(tmp_path: Path) -> None:
-    with Manifest(tmp_path, "1-of-1", HERE | {"sizes": (1, 2)}):
-        pass
+    Manifest(tmp_path, "1-of-1", HERE | {"sizes": (1, 2)}).close()
     assert read_entries(tmp_path, HERE | {"sizes": [1, 2]}) == {}
 
 
@@ -121,7 +121,7 @@ def test_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
 def test_a_failed_write_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = recorded(tmp_path, 0)
     before = path.read_bytes()
-    with Manifest(tmp_path, "1-of-1", HERE) as manifest:
+    with closing(Manifest(tmp_path, "1-of-1", HERE)) as manifest:
         monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match=r"No space left on device.*manifest-1-of-1\.jsonl"):
             manifest.append(entry(1))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lantern.core.config import build_config
 from lantern.core.io import embedded_model
 from lantern.eval.metrics.pictures import resizing
 from lantern.eval.metrics.registry import METRICS
@@ -17,7 +18,6 @@ from lantern.eval.protocols.protocol import (
     find_prompts,
     known_protocols,
     load_protocol,
-    parse_protocol,
     prompt_folders,
     size_name,
 )
@@ -46,7 +46,7 @@ def values(**changes: Any) -> dict[str, Any]:
 
 
 def protocol(**changes: Any) -> Protocol:
-    return parse_protocol(values(**changes), source="mine.json")
+    return build_config(Protocol, values(**changes), source="mine.json")
 
 
 # what is shipped
@@ -60,7 +60,7 @@ def test_these_protocols_are_shipped() -> None:
 def test_a_shipped_protocol_is_complete(name: str) -> None:
     found = load_protocol(name)
     assert found.name == name and found.metrics and set(found.metrics) <= set(METRICS)
-    assert parse_protocol(found.as_dict(), source=name) == found
+    assert build_config(Protocol, found.as_dict(), source=name) == found
     assert resizing(found.resize, found.evaluated_size) is None or found.resize != "none"
 
 

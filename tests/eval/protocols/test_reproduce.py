@@ -196,13 +196,11 @@ def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
     writer.close()
     (tmp_path / "data" / "summary.json").write_text("{}")
     assert is_prepared(tmp_path / "data") and not is_prepared(tmp_path)
-    found = unpack(tmp_path / "data", tmp_path / "out")
-    assert found.concepts == ["thing 0", "thing 3"]
-    assert [path.relative_to(tmp_path / "out").as_posix() for path in found.pictures] == [
-        "000/000000.png",
-        "000/000003.png",
-    ]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in found.pictures)
+    pictures, concepts = unpack(tmp_path / "data", tmp_path / "out")
+    assert concepts == ["thing 0", "thing 3"]
+    names = [path.relative_to(tmp_path / "out").as_posix() for path in pictures]
+    assert names == ["000/000000.png", "000/000003.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 
 # refusals
