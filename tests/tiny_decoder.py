@@ -41,7 +41,7 @@ def tiny_decoder(
     form: str = "guided",
     module: Eagle | None = None,
     add_ons: dict[str, Any] | None = None,
-    codebook: Tensor | None = None,
+    has_codebook: bool = True,
     engine: Engine = EAGER,
     **settings: Any,
 ) -> Decoder:
@@ -63,7 +63,7 @@ def tiny_decoder(
         if add_ons is None
         else add_ons,
         neighbours=tiny_neighbours(codes).to(weight.device),
-        codebook=(tiny_codebook(codes) if codebook is None else codebook).to(weight.device),
+        codebook=tiny_codebook(codes).to(weight.device) if has_codebook else None,
         engine=engine,
     )
 

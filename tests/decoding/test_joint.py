@@ -15,34 +15,21 @@ from lantern.decoding.cache import StaticCache
 from lantern.decoding.joint import Joint, RowStepper, in_their_places
 from lantern.drafters.windows.jacobi import TRIAL
 from lantern.engines.engine import engine
-from lantern.methods.registry import METHODS, Decoder, add_ons_of, build_decoder
-from lantern.verifiers.relaxations.neighbours import proximity_table
-from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_part
+from lantern.methods.registry import Decoder
+from tests.tiny import select, tiny_eagle, tiny_target
+from tests.tiny_decoder import CONDITION, tiny_decoder
 
 CPU = pytest.param("cpu", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"))
 TARGET = tiny_target(dim=64, vocab_size=32, block_size=36)
 EAGLE = tiny_eagle(TARGET)
-CONDITION = tiny_condition((4, 1, 6))
 KEYS = [(9, 0), (9, 1), (4, 7), (2, 3)]
-CODEBOOK = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
 SAMPLING = Sampling(guidance=3, top_k=12)
 # plain, a window, a static and a dynamic tree, a rejection with noise of its own, relaxations with theirs
 NAMES = ["plain", "gumbel-jacobi", "eagle1", "eagle2", "eagle1-rejection", "sjd", "lantern", "bounded-window", "eagle3"]
 
 
-def decoder(name: str, sampling: Sampling = SAMPLING, kind: str = "eager") -> Decoder:
-    method = METHODS[name]
-    return build_decoder(
-        method.with_options(k=8) if method.settings.get("k", 0) > 8 else method,
-        TARGET,
-        sampling=sampling,
-        drafter_module=EAGLE,
-        add_ons={part: tiny_part(part, TARGET) for part in add_ons_of(METHODS[name])},
-        neighbours=proximity_table(CODEBOOK, 12),
-        codebook=CODEBOOK,
-        engine=engine(kind),
-    )
+def decoder(name: str, sampling: Sampling = SAMPLING, kind: str = "eager", **settings: Any) -> Decoder:
+    return tiny_decoder(name, TARGET, sampling, module=EAGLE, engine=engine(kind), **settings)
 
 
 def begun(made: Decoder, i: int) -> RowStepper:
@@ -166,8 +153,8 @@ def test_steps_of_one_call_end_when_a_generation_is_complete(options: dict[str, 
     """The last window is given up after its trial, in which each call takes one step."""
     from lantern.engines.cpu.engine import FusedStepper
 
-    method = METHODS["plain"] if options is None else METHODS["gumbel-jacobi"].with_options(**options)
-    made = {i: build_decoder(method, TARGET, sampling=SAMPLING, engine=engine("cpu")) for i in range(3)}
+    name = "plain" if options is None else "gumbel-jacobi"
+    made = {i: decoder(name, kind="cpu", **(options or {})) for i in range(3)}
     whole = {i: one.generate(select(CONDITION, [i]), keys=[KEYS[i]]) for i, one in made.items()}
     joint, running, calls = Joint(), {i: begun(one, i) for i, one in made.items()}, 0
     while running:

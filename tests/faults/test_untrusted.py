@@ -38,7 +38,6 @@ from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.trial import try_component
 from tests.tiny import tiny_target
-from tests.tiny_folder import save_tiny_model
 from tests.tiny_parts import tiny_part
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +52,19 @@ def component(tmp_path: Path) -> Path:
 
 def load(folder: Path) -> torch.nn.Module:
     return load_component(Transformer, TransformerConfig, folder)
+
+
+def change(path: Path, **values: Any) -> None:
+    """Change values of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def conversion(tmp_path: Path, state: dict[str, torch.Tensor], *words: str, **config: int) -> list[str]:
+    """Write a checkpoint with its config; return the words with which it is converted."""
+    torch.save(state, tmp_path / "x.pt")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    names = [str(tmp_path / name) for name in ("x.pt", "out", "config.json")]
+    return [*names[:2], "--grid", "4", *words, "--config", names[2]]
 
 
 def refused(folder: Path, message: str) -> None:
@@ -113,7 +125,7 @@ def test_a_failed_write_leaves_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("values", "message"),
     [
         ({"n_layer": 10**6}, "n_layer is 1000000, wanted from 1 to 256"),
         ({"dim": 1 << 14, "n_head": 4}, "has shape|is missing"),
@@ -126,10 +138,9 @@ def test_a_failed_write_leaves_no_folder(tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_config_that_does_not_fit_its_weights_is_refused(
-    component: Path, change: dict[str, Any], message: str
+    component: Path, values: dict[str, Any], message: str
 ) -> None:
-    config = json.loads((component / CONFIG_NAME).read_text())
-    (component / CONFIG_NAME).write_text(json.dumps(config | change))
+    change(component / CONFIG_NAME, **values)
     refused(component, message)
 
 
@@ -180,26 +191,14 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path, capsys: pytest.Captu
     target = tiny_target()
     state = target.state_dict()
     state["output.weight"] = state["output.weight"].int()
-    torch.save({"model": state}, tmp_path / "x.pt")
-    (tmp_path / "config.json").write_text(json.dumps({"n_head": target.config.n_head}))
-    arguments = [str(tmp_path / "x.pt"), str(tmp_path / "out"), "--grid", str(target.config.grid)]
-    assert convert.main([*arguments, "--config", str(tmp_path / "config.json")]) == 2
+    assert convert.main(conversion(tmp_path, {"model": state}, n_head=target.config.n_head)) == 2  # type: ignore[dict-item]
     error = capsys.readouterr().err
     assert "output.weight" in error and error.count("\n") == 1 and "x.pt" in error
     assert not (tmp_path / "out").exists()
 
 
 def test_a_conversion_that_cannot_be_written_names_the_file(tmp_path: Path) -> None:
-    torch.save({"model": tiny_target().state_dict()}, tmp_path / "x.pt")
-    (tmp_path / "config.json").write_text(json.dumps({"n_head": tiny_target().config.n_head}))
-    arguments = [
-        str(tmp_path / "x.pt"),
-        str(tmp_path / "out"),
-        "--grid",
-        "4",
-        "--config",
-        str(tmp_path / "config.json"),
-    ]
+    arguments = conversion(tmp_path, tiny_target().state_dict(), n_head=tiny_target().config.n_head)
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
     limited += "from lantern.cli import convert; sys.exit(convert.main(sys.argv[1:]))"
     done = subprocess.run([sys.executable, "-c", limited, *arguments], capture_output=True, text=True, cwd=ROOT)
@@ -207,32 +206,33 @@ def test_a_conversion_that_cannot_be_written_names_the_file(tmp_path: Path) -> N
     assert f"{tmp_path / 'out' / WEIGHTS_NAME} cannot be written: " in done.stderr and "large" in done.stderr
 
 
+@pytest.mark.parametrize("kind", ["target", "drafter"])
 def test_a_conversion_is_tried_before_it_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tiny_target()
-    torch.save({"model": target.state_dict()}, tmp_path / "x.pt")
-    (tmp_path / "config.json").write_text(json.dumps({"n_head": target.config.n_head}))
-    arguments = [str(tmp_path / "x.pt"), str(tmp_path / "out"), "--grid", str(target.config.grid)]
-    arguments += ["--config", str(tmp_path / "config.json")]
+    made = target if kind == "target" else Eagle(EagleConfig.for_target(target.config, form="rows"))
+    own = {"n_head": made.config.n_head} | ({} if kind == "target" else {"cls_token_num": 6})
+    words = () if kind == "target" else ("--kind", "drafter")
+    arguments = conversion(tmp_path, made.state_dict(), *words, **own)
 
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("shapes do not match")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Transformer, "forward", broken)
+        patched.setattr(type(made), "forward", broken)
         assert convert.main(arguments) == 2
     assert "does not run" in capsys.readouterr().err and not (tmp_path / "out").exists()
     assert convert.main(arguments) == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [SUMS_NAME, CONFIG_NAME, WEIGHTS_NAME]
+    assert kind == "target" or try_component(tmp_path / "out", "drafter") is not None
 
 
 @pytest.mark.parametrize("name", sorted(set(add_ons()) - {"small"}))
 def test_a_config_of_another_kind_is_refused_by_name(tmp_path: Path, name: str) -> None:
     entry, part = add_ons()[name], tiny_part(name, tiny_target())
     save_component(part.state_dict(), part.config, tmp_path / "part")
-    path = tmp_path / "part" / CONFIG_NAME
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"kind": "x"}))
+    change(tmp_path / "part" / CONFIG_NAME, kind="x")
     with pytest.raises(ValueError, match=rf"config\.json: kind is .x.*wanted.*{part.config.kind}"):
         load_component(entry.module, entry.config, tmp_path / "part")
 
@@ -252,22 +252,15 @@ def test_an_add_on_without_its_config_is_refused_by_file(tmp_path: Path, kind: s
         found["c2t"]
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
-
-
 @pytest.fixture
-def copy(model_folder: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(model_folder, tmp_path / "copy"))
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
 
 
 def test_no_class_that_an_index_names_is_imported(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = copy / "model_index.json"
     (copy / "hostile.py").write_text("raise SystemExit('executed')")
     monkeypatch.syspath_prepend(copy)
-    index = json.loads(path.read_text())
-    path.write_text(json.dumps(index | {name: ["hostile", "Model"] for name in ("vqvae", "text_encoder", "extra")}))
+    change(copy / "model_index.json", **{name: ["hostile", "Model"] for name in ("vqvae", "text_encoder", "extra")})
     pipe = LanternPipeline.from_pretrained(copy)
     assert pipe.vqvae is not None and pipe.text_encoder is not None and "hostile" not in sys.modules
 
@@ -275,7 +268,7 @@ def test_no_class_that_an_index_names_is_imported(copy: Path, monkeypatch: pytes
 @pytest.mark.parametrize("file", ["tokenizer/tokenizer_config.json", "text_encoder/config.json"])
 def test_a_config_that_names_code_is_refused(copy: Path, file: str) -> None:
     path = copy / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": ["hostile.T", None]}}))
+    change(path, auto_map={"AutoTokenizer": ["hostile.T", None]})
     for load in (load_model, LanternPipeline.from_pretrained):
         with pytest.raises(ValueError, match=rf"{path} names code to run"):
             load(copy)
@@ -352,35 +345,13 @@ def test_no_message_advises_to_unpickle(tmp_path: Path, content: bytes) -> None:
 def test_sizes_of_add_ons_are_bounded(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     entry, part = add_ons()[name], tiny_part(name, tiny_target())
     save_component(part.state_dict(), part.config, tmp_path / "part")
-    path = tmp_path / "part" / CONFIG_NAME
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    change(tmp_path / "part" / CONFIG_NAME, **changes)
     with pytest.raises(ValueError, match=rf"config\.json: .*{next(iter(changes))}"):
         load_component(entry.module, entry.config, tmp_path / "part")
 
 
-def test_a_converted_drafter_is_tried_before_it_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = EagleConfig.for_target(tiny_target().config, form="rows")
-    torch.save(Eagle(config).state_dict(), tmp_path / "x.pt")
-    (tmp_path / "config.json").write_text(json.dumps({"n_head": config.n_head, "cls_token_num": 6}))
-    arguments = [str(tmp_path / "x.pt"), str(tmp_path / "out"), "--grid", "4", "--kind", "drafter"]
-    arguments += ["--config", str(tmp_path / "config.json")]
-
-    def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError("shapes do not match")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Eagle, "forward", broken)
-        assert convert.main(arguments) == 2
-    assert "does not run" in capsys.readouterr().err and not (tmp_path / "out").exists()
-    assert convert.main(arguments) == 0
-    assert try_component(tmp_path / "out", "drafter") is not None
-
-
 def test_a_dropout_beyond_one_is_refused_by_file(component: Path) -> None:
-    config = json.loads((component / CONFIG_NAME).read_text())
-    (component / CONFIG_NAME).write_text(json.dumps(config | {"attn_dropout_p": 1.5, "resid_dropout_p": 1.5}))
+    change(component / CONFIG_NAME, attn_dropout_p=1.5, resid_dropout_p=1.5)
     refused(component, r"config\.json describes a module that cannot be built: dropout probability")
 
 

@@ -45,12 +45,3 @@ def test_groups_of_one_are_exact(settings: dict[str, float], mode: str) -> None:
     rule = Grouped(torch.randn(CODES, 2, generator=torch.Generator().manual_seed(0)), **settings)  # type: ignore[arg-type]
     exact = outcome(toy(), RejectionVerifier(), mode, runs=20_000)  # type: ignore[arg-type]
     assert torch.equal(outcome(toy(), RejectionVerifier(rule), mode, runs=20_000), exact)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"group": 3}, "group is 3"), ({"p_radius": -1}, "p_radius is -1"), ({"d_radius": -1}, "d_radius is -1")],
-)
-def test_settings_out_of_range_raise(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Grouped(LINE, **settings)  # type: ignore[arg-type]
