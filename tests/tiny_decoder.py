@@ -68,6 +68,12 @@ def tiny_decoder(
     )
 
 
+def small_method(name: str) -> Method:
+    """Return a method with small trees and windows of constant size, whose steps may be captured."""
+    small = {"window": 4, "tree": "chain_2", "adaptive": False, "first_rows": 1, "last_rows": 2}
+    return METHODS[name].with_options(**{key: value for key, value in small.items() if key in METHODS[name].options})
+
+
 def plain_codes(
     target: Transformer = TARGET, sampling: Sampling = SAMPLING, images: list[int] | None = None, **how: Any
 ) -> Tensor:

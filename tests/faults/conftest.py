@@ -26,6 +26,7 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple
 
     def command(*words: str | Path) -> tuple[int, str, str]:
         code = main(["--model", str(folder), "--prompt", "a red apple", *map(str, words)])
-        return code, *capsys.readouterr()
+        seen = capsys.readouterr()
+        return code, seen.out, seen.err
 
     return command

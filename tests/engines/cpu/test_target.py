@@ -21,13 +21,11 @@ from lantern.generation.images import NotFiniteError
 from lantern.generation.layer_watch import watched_layers
 from lantern.methods.registry import METHODS, build_decoder
 from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_parts
+from tests.tiny import tiny_eagle, tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, plain_codes, tiny_decoder
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
 EXACT = [name for name, method in METHODS.items() if method.is_identical]
 KNOWN = 11  # codes that are committed before the passes below
 TREE = (-1, 0, 0, 1, 3, 2, 4)  # parents; node 6's path is 0, 1, 3, 4, 6
@@ -151,22 +149,19 @@ def test_bits_do_not_depend_on_nodes_and_threads(nodes: int, dtype: torch.dtype)
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_exact_methods_give_the_codes_of_plain_decoding(name: str, dtype: torch.dtype) -> None:
-    engine, sampling = CpuEngine(), Sampling(guidance=7.5)
+    how: dict[str, Any] = {"sampling": Sampling(guidance=7.5), "engine": CpuEngine()}
     target = target_in(dtype)
-    module, trained = tiny_eagle(target).to(dtype), tiny_parts(target)
-    how: dict[str, Any] = {"sampling": sampling, "drafter_module": module, "add_ons": trained, "engine": engine}
-    expected = build_decoder("plain", target, **how).generate(CONDITION, keys=KEYS).codes
-    parts = build_decoder(name, target, **how)
+    expected = tiny_decoder("plain", target, **how).generate(CONDITION, keys=KEYS).codes
+    parts = tiny_decoder(name, target, **how)
     assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
     assert torch.equal(parts.generate(CONDITION, keys=KEYS[:1] * 3).codes[:1], expected[:1])
 
 
 def test_fused_passes_are_reproducible_over_any_number_of_codes() -> None:
     target = target_in(torch.bfloat16)
-    how: dict[str, Any] = {"sampling": Sampling(guidance=3.0)}
     engine = CpuEngine(reproducible=True)
-    plain = build_decoder("plain", target, **how, engine=engine)
-    wide = build_decoder(METHODS["gumbel-jacobi"].with_options(window=40), target, **how, engine=engine)
+    plain = tiny_decoder("plain", target, engine=engine)
+    wide = tiny_decoder("gumbel-jacobi", target, engine=engine, window=40)
     assert wide.drafter is not None and wide.drafter.max_nodes == 40
     assert torch.equal(plain.generate(CONDITION, keys=KEYS).codes, wide.generate(CONDITION, keys=KEYS).codes)
 
@@ -175,7 +170,7 @@ def test_fused_passes_are_reproducible_over_any_number_of_codes() -> None:
 @pytest.mark.filterwarnings("default")  # of what the compiler itself imports
 def test_engines_do_not_change_the_target_or_the_codes() -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=3.0)
-    expected = build_decoder("plain", target, sampling=sampling).generate(CONDITION, keys=KEYS).codes
+    expected = plain_codes(target, sampling)
     before = dict(vars(target))
     for engine in (CpuEngine(), CompiledEngine(), CpuEngine()):
         made = build_decoder("plain", target, sampling=sampling, engine=engine)
