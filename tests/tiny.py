@@ -1,11 +1,12 @@
 """The real classes at toy size, with weights that give distributions of high entropy."""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lantern.core.types import Condition
+from lantern.decoding.cache import StaticCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.llamagen.transformer import CaptionEmbedder, Transformer, TransformerConfig
 
@@ -60,6 +61,12 @@ def tiny_condition(lengths: tuple[int, ...] = (4,), slots: int = 6, width: int =
         rows.append(torch.randn(slots, width, generator=generator) * 3)
     mask = torch.arange(slots) >= slots - torch.tensor(lengths)[:, None]
     return Condition(embeddings=torch.stack(rows) * mask[..., None], mask=mask)
+
+
+def tiny_cache(**sizes: Any) -> StaticCache:
+    """A cache of one layer with one head, for one row of one image with four codes and one staged slot."""
+    one: dict[str, Any] = {"layers": 1, "images": 1, "rows": 1, "heads": 1, "head_dim": 4, "prefix": 1, "codes": 4}
+    return StaticCache(**(one | {"stage": 1, "dtype": torch.float32, "device": "cpu"} | sizes))
 
 
 def select(condition: Condition, images: list[int]) -> Condition:

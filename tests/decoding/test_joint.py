@@ -16,7 +16,7 @@ from lantern.decoding.joint import Joint, RowStepper, in_their_places
 from lantern.drafters.windows.jacobi import TRIAL
 from lantern.engines.engine import engine
 from lantern.methods.registry import Decoder
-from tests.tiny import select, tiny_eagle, tiny_target
+from tests.tiny import select, tiny_cache, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, tiny_decoder
 
 CPU = pytest.param("cpu", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"))
@@ -103,22 +103,21 @@ def test_methods_and_samplings_share_passes(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_joined_caches_are_views() -> None:
-    size: dict[str, Any] = {"layers": 1, "rows": 2, "heads": 1, "head_dim": 4, "prefix": 1, "codes": 4, "stage": 2}
-    parts = [StaticCache(images=1, **size, dtype=torch.float32, device="cpu") for _ in range(3)]
+    parts = [tiny_cache(rows=2, stage=2) for _ in range(3)]
     for i, part in enumerate(parts):
         part.buffer.fill_(i)
     whole = StaticCache.joined(parts)
     assert whole.images == 3 and whole.buffer[0, :, 0, 0, 0].tolist() == [0, 0, 1, 1, 2, 2]
     whole.buffer[:, 2:4] = 7
     assert (parts[1].layer(0) == 7).all() and (parts[0].layer(0) == 0).all()
-    parts[1] = StaticCache(images=1, **size, dtype=torch.float32, device="cpu")
+    parts[1] = tiny_cache(rows=2, stage=2)
     again = StaticCache.joined(parts, whole)
     assert again.buffer.data_ptr() == whole.buffer.data_ptr()
     assert again.buffer[0, :, 0, 0, 0].tolist() == [0, 0, 0, 0, 2, 2]
     fewer = StaticCache.joined([parts[2], parts[1]], again)  # the first row is free: one of the others moves to it
     assert fewer.buffer.data_ptr() == whole.buffer.data_ptr()
     assert fewer.images == 2 and fewer.buffer[0, :, 0, 0, 0].tolist() == [2, 2, 0, 0]
-    parts[0] = StaticCache(images=1, **size, dtype=torch.float32, device="cpu")
+    parts[0] = tiny_cache(rows=2, stage=2)
     parts[0].buffer.fill_(5)
     more = StaticCache.joined([parts[2], parts[1], parts[0]], fewer)  # the memory still has three images
     assert more.buffer.data_ptr() == whole.buffer.data_ptr()

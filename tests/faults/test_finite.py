@@ -118,37 +118,21 @@ def test_the_command_keeps_earlier_pictures_and_writes_none_of_nan(
     assert "NaN or infinite" in found["stopped"]
 
 
-def spoil_attention(target: Any) -> None:
-    target.layers[1].attention.wo.weight.data[0, 0] = torch.nan
-
-
-def spoil_head(target: Any) -> None:
-    target.output.weight.data[3, 0] = torch.inf
-
-
-def spoil_norm(target: Any) -> None:
-    target.layers[0].ffn_norm.weight.data[0] = torch.nan
-
-
-def spoil_prompt(target: Any) -> None:
-    target.cls_embedding.cap_proj.fc2.weight.data[0, 0] = torch.nan
-
-
 @pytest.mark.parametrize("method", ["plain", "eagle1"])
 @pytest.mark.parametrize(
-    ("spoil", "text"),
+    ("name", "value", "text"),
     [
-        (spoil_last_layer, "layer 1 feed-forward gave NaN at the prompt"),
-        (spoil_attention, "layer 1 attention gave NaN at the prompt"),
-        (spoil_norm, "layer 0 feed-forward norm gave NaN at the prompt"),
-        (spoil_head, "the head gave infinity at the prompt"),
-        (spoil_prompt, "the prompt's embedding gave NaN"),
+        ("layers.1.feed_forward.w2", torch.nan, "layer 1 feed-forward gave NaN at the prompt"),
+        ("layers.1.attention.wo", torch.nan, "layer 1 attention gave NaN at the prompt"),
+        ("layers.0.ffn_norm", torch.nan, "layer 0 feed-forward norm gave NaN at the prompt"),
+        ("output", torch.inf, "the head gave infinity at the prompt"),
+        ("cls_embedding.cap_proj.fc2", torch.nan, "the prompt's embedding gave NaN"),
     ],
 )
 def test_debug_mode_names_the_layer(
-    model: Model, spoil: Callable[[Any], None], text: str, method: str, monkeypatch: pytest.MonkeyPatch
+    model: Model, name: str, value: float, text: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoil(model.target)
+    model.target.get_parameter(f"{name}.weight").data.view(-1)[0] = value
     with pytest.raises(NotFiniteError) as refused:
         make(model, method=method, debug=True)
     assert str(refused.value) == text

@@ -21,7 +21,7 @@ from lantern.engines.prepared import quantized
 from lantern.methods.registry import METHODS
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cpu.bytewise import rows, weights
-from tests.engines.cpu.test_target import TREE, Passes, check_bits, target_in, twin_of
+from tests.engines.cpu.test_target import CODES, TREE, Passes, check_bits, target_in, twin_of
 from tests.engines.cpu.test_tiles import HAS_UNITS
 from tests.tiny import tiny_eagle
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
@@ -29,7 +29,6 @@ from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 torchao = pytest.importorskip("torchao", reason="torchao is not installed: extra eval or dev")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 
-CODES = [3, 1, 4, 15, 9, 2, 6]
 EXACT = [name for name, method in METHODS.items() if method.is_identical]
 
 

@@ -30,6 +30,7 @@ EXACT = [name for name, method in METHODS.items() if method.is_identical]
 KNOWN = 11  # codes that are committed before the passes below
 TREE = (-1, 0, 0, 1, 3, 2, 4)  # parents; node 6's path is 0, 1, 3, 4, 6
 PATH = (0, 1, 3, 4, 6)
+CODES = [3, 1, 4, 15, 9, 2, 6]
 
 
 def target_in(dtype: torch.dtype, seed: int = 0, **changes: Any) -> Transformer:
@@ -85,10 +86,9 @@ def by_single_passes(target: Target, codes: list[int]) -> list[Tensor]:
 
 def check_bits(target: Target) -> None:
     """The logits of a path are the same bits fed one by one, in a tree, and in a batch."""
-    codes = [3, 1, 4, 15, 9, 2, 6]
-    alone = by_single_passes(target, [codes[node] for node in PATH])
+    alone = by_single_passes(target, [CODES[node] for node in PATH])
     for images in (1, 3):
-        tree = Passes(target, images).score(codes, TREE).logits
+        tree = Passes(target, images).score(CODES, TREE).logits
         for step, node in enumerate(PATH):
             for row in range(2 * images):
                 assert torch.equal(tree[row, node], alone[step][row % 2])
@@ -97,9 +97,8 @@ def check_bits(target: Target) -> None:
 @pytest.mark.parametrize("changes", [{}, {"dim": 128}, {"dim": 160}, {"dim": 96, "n_head": 3, "multiple_of": 32}])
 def test_fused_pass_equals_eager_pass(changes: dict[str, Any]) -> None:
     target = target_in(torch.float32, **changes)
-    codes = [3, 1, 4, 15, 9, 2, 6]
     eager, fused = Passes(target), Passes(twin_of(target))
-    expected, found = eager.score(codes, TREE), fused.score(codes, TREE)
+    expected, found = eager.score(CODES, TREE), fused.score(CODES, TREE)
     assert expected.fused is not None and found.fused is not None
     for a, b in ((expected.logits, found.logits), (expected.features, found.features), (expected.fused, found.fused)):
         assert torch.allclose(a, b, atol=2e-5 * float(a.abs().max()))
@@ -109,10 +108,9 @@ def test_fused_pass_equals_eager_pass(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dim", [64, 128, 160, 192, 256])  # heads of 32, 64, 80, 96 and 128
 def test_fused_bf16_is_as_accurate_as_eager_bf16(dim: int) -> None:
     target = target_in(torch.float32, dim=dim)
-    codes = [3, 1, 4, 15, 9, 2, 6]
     wide = copy.deepcopy(target.bfloat16()).float()
-    expected = Passes(wide).score(codes, TREE).logits
-    eager, fused = (Passes(t).score(codes, TREE).logits for t in (target, twin_of(target)))
+    expected = Passes(wide).score(CODES, TREE).logits
+    eager, fused = (Passes(t).score(CODES, TREE).logits for t in (target, twin_of(target)))
     assert (fused - expected).abs().mean() <= 1.2 * (eager - expected).abs().mean()
 
 
@@ -124,8 +122,7 @@ def test_logits_are_the_same_bits_alone_in_a_tree_and_in_a_batch(dtype: torch.dt
 
 def test_eager_logits_differ_so_the_comparison_can_fail() -> None:
     target = target_in(torch.float32, dim=256)
-    codes = [3, 1, 4, 15, 9, 2, 6]
-    alone, tree = by_single_passes(target, [codes[node] for node in PATH]), Passes(target).score(codes, TREE).logits
+    alone, tree = by_single_passes(target, [CODES[node] for node in PATH]), Passes(target).score(CODES, TREE).logits
     assert any(not torch.equal(tree[:, node], alone[step]) for step, node in enumerate(PATH))
 
 
