@@ -11,21 +11,12 @@ from lantern.core.types import Condition
 from lantern.decoding.cache import PromptCache, TreeMask, make_cache, prefix_scores, read_prompts, start
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from tests.tiny import select, tiny_cache, tiny_condition, tiny_target
+from tests.uncached import uncached
 
 DATA = Path(__file__).parents[1] / "data"
 TOLERANCE = 2e-5
 TARGET = tiny_target()
 CONDITION = tiny_condition((4, 1, 6, 2))
-
-
-def uncollapsed(target: Transformer, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Features of prompt and codes by a forward that makes no use of zero rotary rows; padding sees padding."""
-    total, slots = inputs.shape[1], mask.shape[1]
-    seen = torch.nn.functional.pad(mask, (0, total - slots), value=True)
-    is_pad = ~torch.nn.functional.pad(mask, (0, total - slots), value=True)
-    first = target.config.cls_token_num - slots
-    positions = torch.arange(first, first + total).expand(len(inputs), -1)
-    return target.features(inputs, positions, (seen[:, None] | is_pad[:, :, None]).tril())
 
 
 def collapsed(target: Transformer, condition: Condition, codes: torch.Tensor, rows: int) -> torch.Tensor:
@@ -48,13 +39,8 @@ def collapsed(target: Transformer, condition: Condition, codes: torch.Tensor, ro
 @pytest.mark.parametrize("lengths", [(4, 1, 6, 2), (6,), (1,), (3, 3)])
 def test_prompt_slot_equals_uncollapsed_attention(lengths: tuple[int, ...]) -> None:
     condition = tiny_condition(lengths)
-    assert condition.embeddings is not None and condition.mask is not None
     codes = torch.randint(0, 24, (len(lengths), 15), generator=torch.Generator().manual_seed(1))
-    captions = TARGET.cls_embedding(condition.embeddings)
-    unconditional = TARGET.cls_embedding.unconditional(condition.embeddings)
-    inputs = torch.stack([captions, unconditional], 1).flatten(0, 1)
-    both = torch.cat([inputs, TARGET.tok_embeddings(codes).repeat_interleave(2, 0)], 1)
-    expected = TARGET.head(uncollapsed(TARGET, both, condition.mask.repeat_interleave(2, 0))[:, 5:])
+    expected = uncached(TARGET, condition, codes)[:, :, 5:].flatten(0, 1)
     assert (collapsed(TARGET, condition, codes, 2) - expected).abs().max() <= TOLERANCE
 
 
@@ -70,11 +56,10 @@ def test_logits_equal_reference() -> None:
 
 @torch.no_grad()
 def test_features_of_all_slots_equal_uncollapsed_forward() -> None:
-    assert CONDITION.embeddings is not None and CONDITION.mask is not None
     state = read_prompts(TARGET, CONDITION, rows=1, needs_whole_prefix=True)
-    expected = uncollapsed(TARGET, TARGET.cls_embedding(CONDITION.embeddings), CONDITION.mask)
+    expected = uncached(TARGET, CONDITION, torch.zeros(4, 0, dtype=torch.long), "features", rows=1)
     assert state.features.shape[2] == 6
-    assert (state.features[:, 0] - expected).abs().max() <= TOLERANCE
+    assert (state.features - expected).abs().max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -108,12 +107,6 @@ def test_the_embedded_model_lists_all_of_its_weights() -> None:
     assert folder is not None
     for path in folder.rglob("*.safetensors"):
         assert path.name in read_checksums(path.parent), path
-
-
-def test_saved_files_have_the_mode_of_the_umask(component: Path) -> None:
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in component.iterdir()}
-    (component / "plain").touch()
-    assert set(modes.values()) == {stat.S_IMODE((component / "plain").stat().st_mode)}
 
 
 def test_a_failed_write_leaves_no_folder(tmp_path: Path) -> None:

@@ -88,14 +88,6 @@ def test_the_released_residual_is_exact_where_no_neighbour_is_within_the_budget(
     assert left(rule, Q, False) == pytest.approx((P - Q).clamp(min=0)[0].tolist())
 
 
-@pytest.mark.parametrize("mode", ["sampled", "point"])
-@pytest.mark.parametrize("rule", [Lantern(LINE, k=3, delta=0), Lantern(LINE, k=0), LanternPP(LINE, k=3, lambda_=1)])
-def test_zero_budget_equals_exact_rejection(rule: Lantern | LanternPP, mode: str) -> None:
-    distributions = toy()
-    exact = outcome(distributions, RejectionVerifier(), mode, runs=20_000)  # type: ignore[arg-type]
-    assert torch.equal(outcome(distributions, RejectionVerifier(rule), mode, runs=20_000), exact)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("rule", [Lantern(LINE, k=3, delta=0.2), LanternPP(LINE, k=3, lambda_=3)])
 def test_relaxation_accepts_more_and_is_not_exact(rule: Lantern | LanternPP) -> None:
     distributions = toy()
