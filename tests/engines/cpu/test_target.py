@@ -5,6 +5,7 @@ import gc
 import pickle
 import shutil
 import weakref
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from lantern.core.types import Target
 from lantern.decoding.cache import StaticCache
 from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cpu.engine import CpuEngine, CpuTarget
-from lantern.engines.engine import EagerEngine
+from lantern.engines.engine import EagerEngine, Weights
+from lantern.engines.prepared import quantized
 from lantern.generation.images import NotFiniteError
 from lantern.generation.layer_watch import watched_layers
 from lantern.methods.registry import METHODS, build_decoder
@@ -26,6 +28,7 @@ from tests.tiny_decoder import CONDITION, KEYS, plain_codes, tiny_decoder
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 
+needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: extra eval or dev")
 EXACT = [name for name, method in METHODS.items() if method.is_identical]
 KNOWN = 11  # codes that are committed before the passes below
 TREE = (-1, 0, 0, 1, 3, 2, 4)  # parents; node 6's path is 0, 1, 3, 4, 6
@@ -145,10 +148,14 @@ def test_bits_do_not_depend_on_nodes_and_threads(nodes: int, dtype: torch.dtype)
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_exact_methods_give_the_codes_of_plain_decoding(name: str, dtype: torch.dtype) -> None:
-    how: dict[str, Any] = {"sampling": Sampling(guidance=7.5), "engine": CpuEngine()}
+@pytest.mark.parametrize("weights", ["full", pytest.param("int8", marks=needs_torchao)])
+def test_exact_methods_give_the_codes_of_plain_decoding(weights: Weights, dtype: torch.dtype, name: str) -> None:
+    how: dict[str, Any] = {"sampling": Sampling(guidance=7.5), "engine": CpuEngine(weights=weights)}
     target = target_in(dtype)
-    expected = tiny_decoder("plain", target, **how).generate(CONDITION, keys=KEYS).codes
+    plain = tiny_decoder("plain", target, **how)
+    assert isinstance(plain.target, CpuTarget)
+    assert plain.target.module is (target if weights == "full" else quantized(target, 8))
+    expected = plain.generate(CONDITION, keys=KEYS).codes
     parts = tiny_decoder(name, target, **how)
     assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
     assert torch.equal(parts.generate(CONDITION, keys=KEYS[:1] * 3).codes[:1], expected[:1])
@@ -270,8 +277,8 @@ def test_unsupported_targets_are_refused(target: object, message: str) -> None:
         build_decoder("plain", target(), sampling=Sampling(), engine=CpuEngine())  # type: ignore[operator]
 
 
+@needs_torchao
 def test_fused_passes_and_four_bit_weights_are_refused_together() -> None:
-    pytest.importorskip("torchao", reason="torchao is not installed: extra eval")
     with pytest.raises(ValueError, match="reads weights in full or in int8, int4 was given"):
         target = target_in(torch.float32, multiple_of=32)
         build_decoder("plain", target, sampling=Sampling(), engine=CpuEngine(weights="int4"))
