@@ -1,11 +1,12 @@
 """The real classes at toy size, with weights that give distributions of high entropy."""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lantern.core.types import Condition
+from lantern.decoding.cache import StaticCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.models.llamagen.transformer import CaptionEmbedder, Transformer, TransformerConfig
 
@@ -44,6 +45,14 @@ def tiny_target(seed: int = 0, **changes: object) -> Transformer:
     return target
 
 
+def loose_target() -> Transformer:
+    """A target whose codes are almost independent, so that the next pass nearly always repeats a window."""
+    target = tiny_target()
+    weight = target.tok_embeddings.weight.data
+    weight.copy_(weight[:1] + 0.05 * (weight - weight[:1]))
+    return target
+
+
 def tiny_condition(lengths: tuple[int, ...] = (4,), slots: int = 6, width: int = 8, seed: int = 0) -> Condition:
     """Left-padded captions with these numbers of words; caption i is the same in every batch."""
     rows = []
@@ -52,6 +61,12 @@ def tiny_condition(lengths: tuple[int, ...] = (4,), slots: int = 6, width: int =
         rows.append(torch.randn(slots, width, generator=generator) * 3)
     mask = torch.arange(slots) >= slots - torch.tensor(lengths)[:, None]
     return Condition(embeddings=torch.stack(rows) * mask[..., None], mask=mask)
+
+
+def tiny_cache(**sizes: Any) -> StaticCache:
+    """A cache of one layer with one head, for one row of one image with four codes and one staged slot."""
+    one: dict[str, Any] = {"layers": 1, "images": 1, "rows": 1, "heads": 1, "head_dim": 4, "prefix": 1, "codes": 4}
+    return StaticCache(**(one | {"stage": 1, "dtype": torch.float32, "device": "cpu"} | sizes))
 
 
 def select(condition: Condition, images: list[int]) -> Condition:

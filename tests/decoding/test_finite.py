@@ -6,17 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.decoding.loop import FiniteSoFar
-from lantern.methods.registry import METHODS, Decoder, build_decoder
-from lantern.verifiers.relaxations.neighbours import proximity_table
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_parts
+from lantern.methods.registry import METHODS
+from tests.tiny import tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
-CODEBOOK = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
 WINDOWS = [name for name, method in METHODS.items() if method.spec.verifier.startswith("coupling")]
 
 
@@ -55,25 +50,6 @@ def test_logits_without_sampled_code_are_ignored() -> None:
     assert finite.flags.tolist() == [True, False]
 
 
-def parts_of(name: str, target: Any) -> Decoder:
-    method = METHODS[name].with_options(k=10) if "k" in METHODS[name].settings else METHODS[name]
-    return build_decoder(
-        method,
-        target,
-        sampling=Sampling(guidance=3),
-        drafter_module=tiny_eagle(target),
-        add_ons=tiny_parts(target),
-        neighbours=proximity_table(CODEBOOK, 12),
-        codebook=CODEBOOK,
-    )
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_finite_logits_are_reported_as_finite(name: str) -> None:
-    is_finite = parts_of(name, tiny_target()).generate(CONDITION, keys=KEYS).is_finite
-    assert is_finite is not None and is_finite.tolist() == [True, True, True]
-
-
 class Spoilt:
     """Makes the logits after node `node` of the first image NaN in pass `at`, and reports the accepted path."""
 
@@ -96,8 +72,7 @@ class Spoilt:
 @pytest.mark.parametrize("node", [0, 1, 3])
 def test_only_visited_nodes_count(node: int, at: int) -> None:
     target = tiny_target()
-    method = METHODS["eagle1"].with_options(tree="chain_3")
-    parts = build_decoder(method, target, sampling=Sampling(guidance=3), drafter_module=tiny_eagle(target))
+    parts = tiny_decoder("eagle1", target, tree="chain_3")
     expected = parts.generate(CONDITION, keys=KEYS).codes
     spoilt = Spoilt(target, node, at)
     made = parts.generate(CONDITION, keys=KEYS, callback=spoilt.watch)
@@ -110,7 +85,7 @@ def test_only_visited_nodes_count(node: int, at: int) -> None:
 @pytest.mark.parametrize("name", WINDOWS)
 def test_window_checks_the_logits_of_its_drafts(name: str) -> None:
     target = tiny_target()
-    parts = parts_of(name, target)
+    parts = tiny_decoder(name, target)
     assert parts.drafter is not None
     Spoilt(target, parts.drafter.max_nodes - 1, 1)
     is_finite = parts.generate(CONDITION, keys=KEYS).is_finite

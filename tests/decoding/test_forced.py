@@ -10,12 +10,10 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.decoding.forced import ForcedCodes
 from lantern.engines.engine import engine
-from lantern.methods.registry import build_decoder
-from lantern.verifiers.relaxations.neighbours import proximity_table
-from tests.methods.test_contracts import CONDITION, KEYS, SAMPLINGS, SPECS, parts, toy_sized
-from tests.proof.pictures import DISTRIBUTION, SMALL, p_value
-from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_parts
+from tests.methods.test_contracts import SAMPLINGS, SPECS, parts
+from tests.proof.pictures import DISTRIBUTION, SMALL, p_value, pictures
+from tests.tiny import select, tiny_condition, tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 
 # rows that are kept, an inner hole, scattered codes with the last one
 FORCED = torch.full((3, 16), -1)
@@ -53,15 +51,10 @@ def test_nothing_is_relaxed_at_forced_codes(name: str) -> None:
 @pytest.mark.parametrize("name", ["sjd", "scd", "eagle2-rejection"])
 def test_codes_beside_forced_ones_have_the_distribution_of_the_target(name: str, forced: tuple[int, ...]) -> None:
     """Pictures of 4 codes out of 5. A given third code has no effect on the first two; kept ones are read at once."""
-    images, method = 5000, SPECS[name]
-    method = method.with_options(tree="chain_2") if method.tree else method
-    built = build_decoder(
-        method, SMALL, sampling=DISTRIBUTION, drafter_module=tiny_eagle(SMALL), add_ons=tiny_parts(SMALL)
-    )
-    condition, given = select(tiny_condition((3,)), [0] * images), torch.tensor(forced).expand(images, -1)
-    codes = [
-        built.generate(condition, keys=[(seed, i) for i in range(images)], forced=given).codes for seed in range(4)
-    ]
+    method = SPECS[name].with_options(tree="chain_2") if SPECS[name].tree else SPECS[name]
+    built = tiny_decoder(method, SMALL, DISTRIBUTION)
+    given = torch.tensor(forced).expand(5000, -1)
+    codes = [pictures(built, 5000, seed, forced=given).codes for seed in range(4)]
     assert p_value(torch.cat(codes), forced) > 1e-4
     assert p_value(torch.cat(codes)) < 1e-9  # without the given code the distribution is another
 
@@ -71,10 +64,8 @@ def test_codes_beside_forced_ones_have_the_distribution_of_the_target(name: str,
 def test_the_cpu_engine_forces_codes_in_its_passes(name: str) -> None:
     target = tiny_target(block_size=64, dim=64, vocab_size=32)
     forced = torch.full((3, 64), -1)
-    how: dict[str, Any] = {"sampling": SAMPLINGS[0], "engine": engine("cpu")}
     forced[:, :16], forced[1, 40:50] = torch.arange(16), 31
-    plain = build_decoder("plain", target, **how)
-    built = build_decoder(name, target, drafter_module=tiny_eagle(target), **how)
+    plain, built = (tiny_decoder(method, target, engine=engine("cpu")) for method in ("plain", name))
     expected = plain.generate(CONDITION, keys=KEYS, forced=forced).codes
     assert torch.equal(built.generate(CONDITION, keys=KEYS, forced=forced).codes, expected)
     assert torch.equal(expected[forced >= 0], forced[forced >= 0])
@@ -94,11 +85,7 @@ def test_kept_codes_are_read_in_few_passes(name: str, monkeypatch: pytest.Monkey
     forced = torch.full((2, 169), -1)
     forced[:, :150] = torch.randint(24, (2, 150), generator=torch.Generator().manual_seed(3))  # nothing to look up
     forced[1, 150:155] = 3
-    sampling, method = SAMPLINGS[0], toy_sized(SPECS[name])
-    codebook = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
-    how: dict[str, Any] = {"neighbours": proximity_table(codebook, 23), "codebook": codebook}
-    how |= {"drafter_module": tiny_eagle(target), "add_ons": tiny_parts(target)}
-    built = build_decoder(method, target, sampling=sampling, **how)
+    built = tiny_decoder(SPECS[name], target)
     assert built.drafter is None or built.drafter.reads_kept
     condition, steps, slow_steps = tiny_condition((4, 1)), list[Step](), list[Step]()
     made = built.generate(condition, keys=KEYS[:2], forced=forced, callback=steps.append)
@@ -111,7 +98,7 @@ def test_kept_codes_are_read_in_few_passes(name: str, monkeypatch: pytest.Monkey
         patch.setattr(ForcedCodes, "kept", 1)
         slow = built.generate(condition, keys=KEYS[:2], forced=forced, callback=slow_steps.append)
     assert (slow_steps[0].counts < 150).all()
-    if method.spec.promise == "codes":
+    if SPECS[name].spec.promise == "codes":
         assert torch.equal(made.codes, slow.codes)
 
 

@@ -15,34 +15,21 @@ from lantern.decoding.cache import StaticCache
 from lantern.decoding.joint import Joint, RowStepper, in_their_places
 from lantern.drafters.windows.jacobi import TRIAL
 from lantern.engines.engine import engine
-from lantern.methods.registry import METHODS, Decoder, add_ons_of, build_decoder
-from lantern.verifiers.relaxations.neighbours import proximity_table
-from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_part
+from lantern.methods.registry import Decoder
+from tests.tiny import select, tiny_cache, tiny_eagle, tiny_target
+from tests.tiny_decoder import CONDITION, tiny_decoder
 
 CPU = pytest.param("cpu", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"))
 TARGET = tiny_target(dim=64, vocab_size=32, block_size=36)
 EAGLE = tiny_eagle(TARGET)
-CONDITION = tiny_condition((4, 1, 6))
 KEYS = [(9, 0), (9, 1), (4, 7), (2, 3)]
-CODEBOOK = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
 SAMPLING = Sampling(guidance=3, top_k=12)
 # plain, a window, a static and a dynamic tree, a rejection with noise of its own, relaxations with theirs
 NAMES = ["plain", "gumbel-jacobi", "eagle1", "eagle2", "eagle1-rejection", "sjd", "lantern", "bounded-window", "eagle3"]
 
 
-def decoder(name: str, sampling: Sampling = SAMPLING, kind: str = "eager") -> Decoder:
-    method = METHODS[name]
-    return build_decoder(
-        method.with_options(k=8) if method.settings.get("k", 0) > 8 else method,
-        TARGET,
-        sampling=sampling,
-        drafter_module=EAGLE,
-        add_ons={part: tiny_part(part, TARGET) for part in add_ons_of(METHODS[name])},
-        neighbours=proximity_table(CODEBOOK, 12),
-        codebook=CODEBOOK,
-        engine=engine(kind),
-    )
+def decoder(name: str, sampling: Sampling = SAMPLING, kind: str = "eager", **settings: Any) -> Decoder:
+    return tiny_decoder(name, TARGET, sampling, module=EAGLE, engine=engine(kind), **settings)
 
 
 def begun(made: Decoder, i: int) -> RowStepper:
@@ -116,22 +103,21 @@ def test_methods_and_samplings_share_passes(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_joined_caches_are_views() -> None:
-    size: dict[str, Any] = {"layers": 1, "rows": 2, "heads": 1, "head_dim": 4, "prefix": 1, "codes": 4, "stage": 2}
-    parts = [StaticCache(images=1, **size, dtype=torch.float32, device="cpu") for _ in range(3)]
+    parts = [tiny_cache(rows=2, stage=2) for _ in range(3)]
     for i, part in enumerate(parts):
         part.buffer.fill_(i)
     whole = StaticCache.joined(parts)
     assert whole.images == 3 and whole.buffer[0, :, 0, 0, 0].tolist() == [0, 0, 1, 1, 2, 2]
     whole.buffer[:, 2:4] = 7
     assert (parts[1].layer(0) == 7).all() and (parts[0].layer(0) == 0).all()
-    parts[1] = StaticCache(images=1, **size, dtype=torch.float32, device="cpu")
+    parts[1] = tiny_cache(rows=2, stage=2)
     again = StaticCache.joined(parts, whole)
     assert again.buffer.data_ptr() == whole.buffer.data_ptr()
     assert again.buffer[0, :, 0, 0, 0].tolist() == [0, 0, 0, 0, 2, 2]
     fewer = StaticCache.joined([parts[2], parts[1]], again)  # the first row is free: one of the others moves to it
     assert fewer.buffer.data_ptr() == whole.buffer.data_ptr()
     assert fewer.images == 2 and fewer.buffer[0, :, 0, 0, 0].tolist() == [2, 2, 0, 0]
-    parts[0] = StaticCache(images=1, **size, dtype=torch.float32, device="cpu")
+    parts[0] = tiny_cache(rows=2, stage=2)
     parts[0].buffer.fill_(5)
     more = StaticCache.joined([parts[2], parts[1], parts[0]], fewer)  # the memory still has three images
     assert more.buffer.data_ptr() == whole.buffer.data_ptr()
@@ -166,8 +152,8 @@ def test_steps_of_one_call_end_when_a_generation_is_complete(options: dict[str, 
     """The last window is given up after its trial, in which each call takes one step."""
     from lantern.engines.cpu.engine import FusedStepper
 
-    method = METHODS["plain"] if options is None else METHODS["gumbel-jacobi"].with_options(**options)
-    made = {i: build_decoder(method, TARGET, sampling=SAMPLING, engine=engine("cpu")) for i in range(3)}
+    name = "plain" if options is None else "gumbel-jacobi"
+    made = {i: decoder(name, kind="cpu", **(options or {})) for i in range(3)}
     whole = {i: one.generate(select(CONDITION, [i]), keys=[KEYS[i]]) for i, one in made.items()}
     joint, running, calls = Joint(), {i: begun(one, i) for i, one in made.items()}, 0
     while running:

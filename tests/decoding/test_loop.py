@@ -1,12 +1,13 @@
 """The loop against plain decoding."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, DraftMode, DraftTree, Generation, Step, TreeShape
+from lantern.core.types import Condition, DraftTree, Generation, Step, TreeShape, Verifier
 from lantern.decoding import loop, plain
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import named
@@ -14,21 +15,34 @@ from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
+from tests.tiny_decoder import SAMPLING, TARGET
 
-TARGET = tiny_target()
 CONDITION = tiny_condition((4, 1, 6, 3))
+KEYS = [(5, i) for i in range(4)]
 
 
-def drafter_for(
-    target: Transformer, sampling: Sampling, tree: str = "narrow_10", mode: DraftMode = "gumbel", form: str = "guided"
-) -> EagleDrafter:
-    return EagleDrafter(tiny_eagle(target, form=form), target, tree=named(tree), mode=mode, sampling=sampling)
+def decode(
+    target: Transformer = TARGET,
+    condition: Condition = CONDITION,
+    *,
+    sampling: Sampling = SAMPLING,
+    keys: list[tuple[int, int]] = KEYS,
+    kind: type[EagleDrafter] = EagleDrafter,
+    module: Any = None,
+    form: str = "guided",
+    tree: str = "narrow_10",
+    mode: Any = "gumbel",
+    verifier: Verifier = GumbelVerifier(),  # noqa: B008
+    **watching: Any,
+) -> Generation:
+    """Decode with an EAGLE drafter, by default with Gumbel match and the drafter of the target."""
+    drafter = kind(module or tiny_eagle(target, form=form), target, tree=named(tree), mode=mode, sampling=sampling)
+    given: dict[str, Any] = {"sampling": sampling, "keys": keys, "drafter": drafter, "verifier": verifier}
+    return loop.generate(target, condition, **given, **watching)
 
 
-def decode(condition: Condition, sampling: Sampling, keys: list[tuple[int, int]], **drafting: str) -> torch.Tensor:
-    drafter = drafter_for(TARGET, sampling, **drafting)  # type: ignore[arg-type]
-    verifier = GumbelVerifier()
-    return loop.generate(TARGET, condition, sampling=sampling, keys=keys, drafter=drafter, verifier=verifier).codes
+def plainly(target: Transformer = TARGET, sampling: Sampling = SAMPLING) -> torch.Tensor:
+    return plain.generate(target, CONDITION, sampling=sampling, keys=KEYS).codes
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0, 7.5])
@@ -38,16 +52,14 @@ def test_codes_of_64_seeds_equal_plain_decoding(guidance: float) -> None:
         keys = [(seed, 0) for seed in range(first, first + 16)]
         condition = select(CONDITION, [seed % 3 for seed in range(first, first + 16)])
         expected = plain.generate(TARGET, condition, sampling=sampling, keys=keys).codes
-        assert torch.equal(decode(condition, sampling, keys), expected)
+        assert torch.equal(decode(TARGET, condition, sampling=sampling, keys=keys).codes, expected)
 
 
 @pytest.mark.parametrize("form", ["guided", "rows"])
 @pytest.mark.parametrize("mode", ["gumbel", "sampled", "point"])
 @pytest.mark.parametrize("tree", ["chain_1", "chain_4", "mc_sim_7b_63", "naive_extend_57"])
 def test_codes_do_not_depend_on_drafter_or_tree(form: str, mode: str, tree: str) -> None:
-    sampling, keys = Sampling(guidance=3), [(7, i) for i in range(4)]
-    expected = plain.generate(TARGET, CONDITION, sampling=sampling, keys=keys).codes
-    assert torch.equal(decode(CONDITION, sampling, keys, form=form, mode=mode, tree=tree), expected)
+    assert torch.equal(decode(form=form, mode=mode, tree=tree).codes, plainly())
 
 
 @pytest.mark.parametrize(
@@ -61,63 +73,29 @@ def test_codes_do_not_depend_on_drafter_or_tree(form: str, mode: str, tree: str)
     ],
 )
 def test_codes_equal_plain_decoding_with_all_sampling_options(sampling: Sampling) -> None:
-    keys = [(1, i) for i in range(4)]
-    expected = plain.generate(TARGET, CONDITION, sampling=sampling, keys=keys).codes
     for form in ("guided", "rows"):
-        assert torch.equal(decode(CONDITION, sampling, keys, form=form), expected)
-
-
-def test_codes_do_not_depend_on_batch_or_order() -> None:
-    sampling, keys = Sampling(guidance=3), [(5, i) for i in range(4)]
-    batch = decode(CONDITION, sampling, keys)
-    order = [3, 1, 0, 2]
-    assert torch.equal(decode(select(CONDITION, order), sampling, [keys[i] for i in order]), batch[order])
-    for i in range(4):
-        assert torch.equal(decode(select(CONDITION, [i]), sampling, [keys[i]]), batch[i : i + 1])
+        assert torch.equal(decode(sampling=sampling, form=form).codes, plainly(sampling=sampling))
 
 
 def test_class_labels_are_a_condition() -> None:
     target = tiny_target(model_type="c2i", cls_token_num=1, num_classes=3)
-    condition, keys = Condition(labels=torch.tensor([0, 2])), [(1, 0), (1, 1)]
-    sampling = Sampling(guidance=2)
-    expected = plain.generate(target, condition, sampling=sampling, keys=keys).codes
+    condition, how = Condition(labels=torch.tensor([0, 2])), {"sampling": Sampling(guidance=2), "keys": KEYS[:2]}
+    expected = plain.generate(target, condition, **how).codes  # type: ignore[arg-type]
     for form in ("guided", "rows"):
-        drafter = drafter_for(target, sampling, form=form)
-        made = loop.generate(
-            target, condition, sampling=sampling, keys=keys, drafter=drafter, verifier=GumbelVerifier()
-        )
-        assert torch.equal(made.codes, expected)
+        assert torch.equal(decode(target, condition, form=form, **how).codes, expected)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_trees_deeper_than_the_grid_are_cut(block_size: int) -> None:
-    target, sampling, keys = tiny_target(block_size=block_size), Sampling(), [(0, i) for i in range(4)]
-    expected = plain.generate(target, CONDITION, sampling=sampling, keys=keys)
-    made = loop.generate(
-        target,
-        CONDITION,
-        sampling=sampling,
-        keys=keys,
-        drafter=drafter_for(target, sampling, tree="naive_extend_57"),
-        verifier=GumbelVerifier(),
-    )
-    assert torch.equal(made.codes, expected.codes)
-    assert (made.passes <= expected.passes).all() and (made.passes >= 1).all()
+    target = tiny_target(block_size=block_size)
+    made = decode(target, sampling=Sampling(), tree="naive_extend_57")
+    assert torch.equal(made.codes, plainly(target, Sampling()))
+    assert (made.passes <= block_size).all() and (made.passes >= 1).all()
 
 
 def test_statistics_are_consistent() -> None:
-    sampling, keys, seen = Sampling(guidance=3), [(5, i) for i in range(4)], list[Step]()
-    made = loop.generate(
-        TARGET,
-        CONDITION,
-        sampling=sampling,
-        keys=keys,
-        drafter=drafter_for(TARGET, sampling, tree="mc_sim_7b_63"),
-        verifier=GumbelVerifier(),
-        callback=seen.append,
-        keep_steps=True,
-        is_timed=True,
-    )
+    seen = list[Step]()
+    made = decode(tree="mc_sim_7b_63", callback=seen.append, keep_steps=True, is_timed=True)
     counts = torch.stack([step.counts for step in seen])
     assert (counts.sum(0) == 16).all()
     assert torch.equal((counts > 0).sum(0), made.passes)
@@ -145,10 +123,8 @@ def test_perfect_drafts_are_all_accepted() -> None:
             tree.tokens.copy_(ANSWER.gather(1, where.clamp(max=15)))
             return tree
 
-    sampling, keys = Sampling(guidance=3), [(5, i) for i in range(4)]
-    ANSWER = plain.generate(TARGET, CONDITION, sampling=sampling, keys=keys).codes
-    oracle = Oracle(tiny_eagle(TARGET), TARGET, tree=named("chain_4"), mode="gumbel", sampling=sampling)
-    made = loop.generate(TARGET, CONDITION, sampling=sampling, keys=keys, drafter=oracle, verifier=GumbelVerifier())
+    ANSWER = plainly()
+    made = decode(kind=Oracle, tree="chain_4")
     assert torch.equal(made.codes, ANSWER)
     assert made.passes.tolist() == [4] * 4  # the prompt, then three steps of five codes
     assert torch.equal(made.accepted, made.reached)
@@ -173,46 +149,27 @@ class Batched(EagleDrafter):
 
 @pytest.mark.parametrize("verifier", [GumbelVerifier(), RejectionVerifier()])
 def test_shapes_may_have_an_image_axis(verifier: GumbelVerifier | RejectionVerifier) -> None:
-    sampling, keys, made = Sampling(guidance=3), [(5, i) for i in range(4)], list[Generation]()
-    for kind in (EagleDrafter, Batched):
-        drafter = kind(tiny_eagle(TARGET), TARGET, tree=named("mc_sim_7b_63"), mode="sampled", sampling=sampling)
-        made.append(loop.generate(TARGET, CONDITION, sampling=sampling, keys=keys, drafter=drafter, verifier=verifier))
+    how: dict[str, Any] = {"tree": "mc_sim_7b_63", "mode": "sampled", "verifier": verifier}
+    made = [decode(kind=kind, **how) for kind in (EagleDrafter, Batched)]
     assert torch.equal(made[0].codes, made[1].codes)
     assert torch.equal(made[0].accepted, made[1].accepted) and torch.equal(made[0].reached, made[1].reached)
 
 
 def test_half_precision_decodes() -> None:
     target = tiny_target().bfloat16()
-    sampling, keys = Sampling(guidance=3), [(5, i) for i in range(4)]
     for dtype in (torch.bfloat16, torch.float32):
-        module = tiny_eagle(target).to(dtype)
-        drafter = EagleDrafter(module, target, tree=named("narrow_10"), mode="gumbel", sampling=sampling)
-        made = loop.generate(
-            target, CONDITION, sampling=sampling, keys=keys, drafter=drafter, verifier=GumbelVerifier()
-        )
+        made = decode(target, module=tiny_eagle(target).to(dtype))
         assert made.codes.shape == (4, 16) and (made.step_compression > 1).all()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_gives_the_same_codes() -> None:
-    sampling, keys = Sampling(guidance=3), [(5, i) for i in range(4)]
-    expected = plain.generate(TARGET, CONDITION, sampling=sampling, keys=keys).codes
     target = tiny_target().cuda()
-    drafter = EagleDrafter(tiny_eagle(target).cuda(), target, tree=named("narrow_10"), mode="gumbel", sampling=sampling)
-    made = loop.generate(target, CONDITION, sampling=sampling, keys=keys, drafter=drafter, verifier=GumbelVerifier())
-    assert torch.equal(made.codes.cpu(), expected)
+    made = decode(target, module=tiny_eagle(target).cuda())
+    assert torch.equal(made.codes.cpu(), plainly())
 
 
 def test_verifier_of_another_mode_is_refused() -> None:
-    sampling = Sampling()
-    verifier = GumbelVerifier(modes=frozenset({"gumbel", "iid"}))
     with pytest.raises(ValueError, match='mode "sampled": use one of gumbel, iid'):
-        loop.generate(
-            TARGET,
-            CONDITION,
-            sampling=sampling,
-            keys=[(0, i) for i in range(4)],
-            drafter=drafter_for(TARGET, sampling, mode="sampled"),
-            verifier=verifier,
-        )
+        decode(mode="sampled", verifier=GumbelVerifier(modes=frozenset({"gumbel", "iid"})))

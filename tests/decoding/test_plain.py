@@ -7,8 +7,7 @@ from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
 from lantern.decoding import plain
-from lantern.decoding.cache import StaticCache
-from tests.tiny import select, tiny_condition, tiny_target
+from tests.tiny import select, tiny_cache, tiny_condition, tiny_target
 
 KEYS = [(11, 0), (11, 1), (2**62, 0), (3, 5)]
 
@@ -70,9 +69,7 @@ def test_a_grid_of_one_code_takes_one_pass() -> None:
 
 def test_reused_cache_gives_the_same_codes() -> None:
     target, condition = tiny_target(), tiny_condition((4,))
-    cache = StaticCache(
-        layers=2, images=1, rows=2, heads=2, head_dim=16, prefix=1, codes=16, stage=0, dtype=torch.float32, device="cpu"
-    )
+    cache = tiny_cache(layers=2, rows=2, heads=2, head_dim=16, codes=16, stage=0)
     runs = [
         plain.generate(target, condition, sampling=Sampling(), keys=keys, cache=cache).codes
         for keys in ([(1, 0)], [(2, 0)], [(1, 0)])

@@ -8,24 +8,15 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
-from lantern.decoding.cache import PromptCache, StaticCache, TreeMask, make_cache, prefix_scores, read_prompts, start
+from lantern.decoding.cache import PromptCache, TreeMask, make_cache, prefix_scores, read_prompts, start
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
-from tests.tiny import select, tiny_condition, tiny_target
+from tests.tiny import select, tiny_cache, tiny_condition, tiny_target
+from tests.uncached import uncached
 
 DATA = Path(__file__).parents[1] / "data"
 TOLERANCE = 2e-5
 TARGET = tiny_target()
 CONDITION = tiny_condition((4, 1, 6, 2))
-
-
-def uncollapsed(target: Transformer, inputs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Features of prompt and codes by a forward that makes no use of zero rotary rows; padding sees padding."""
-    total, slots = inputs.shape[1], mask.shape[1]
-    seen = torch.nn.functional.pad(mask, (0, total - slots), value=True)
-    is_pad = ~torch.nn.functional.pad(mask, (0, total - slots), value=True)
-    first = target.config.cls_token_num - slots
-    positions = torch.arange(first, first + total).expand(len(inputs), -1)
-    return target.features(inputs, positions, (seen[:, None] | is_pad[:, :, None]).tril())
 
 
 def collapsed(target: Transformer, condition: Condition, codes: torch.Tensor, rows: int) -> torch.Tensor:
@@ -48,13 +39,8 @@ def collapsed(target: Transformer, condition: Condition, codes: torch.Tensor, ro
 @pytest.mark.parametrize("lengths", [(4, 1, 6, 2), (6,), (1,), (3, 3)])
 def test_prompt_slot_equals_uncollapsed_attention(lengths: tuple[int, ...]) -> None:
     condition = tiny_condition(lengths)
-    assert condition.embeddings is not None and condition.mask is not None
     codes = torch.randint(0, 24, (len(lengths), 15), generator=torch.Generator().manual_seed(1))
-    captions = TARGET.cls_embedding(condition.embeddings)
-    unconditional = TARGET.cls_embedding.unconditional(condition.embeddings)
-    inputs = torch.stack([captions, unconditional], 1).flatten(0, 1)
-    both = torch.cat([inputs, TARGET.tok_embeddings(codes).repeat_interleave(2, 0)], 1)
-    expected = TARGET.head(uncollapsed(TARGET, both, condition.mask.repeat_interleave(2, 0))[:, 5:])
+    expected = uncached(TARGET, condition, codes)[:, :, 5:].flatten(0, 1)
     assert (collapsed(TARGET, condition, codes, 2) - expected).abs().max() <= TOLERANCE
 
 
@@ -70,29 +56,23 @@ def test_logits_equal_reference() -> None:
 
 @torch.no_grad()
 def test_features_of_all_slots_equal_uncollapsed_forward() -> None:
-    assert CONDITION.embeddings is not None and CONDITION.mask is not None
     state = read_prompts(TARGET, CONDITION, rows=1, needs_whole_prefix=True)
-    expected = uncollapsed(TARGET, TARGET.cls_embedding(CONDITION.embeddings), CONDITION.mask)
+    expected = uncached(TARGET, CONDITION, torch.zeros(4, 0, dtype=torch.long), "features", rows=1)
     assert state.features.shape[2] == 6
-    assert (state.features[:, 0] - expected).abs().max() <= TOLERANCE
+    assert (state.features - expected).abs().max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_prompt_slots_have_the_weight_of_all_words(dtype: torch.dtype) -> None:
     prefix = 1 if dtype == torch.float32 else 2
-    cache = StaticCache(
-        layers=1, images=1, rows=1, heads=1, head_dim=4, prefix=prefix, codes=4, stage=1, dtype=dtype, device="cpu"
-    )
+    cache = tiny_cache(prefix=prefix, dtype=dtype)
     counts = torch.arange(1, 121)
     weights = prefix_scores(counts, cache).double().exp().sum(1)
     assert ((weights - counts) / counts).abs().max() < (1e-6 if dtype == torch.float32 else 5e-4)
 
 
 def test_empty_prompt_has_no_weight() -> None:
-    cache = StaticCache(
-        layers=1, images=1, rows=1, heads=1, head_dim=4, prefix=1, codes=4, stage=1, dtype=torch.float32, device="cpu"
-    )
-    assert prefix_scores(torch.tensor([0]), cache).tolist() == [[-torch.inf]]
+    assert prefix_scores(torch.tensor([0]), tiny_cache()).tolist() == [[-torch.inf]]
 
 
 @torch.no_grad()
@@ -131,20 +111,14 @@ def test_reproducible_prefill_does_not_depend_on_batch(monkeypatch: pytest.Monke
 
 
 @torch.no_grad()
-def test_changed_weights_clear_the_prompt_cache() -> None:
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["weights", "submodule"])
+def test_changed_weights_and_submodules_clear_the_prompt_cache(is_replaced: bool) -> None:
     target, prompts = tiny_target(), PromptCache()
     before = prompts.read(target, CONDITION, rows=1, needs_whole_prefix=False)
-    target.layers[0].attention.wqkv.weight.mul_(2.0)
-    after = prompts.read(target, CONDITION, rows=1, needs_whole_prefix=False)
-    assert before.means is not None and after.means is not None
-    assert not torch.equal(before.means, after.means)
-
-
-@torch.no_grad()
-def test_a_replaced_submodule_clears_the_prompt_cache() -> None:
-    target, prompts = tiny_target(), PromptCache()
-    before = prompts.read(target, CONDITION, rows=1, needs_whole_prefix=False)
-    target.layers[0] = tiny_target(seed=1).layers[0]
+    if is_replaced:
+        target.layers[0] = tiny_target(seed=1).layers[0]
+    else:
+        target.layers[0].attention.wqkv.weight.mul_(2.0)
     after = prompts.read(target, CONDITION, rows=1, needs_whole_prefix=False)
     assert len(prompts) == CONDITION.batch
     assert before.means is not None and after.means is not None and not torch.equal(before.means, after.means)

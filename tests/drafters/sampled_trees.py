@@ -1,71 +1,58 @@
-"""Trees of an `EagleDrafter` in a real generation, checked against passes without a cache."""
+"""Trees of drafters in a real generation; those of an `EagleDrafter` are checked against passes without a cache."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, DraftTree
+from lantern.core.types import Condition, Generation, Step
 from lantern.decoding import loop
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.trees.static import named
+from lantern.methods.registry import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
+from tests.tiny import select
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET
 
 
-class Watched(EagleDrafter):
-    """Records known codes, the tree, and log q of each inner node."""
-
-    def __init__(self, module: Eagle, target: Transformer, *, tree: str, sampling: Sampling) -> None:
-        super().__init__(module, target, tree=named(tree), mode="gumbel", sampling=sampling)
-        self.seen: list[tuple[Tensor, DraftTree, Tensor]] = []
-
-    def propose(self) -> DraftTree:
-        self.distributions: list[Tensor] = []
-        tree = super().propose()
-        self.seen.append((self.known.clone(), tree, torch.cat(self.distributions, 1)))
-        return tree
-
-    def _log_q(self, features: Tensor, depth: int) -> Tensor:
-        distribution = super()._log_q(features, depth)
-        self.distributions.append(distribution)
-        return distribution
+def drafted(
+    drafter: Any, target: Transformer = TARGET, condition: Condition = CONDITION, sampling: Sampling = SAMPLING
+) -> tuple[Tensor, list[tuple[Tensor, Any, Any]]]:
+    """Return the codes of a generation; and for each draft the numbers of known codes, the tree, and its step."""
+    steps, how = list[Step](), {"sampling": sampling, "keys": KEYS[: condition.batch]}
+    made = loop.generate(target, condition, **how, drafter=drafter, verifier=GumbelVerifier(), callback=steps.append)
+    return made.codes, [(step.start, step.tree, step) for step in steps if step.tree is not None]
 
 
-def sampled(drafter: Watched, condition: Condition, target: Transformer) -> Tensor:
-    """The codes of a generation with this drafter."""
-    keys = [(3, i) for i in range(condition.batch)]
-    made = loop.generate(
-        target, condition, sampling=drafter.sampling, keys=keys, drafter=drafter, verifier=GumbelVerifier()
-    )
-    return made.codes
+def stepped(decoder: Decoder, images: list[int] | None = None, **how: Any) -> tuple[Generation, list[Any]]:
+    """Generate some of the images; return also the steps in which something was drafted."""
+    images, steps = [0, 1, 2] if images is None else images, list[Step]()
+    keys = [KEYS[i] for i in images]
+    made = decoder.generate(select(CONDITION, images), keys=keys, callback=steps.append, **how)
+    return made, [step for step in steps if step.tree is not None]
 
 
-def true_rows(target: Transformer, condition: Condition, codes: Tensor, layers: tuple[int, ...] = ()) -> Tensor:
-    """Return (b 2 16 k) what predicts codes 0 .. 15, without a cache: features, or the inputs of these layers."""
-    assert condition.embeddings is not None and condition.mask is not None
-    words, rows = condition.embeddings, []
-    count = words.shape[1] + codes.shape[1]
-    valid = torch.cat([condition.mask, torch.ones_like(codes, dtype=torch.bool)], 1)
-    mask = torch.tril(valid[:, None] | ~valid[:, :, None])
-    for prompt in (target.cls_embedding(words), target.cls_embedding.unconditional(words)):
-        inputs = torch.cat([prompt, target.tok_embeddings(codes)], 1)
-        output = target(inputs, torch.arange(count).expand(len(codes), -1), mask, taps=layers)
-        rows.append(output.fused if layers else output.features)
-    return torch.stack(rows, 1)[:, :, words.shape[1] - 1 : -1]
+def eagle_drafts(
+    module: Eagle, target: Transformer, condition: Condition, **how: Any
+) -> tuple[EagleDrafter, Tensor, list[tuple[Tensor, Any, Any]]]:
+    """Return the drafter of a wide tree that records log q, and what `drafted` returns of it."""
+    given = {"tree": named("mc_sim_7b_63"), "mode": "gumbel", "sampling": SAMPLING, "records_log_q": True} | how
+    drafter = EagleDrafter(module, target, **given)
+    return drafter, *drafted(drafter, target, condition, given["sampling"])
 
 
-def ways(tree: DraftTree) -> list[list[int]]:
-    """Return the nodes on the path to the root and to each inner node, without the root, in the order of log q."""
-    inner = [0, *sorted(set(tree.shape.parents[1:].tolist()) - {0})]
-    return [[i for i in range(1, node + 1) if tree.shape.ancestors[node, i]] for node in inner]
+def ways(tree: Any) -> dict[int, list[int]]:
+    """Return for the root and each inner node the nodes on the path to it, without the root."""
+    inner = sorted({0, *tree.shape.parents[1:].tolist()})
+    return {node: [i for i in range(1, node + 1) if tree.shape.ancestors[node, i]] for node in inner}
 
 
 def check_paths(
-    drafter: Watched,
-    codes: Tensor,
+    drafts: tuple[EagleDrafter, Tensor, list[tuple[Tensor, Any, Any]]],
     features: Tensor,
     run: Callable[[Tensor, Tensor, int], Tensor],
     logits: Callable[[Tensor], Tensor],
@@ -75,19 +62,20 @@ def check_paths(
     `features` (b n c) are true up to what is committed. `run` takes features, codes and the number of drafts among
     them, and its outputs follow as the features of drafts.
     """
+    drafter, codes, steps = drafts
     checked = 0
-    for known, tree, distributions in drafter.seen[:3]:
+    for known, tree, _ in steps[:3]:
         for image, length in enumerate(known.tolist()):
-            for row, way in enumerate(ways(tree)):
+            for node, way in ways(tree).items():
                 if length + len(way) > codes.shape[1]:
                     continue
                 inputs, tokens = features[image : image + 1, :length], codes[image : image + 1, :length]
                 out = run(inputs, tokens, 0)
-                for step, node in enumerate(way, 1):
+                for step, above in enumerate(way, 1):
                     inputs = torch.cat([inputs, out[:, -1:]], 1)
-                    tokens = torch.cat([tokens, tree.tokens[image, node].view(1, 1)], 1)
+                    tokens = torch.cat([tokens, tree.tokens[image, above].view(1, 1)], 1)
                     out = run(inputs, tokens, step)
                 expected = drafter.sampling.filtered(logits(out[:, -1:]))
-                assert (expected.flatten() - distributions[image, row]).abs().max() < 1e-4
+                assert (expected.flatten() - tree.log_q[image, node]).abs().max() < 1e-4
                 checked += 1
     assert checked > 20

@@ -11,32 +11,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Generation, Step
+from lantern.core.types import DraftMode, Generation, Step
 from lantern.drafters.eagle.dynamic import GrowingDrafter, Growth
 from lantern.drafters.policies.eagle2 import Eagle2
 from lantern.drafters.policies.policy import STOPPED_BELOW, Layer, Limits, Pool, State, TreeSize, not_stopped, size_of
 from lantern.drafters.trees.static import grown
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.methods.registry import METHODS, build_decoder
-from lantern.verifiers.gumbel import GumbelVerifier
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_parts
+from lantern.methods.registry import METHODS
+from tests.tiny import tiny_eagle
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, plain_codes, tiny_decoder
 
-TARGET = tiny_target()
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
 DYNAMIC = [name for name, method in METHODS.items() if method.spec.policy is not None and method.exact]
 RATES = (0.43, 0.17, 0.08, 0.05, 0.03, 0.02, 0.013, 0.007)
 
 
 def made(name: str, *, temperature: float = 1.0, **options: Any) -> Generation:
-    parts = build_decoder(
-        METHODS[name].with_options(**options),
-        TARGET,
-        sampling=Sampling(guidance=3, temperature=temperature),
-        drafter_module=tiny_eagle(TARGET),
-        add_ons=tiny_parts(TARGET),
-    )
+    parts = tiny_decoder(name, sampling=Sampling(guidance=3, temperature=temperature), **options)
     return parts.generate(CONDITION, keys=KEYS, keep_steps=True)
 
 
@@ -115,18 +105,14 @@ class Constant:
         return state
 
 
-def growing(policy: object, growth: Growth, mode: str = "gumbel", sampling: Sampling | None = None) -> GrowingDrafter:
-    distribution = sampling or Sampling(guidance=3)
-    return GrowingDrafter(tiny_eagle(TARGET), TARGET, policy=policy, growth=growth, mode=mode, sampling=distribution)  # type: ignore[arg-type]
+def growing(policy: Any, growth: Growth, mode: DraftMode = "gumbel") -> GrowingDrafter:
+    return GrowingDrafter(tiny_eagle(TARGET), TARGET, policy=policy, growth=growth, mode=mode, sampling=SAMPLING)
 
 
 @pytest.mark.parametrize(("nodes", "depth"), [(8, 2), (15, 4), (5, 5)])
 def test_constant_probabilities_grow_the_best_static_tree(nodes: int, depth: int) -> None:
     drafter = growing(Constant(RATES), Growth(nodes=nodes, width=8, depth=depth))
-    parts = build_decoder(
-        METHODS["eagle1"].with_options(tree="chain_2"), TARGET, sampling=Sampling(), drafter_module=tiny_eagle(TARGET)
-    )
-    run = replace(parts, drafter=drafter, verifier=GumbelVerifier()).generate(CONDITION, keys=KEYS, keep_steps=True)
+    run = replace(tiny_decoder("eagle1"), drafter=drafter).generate(CONDITION, keys=KEYS, keep_steps=True)
     first = next(drafted(run)).tree
     assert first is not None
     expected = worth(grown(nodes, depth, RATES).choices)
@@ -177,8 +163,7 @@ def test_nodes_past_the_end_of_the_picture_are_stopped() -> None:
         return found, front, pick
 
     drafter._add = spied  # type: ignore[method-assign]
-    parts = build_decoder(METHODS["eagle1"], TARGET, sampling=Sampling(guidance=3), drafter_module=tiny_eagle(TARGET))
-    replace(parts, drafter=drafter, verifier=GumbelVerifier()).generate(CONDITION, keys=KEYS)
+    replace(tiny_decoder("eagle1"), drafter=drafter).generate(CONDITION, keys=KEYS)
     outside = [reach[places >= 16] for places, reach in seen]
     assert sum(map(len, outside)) > 0 and all((reach < STOPPED_BELOW).all() for reach in outside)
     assert all((reach[places < 16][:, 0] > STOPPED_BELOW).all() for places, reach in seen)
@@ -218,37 +203,25 @@ def test_log_q_of_nodes_gives_their_children() -> None:
 
 
 def test_relaxations_read_each_images_own_tree() -> None:
-    from lantern.verifiers.relaxations.neighbours import proximity_table
-
-    codebook = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
     relaxed, grown = METHODS["bounded"].spec, METHODS["eagle2"].spec
     method = METHODS["eagle2"].with_spec(
         relaxation=relaxed.relaxation, settings=(*relaxed.settings, *(s for s in grown.settings if s.name != "width"))
     )
     for delta, is_exact in ((0.0, True), (0.5, False)):
-        run = build_decoder(
-            method.with_options(k=10, delta=delta),
-            TARGET,
-            sampling=Sampling(guidance=3),
-            drafter_module=tiny_eagle(TARGET),
-            neighbours=proximity_table(codebook, 23),
-        ).generate(CONDITION, keys=KEYS)
+        run = tiny_decoder(method, delta=delta).generate(CONDITION, keys=KEYS)
         assert torch.equal(run.codes, made("eagle2").codes) == is_exact
         assert (run.total_variation > 0).any() != is_exact
 
 
 @pytest.mark.parametrize("part", ["eagle3", "poss"])
 def test_trees_grow_on_other_eagle_modules(part: str) -> None:
-    method = METHODS["eagle2"].with_spec(add_ons=(part,))
-    parts = build_decoder(method, TARGET, sampling=Sampling(guidance=3), add_ons=tiny_parts(TARGET))
-    plain = build_decoder("plain", TARGET, sampling=Sampling(guidance=3)).generate(CONDITION, keys=KEYS)
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, plain.codes)
+    parts = tiny_decoder(METHODS["eagle2"].with_spec(add_ons=(part,)))
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, plain_codes())
 
 
 def test_graphs_with_adaptive_sizes_raise() -> None:
-    parts = build_decoder("ddd", TARGET, sampling=Sampling(guidance=3), drafter_module=tiny_eagle(TARGET))
-    assert parts.drafter is not None
-    assert "set adaptive to False" in str(GraphEngine().refuses(parts.drafter))
+    drafter: Any = tiny_decoder("ddd").drafter
+    assert "set adaptive to False" in str(GraphEngine().refuses(drafter))
 
 
 @pytest.mark.parametrize("wrong", [{"nodes": 0}, {"width": 0}, {"depth": 13}, {"spread": 0.0}])

@@ -8,63 +8,38 @@ from lantern.core.sampling import Sampling
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig, Unroll
 from lantern.drafters.trees.static import named
-from tests.drafters.sampled_trees import Watched, sampled
+from tests.drafters.sampled_trees import eagle_drafts, ways
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny_decoder import TARGET
+from tests.uncached import uncached
 
-TARGET = tiny_target()
 CONDITION = tiny_condition((4, 2))
 
 
 def true_features(codes: Tensor, sampling: Sampling) -> Tensor:
     """Features (b r n c) that predict codes 0 .. 15, without a cache, after the prompt's six slots."""
-    assert CONDITION.embeddings is not None and CONDITION.mask is not None
-    words, rows = CONDITION.embeddings, []
-    for prompt in (TARGET.cls_embedding(words), TARGET.cls_embedding.unconditional(words))[: sampling.rows]:
-        inputs = torch.cat([prompt, TARGET.tok_embeddings(codes)], 1)
-        valid = torch.cat([CONDITION.mask, torch.ones_like(codes, dtype=torch.bool)], 1)
-        mask = torch.tril(valid[:, None] | ~valid[:, :, None])
-        rows.append(TARGET.features(inputs, torch.arange(22).expand(2, -1), mask))
-    return torch.stack(rows, 1)
+    return uncached(TARGET, CONDITION, codes, "features", rows=sampling.rows)
 
 
-def watch(form: str, sampling: Sampling, tree: str) -> tuple[Watched, Tensor]:
+@torch.no_grad()
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize("form", ["guided", "rows"])
+def test_drafts_follow_the_teacher_forced_pass(form: str, guidance: float) -> None:
+    """For every step and path log q equals one causal pass over true pairs, then drafted ones."""
+    sampling = Sampling(guidance=guidance, guidance_interval=7 if form == "guided" else -1)
     module = tiny_eagle(TARGET, form=form)
     if form == "guided":
         module.guidance.data.normal_(generator=torch.Generator().manual_seed(5))
-    drafter = Watched(module, TARGET, tree=tree, sampling=sampling)
-    return drafter, sampled(drafter, CONDITION, TARGET)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
-def test_guided_drafts_follow_the_teacher_forced_pass(guidance: float) -> None:
-    sampling = Sampling(guidance=guidance, guidance_interval=7)
-    drafter, codes = watch("guided", sampling, "mc_sim_7b_63")
-    where = torch.arange(16).expand(2, -1)
-    features = sampling.guide(true_features(codes, sampling)[:, :, 5:21], where)
-    check_drafts(drafter, features[:, None], codes, sampling)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
-def test_row_drafts_follow_the_teacher_forced_pass(guidance: float) -> None:
-    sampling = Sampling(guidance=guidance)
-    drafter, codes = watch("rows", sampling, "mc_sim_7b_63")
-    check_drafts(drafter, true_features(codes, sampling)[:, :, :21], codes, sampling)
-
-
-def check_drafts(drafter: Watched, features: Tensor, codes: Tensor, sampling: Sampling) -> None:
-    """Assert for every step and path that log q equals one causal pass over true pairs, then drafted ones."""
-    module, tree = drafter.module, drafter.tree
+    _, codes, drafts = eagle_drafts(module, TARGET, CONDITION, sampling=sampling)
+    features = true_features(codes, sampling)[:, :, :21]
+    if form == "guided":
+        features = sampling.guide(features[:, :, 5:], torch.arange(16).expand(2, -1))[:, None]
     prefix, rows = module.config.cls_token_num, features.shape[1]
-    inner = [0, *sorted(set(tree.shape().parents[1:].tolist()) - {0})]
-    for known, drafted, distributions in drafter.seen[:4]:
-        for image in range(2):
-            length = int(known[image])
+    for known, tree, _ in drafts[:4]:
+        for image, length in enumerate(known.tolist()):
             if length > 11:
                 continue
-            for row, node in enumerate(inner):
-                path = [i for i in range(1, node + 1) if drafted.shape.ancestors[node, i]]
+            for node, path in ways(tree).items():
                 inputs = features[image, :, : prefix + length]
                 tokens = torch.cat([torch.zeros(prefix, dtype=torch.long), codes[image, :length]])
                 for step in range(len(path) + 1):
@@ -73,11 +48,11 @@ def check_drafts(drafter: Watched, features: Tensor, codes: Tensor, sampling: Sa
                     out = module(inputs, tokens.expand(rows, -1), positions, scales=scales)
                     if step < len(path):
                         inputs = torch.cat([inputs, out[:, -1:]], 1)
-                        tokens = torch.cat([tokens, drafted.tokens[image, path[step] : path[step] + 1]])
+                        tokens = torch.cat([tokens, tree.tokens[image, path[step] : path[step] + 1]])
                 logits = TARGET.head(out[:, -1:])
                 place = torch.tensor([[length + len(path)]])
                 expected = sampling.filtered(logits) if rows == 1 else sampling.log_probs(logits[None], place)
-                assert (expected.flatten() - distributions[image, row]).abs().max() < 1e-4
+                assert (expected.flatten() - tree.log_q[image, node]).abs().max() < 1e-4
 
 
 def test_guided_features_give_guided_logits() -> None:
@@ -129,20 +104,6 @@ def test_unrolled_passes_see_what_drafting_sees() -> None:
         inputs = torch.cat([inputs, out[:, -1:]], 1)
     expected = module.training_forward(inputs, tokens[:, :6])[:, -1]
     assert torch.allclose(shifted[2][:, 5], expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"form": "both"}, "form is"),
-        ({"has_input_norm": True}, "has_input_norm"),
-        ({"cls_token_num": 5}, "cls_token_num is 5"),
-        ({"n_head": 3}, "head size"),
-    ],
-)
-def test_invalid_configs_raise(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        EagleConfig.for_target(TARGET.config, **fields)
 
 
 def test_drafters_of_another_target_raise() -> None:

@@ -4,32 +4,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.sampling import Sampling
 from lantern.decoding.cache import PromptCache
 from lantern.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from lantern.drafters.examples import Examples, fused_layers
-from lantern.models.llamagen.transformer import Transformer
 from lantern.training.kinds import new_module
-from tests.drafters.sampled_trees import Watched, check_paths, sampled, true_rows
+from tests.drafters.sampled_trees import check_paths, eagle_drafts
 from tests.tiny import tiny_condition, tiny_target
+from tests.tiny_decoder import SAMPLING
 from tests.tiny_parts import tiny_part
+from tests.uncached import uncached
 
 TARGET = tiny_target(n_layer=5)
 CONDITION = tiny_condition((4, 2))
-SAMPLING = Sampling(guidance=3)
-
-
-def entering(target: Transformer, layers: tuple[int, ...]) -> list[Tensor]:
-    """Collects the inputs of layers by hooks."""
-    seen: list[Tensor] = []
-    for layer in layers:
-        target.layers[layer].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    return seen
 
 
 def test_taps_give_what_enters_layers() -> None:
-    target = tiny_target(n_layer=5)
-    seen = entering(target, (1, 3))
+    target, seen = tiny_target(n_layer=5), list[Tensor]()
+    for layer in (1, 3):
+        target.layers[layer].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     inputs = torch.randn(2, 4, 32)
     output = target(inputs, torch.arange(6, 10).expand(2, -1), taps=(3, 1))
     assert output.fused is not None
@@ -65,16 +57,15 @@ def test_drafts_follow_passes_without_a_cache(layers: int) -> None:
     generator = torch.Generator().manual_seed(4)
     for parameter in module.parameters():
         parameter.data.normal_(0.0, 0.2 if parameter.ndim == 2 else 0.5, generator=generator)
-    drafter = Watched(module, TARGET, tree="mc_sim_7b_63", sampling=SAMPLING)
-    codes = sampled(drafter, CONDITION, TARGET)
-    rows = true_rows(TARGET, CONDITION, codes, (1, 2, 4))
+    drafts = eagle_drafts(module, TARGET, CONDITION)
+    rows = uncached(TARGET, CONDITION, drafts[1], "fused", taps=(1, 2, 4))[:, :, 5:-1]
     entered = module.enter(SAMPLING.guide(rows, torch.arange(16).expand(2, -1)))
 
     def run(features: Tensor, tokens: Tensor, drafts: int) -> Tensor:
         places = torch.arange(tokens.shape[1])[None]
         return module(features, tokens, places, scales=SAMPLING.scales(places))
 
-    check_paths(drafter, codes, entered, run, lambda out: module.logits(out, TARGET))
+    check_paths(drafts, entered, run, lambda out: module.logits(out, TARGET))
 
 
 def test_a_fresh_drafter_says_what_the_target_says_of_the_last_tapped_layer() -> None:
@@ -147,9 +138,3 @@ def test_taps_are_traced_in_one_piece_with_the_target() -> None:
             if taps:
                 torch.testing.assert_close(output.fused, expected.fused)
             torch.testing.assert_close(output.logits, expected.logits)
-
-
-@pytest.mark.parametrize(("fields", "message"), [({"form": "rows"}, 'wanted "guided"'), ({"fused": ()}, "fused is")])
-def test_invalid_configs_raise(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Eagle3Config.for_target(TARGET.config, **fields)

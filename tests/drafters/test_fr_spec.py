@@ -4,54 +4,30 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lantern.core.io import load_component, save_component
 from lantern.core.sampling import Sampling
-from lantern.core.types import Step
 from lantern.drafters.eagle.fr_spec import FrequencyTable, nearest, repeated
-from lantern.methods.registry import METHODS, Decoder, build_decoder
-from lantern.verifiers.relaxations.neighbours import proximity_table
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from lantern.methods.registry import METHODS, build_decoder
+from tests.drafters.sampled_trees import stepped
+from tests.tiny import tiny_eagle
+from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_codes, tiny_decoder, tiny_neighbours
 from tests.tiny_parts import tiny_table
 
-TARGET = tiny_target()
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
-TABLE = proximity_table(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)), 12)
+WARM = Sampling(guidance=3, temperature=0.9)
 RANKING = tiny_table(TARGET).ranking  # type: ignore[operator]
-
-
-def parts_of(name: str = "fr-spec", form: str = "guided", sampling: Sampling | None = None, **settings: Any) -> Decoder:
-    return build_decoder(
-        METHODS[name].with_options(**settings),
-        TARGET,
-        sampling=sampling or Sampling(guidance=3, temperature=0.9),
-        drafter_module=tiny_eagle(TARGET, form=form),
-        add_ons={"fr-spec": tiny_table(TARGET)},
-        neighbours=TABLE,
-    )
-
-
-def trees_of(parts: Decoder) -> tuple[Tensor, list[Step]]:
-    steps: list[Step] = []
-    made = parts.generate(CONDITION, keys=KEYS, callback=steps.append)
-    return made.codes, [step for step in steps if step.tree is not None]
 
 
 @pytest.mark.parametrize("form", ["guided", "rows"])
 @pytest.mark.parametrize("near", [0, 5])
 def test_head_over_all_codes_equals_eagle(form: str, near: int) -> None:
+    how: dict[str, Any] = {"sampling": WARM, "form": form, "tree": "narrow_10"}
     drafted, eagles = (
-        trees_of(parts)
-        for parts in (
-            parts_of("fr-spec", form, tree="narrow_10", codes=24, near=near),
-            parts_of("eagle1", form, tree="narrow_10"),
-        )
+        stepped(decoder)
+        for decoder in (tiny_decoder("fr-spec", codes=24, near=near, **how), tiny_decoder("eagle1", **how))
     )
-    assert torch.equal(drafted[0], eagles[0])
+    assert torch.equal(drafted[0].codes, eagles[0].codes)
     for mine, eagle in zip(drafted[1], eagles[1], strict=True):
-        assert mine.tree is not None and eagle.tree is not None
         assert torch.equal(mine.tree.tokens, eagle.tree.tokens)
 
 
@@ -59,21 +35,21 @@ def test_head_over_all_codes_equals_eagle(form: str, near: int) -> None:
 @pytest.mark.parametrize("filters", [{}, {"top_k": 5, "top_p": 0.9}, {"temperature": 0}])
 def test_draft_vocabulary_does_not_change_the_picture(form: str, filters: dict[str, Any]) -> None:
     sampling = Sampling(guidance=3, **filters)
-    expected = build_decoder("plain", TARGET, sampling=sampling).generate(CONDITION, keys=KEYS).codes
+    expected = plain_codes(sampling=sampling)
     for codes, near in ((6, 0), (6, 3), (1, 9)):
         tree = "narrow_10" if codes > 1 else "chain_3"
-        parts = parts_of(form=form, sampling=sampling, codes=codes, near=near, tree=tree)
+        parts = tiny_decoder("fr-spec", sampling=sampling, form=form, codes=codes, near=near, tree=tree)
         assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
 
 
 def test_drafts_are_frequent_codes_or_near_the_neighbours() -> None:
     frequent = set(RANKING[:4].tolist())
-    codes, steps = trees_of(parts_of(codes=4, near=0, tree="narrow_10"))
-    assert all(set(step.tree.tokens[:, 1:].flatten().tolist()) <= frequent for step in steps if step.tree is not None)
-    codes, steps = trees_of(parts_of(codes=4, near=3, tree="narrow_10"))
-    around, outside = nearest(TABLE, 3), 0
+    how: dict[str, Any] = {"sampling": WARM, "codes": 4, "tree": "narrow_10"}
+    _, steps = stepped(tiny_decoder("fr-spec", near=0, **how))
+    assert all(set(step.tree.tokens[:, 1:].flatten().tolist()) <= frequent for step in steps)
+    made, steps = stepped(tiny_decoder("fr-spec", near=3, **how))
+    codes, around, outside = made.codes, nearest(tiny_neighbours(), 3), 0
     for step in steps:
-        assert step.tree is not None
         for image, start in enumerate(step.start.tolist()):
             if start >= 16:
                 continue
@@ -98,19 +74,6 @@ def test_ranking_is_by_count_then_by_number(tmp_path: Any) -> None:
     save_component(table.state_dict(), table.config, tmp_path / "fr-spec")
     again = load_component(FrequencyTable, type(table.config), tmp_path / "fr-spec")
     assert torch.equal(again.counts, table.counts) and again.config == table.config
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"codes": 0}, "codes is 0, wanted a whole number of at least 1"),
-        ({"codes": 2, "tree": "narrow_10"}, "the draft vocabulary has 2 codes, wanted at least 3 for this tree"),
-        ({"near": 14}, "near is 14, wanted from 0 to 13"),
-    ],
-)
-def test_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        parts_of(**settings)
 
 
 def test_missing_and_foreign_tables_raise() -> None:

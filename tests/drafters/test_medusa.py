@@ -2,57 +2,36 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftTree
-from lantern.decoding import loop
 from lantern.drafters.heads.marginals import Marginals
 from lantern.drafters.heads.medusa import Medusa, MedusaConfig, MedusaDrafter
 from lantern.drafters.trees.static import named
-from lantern.methods.registry import METHODS, build_decoder
-from lantern.verifiers.gumbel import GumbelVerifier
-from lantern.verifiers.relaxations.neighbours import proximity_table
+from lantern.methods.registry import METHODS
+from tests.drafters.sampled_trees import drafted
 from tests.drafters.whole import whole_pictures
-from tests.tiny import tiny_condition, tiny_target
-from tests.tiny_parts import randomised, tiny_part
-
-TARGET = tiny_target()
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
-
-
-class Watched(MedusaDrafter):
-    """Records the known codes and log q of each draft."""
-
-    def begin(self, prefill, noise) -> None:  # type: ignore[no-untyped-def]
-        self.seen: list[tuple[Tensor, DraftTree]] = []
-        super().begin(prefill, noise)
-
-    def propose(self) -> DraftTree:
-        tree = super().propose()
-        self.seen.append((self._pairs.known.clone(), tree))
-        return tree
+from tests.tiny import tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder
+from tests.tiny_parts import randomised
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("reads_code", [True, False])
 def test_drafts_match_training(reads_code: bool) -> None:
-    module, sampling = Medusa(MedusaConfig.for_target(TARGET.config, reads_code=reads_code)), Sampling(guidance=3)
+    module = Medusa(MedusaConfig.for_target(TARGET.config, reads_code=reads_code))
     randomised(module)
-    tree = named("0 1 2 0.0 1.0 0.0.0")
-    drafter = Watched(module, TARGET, tree=tree, mode="gumbel", sampling=sampling, records_log_q=True)
-    made = loop.generate(TARGET, CONDITION, sampling=sampling, keys=KEYS, drafter=drafter, verifier=GumbelVerifier())
-    expected = module.training_predictions(whole_pictures(TARGET, CONDITION, made.codes, 3.0), 3)
+    shape = named("0 1 2 0.0 1.0 0.0.0")
+    drafter = MedusaDrafter(module, TARGET, tree=shape, mode="gumbel", sampling=SAMPLING, records_log_q=True)
+    codes, drafts = drafted(drafter)
+    expected = module.training_predictions(whole_pictures(TARGET, CONDITION, codes), 3)
     compared = 0
-    for known, tree in drafter.seen:
-        assert tree.log_q is not None
+    for known, tree, _ in drafts:
         for image, count in enumerate(known.tolist()):
             for output, node in zip(expected, (0, 1, 4), strict=True):  # a node of each depth
                 if count + output.depth - 1 < 16 and output.features is not None:
                     at = output.places.tolist().index(count + output.depth - 1)
-                    distribution = sampling.filtered(TARGET.head(output.features[image, at]))
+                    distribution = SAMPLING.filtered(TARGET.head(output.features[image, at]))
                     torch.testing.assert_close(tree.log_q[image, node], distribution, atol=1e-3, rtol=1e-3)
                     compared += 1
     assert compared > 60
@@ -76,7 +55,7 @@ def test_children_of_one_depth_are_the_best_of_one_distribution() -> None:
 @torch.no_grad()
 def test_heads_without_the_code_do_not_read_it() -> None:
     codes = torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(0))
-    given = whole_pictures(TARGET, CONDITION, codes, 3.0)
+    given = whole_pictures(TARGET, CONDITION, codes)
     for reads_code in (True, False):
         module = Medusa(MedusaConfig.for_target(TARGET.config, reads_code=reads_code))
         randomised(module)
@@ -104,16 +83,9 @@ def test_shallow_heads_and_invalid_modes_raise() -> None:
         MedusaDrafter(module, tiny_target(block_size=4), tree=named("chain_2"), mode="gumbel", sampling=Sampling())
     with pytest.raises(ValueError, match="children at a node, wanted at most"):
         Marginals(named("grown_99_1"), mode="gumbel", sampling=Sampling(), target=tiny_target(vocab_size=5))
-    with pytest.raises(ValueError, match="depths is 0"):
-        MedusaConfig.for_target(TARGET.config, depths=0)
 
 
 def test_relaxations_get_log_q() -> None:
-    sampling, trained = Sampling(guidance=3), {"medusa": tiny_part("medusa", TARGET)}
     bounded = METHODS["bounded"].spec
-    method = METHODS["medusa"].with_spec(relaxation=bounded.relaxation, settings=bounded.settings).with_options(k=5)
-    codebook = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
-    table = proximity_table(codebook, 23)
-    parts = build_decoder(method, TARGET, sampling=sampling, add_ons=trained, neighbours=table, codebook=codebook)
-    made = parts.generate(CONDITION, keys=KEYS)
-    assert made.total_variation.max() > 0
+    method = METHODS["medusa"].with_spec(relaxation=bounded.relaxation, settings=bounded.settings)
+    assert tiny_decoder(method, k=5).generate(CONDITION, keys=KEYS).total_variation.max() > 0

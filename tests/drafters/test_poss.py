@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from lantern.cli.train import find_config
-from lantern.core.sampling import Sampling
 from lantern.drafters.eagle.poss import Poss, PossConfig
 from lantern.drafters.examples import Examples
 from lantern.training.drafter import DrafterConfig, DrafterTask
 from lantern.training.kinds import new_module
-from tests.drafters.sampled_trees import Watched, check_paths, sampled, true_rows
-from tests.tiny import tiny_condition, tiny_target
+from tests.drafters.sampled_trees import check_paths, eagle_drafts
+from tests.tiny import tiny_condition
+from tests.tiny_decoder import SAMPLING, TARGET
 from tests.tiny_parts import tiny_part
+from tests.uncached import uncached
 
-TARGET = tiny_target()
 CONDITION = tiny_condition((4, 2))
-SAMPLING = Sampling(guidance=3)
 
 
 def by_hand(module: Poss, features: Tensor, tokens: Tensor, depth: int, scale: float = 3.0) -> Tensor:
@@ -43,10 +42,10 @@ def test_specialists_cover_their_depths() -> None:
 @pytest.mark.parametrize("per_layer", [1, 2, 3])
 def test_drafts_follow_specialists_without_a_cache(per_layer: int) -> None:
     module = tiny_part("poss", TARGET, depths=5, per_layer=per_layer)
-    drafter = Watched(module, TARGET, tree="mc_sim_7b_63", sampling=SAMPLING)
-    codes = sampled(drafter, CONDITION, TARGET)
-    true = SAMPLING.guide(true_rows(TARGET, CONDITION, codes), torch.arange(16).expand(2, -1))
-    check_paths(drafter, codes, true, partial(by_hand, module), TARGET.head)
+    drafts = eagle_drafts(module, TARGET, CONDITION)
+    rows = uncached(TARGET, CONDITION, drafts[1], "features")[:, :, 5:-1]
+    true = SAMPLING.guide(rows, torch.arange(16).expand(2, -1))
+    check_paths(drafts, true, partial(by_hand, module), TARGET.head)
 
 
 def examples() -> Examples:
@@ -109,9 +108,3 @@ def test_untrained_specialists_repeat_the_feature() -> None:
     for depth in range(6):
         out = by_hand(module, features, tokens, depth)
         assert torch.allclose(out, features + 0.05 * TARGET.tok_embeddings(tokens), atol=1e-5)
-
-
-@pytest.mark.parametrize(("fields", "message"), [({"per_layer": 0}, "per_layer 0"), ({"layers": 2}, "wanted 1")])
-def test_invalid_configs_raise(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PossConfig.for_target(TARGET.config, **fields)

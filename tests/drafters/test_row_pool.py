@@ -7,31 +7,23 @@ import torch
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import Prefill, Step
-from lantern.decoding import plain
+from lantern.core.types import Prefill
 from lantern.drafters.windows.row_pool import RowPoolDrafter, two_candidate_chain, with_scouts
-from lantern.methods.registry import METHODS, build_decoder
-from tests.tiny import select, tiny_condition, tiny_target
-
-TARGET = tiny_target()
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
-SAMPLING = Sampling(guidance=3)
+from tests.drafters.sampled_trees import stepped
+from tests.tiny import select
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, plain_codes, tiny_decoder
+from tests.uncached import uncached
 
 
-def decode(sampling: Sampling = SAMPLING, images: list[int] | None = None, **settings: Any):  # type: ignore[no-untyped-def]
-    images = [0, 1, 2] if images is None else images
-    parts = build_decoder(METHODS["row-pool"].with_options(**settings), TARGET, sampling=sampling)
-    steps: list[Step] = []
-    made = parts.generate(select(CONDITION, images), keys=[KEYS[i] for i in images], callback=steps.append)
-    return made, [step for step in steps if step.tree is not None]
+def decode(sampling: Sampling = SAMPLING, images: list[int] | None = None, **settings: Any) -> tuple[Any, list[Any]]:
+    return stepped(tiny_decoder("row-pool", sampling=sampling, **settings), images)
 
 
 @pytest.mark.parametrize("scouts", [1, 3, 16])
 @pytest.mark.parametrize("lag", [0, 2, 9])
 @pytest.mark.parametrize("sampling", [SAMPLING, Sampling(guidance=2, top_k=4), Sampling(temperature=0)])
 def test_pictures_equal_plain_decoding(scouts: int, lag: int, sampling: Sampling) -> None:
-    codes = plain.generate(TARGET, CONDITION, sampling=sampling, keys=KEYS).codes
+    codes = plain_codes(sampling=sampling)
     for window, doubled in ((2, 0), (5, 2), (16, 9)):
         made, _ = decode(sampling, window=window, scouts=scouts, lag=lag, doubled=doubled)
         assert torch.equal(made.codes, codes)
@@ -47,23 +39,12 @@ def test_scouts_see_the_root_and_their_own_row() -> None:
 def test_scouts_sample_with_committed_codes_and_their_own_noise() -> None:
     made, steps = decode(images=[0], window=3, scouts=2, lag=1)
     step = steps[2]
-    assert step.tree is not None and step.scores is not None
     start, nodes = int(step.start[0]), step.tree.shape.num_nodes
     scouts = step.tree.tokens[0, nodes:]
     output = torch.cat([made.codes[0, :start], scouts])
     # The same without cache and tree: the committed codes, then the scouts at their own places.
-    words, mask = CONDITION.embeddings[:1], CONDITION.mask[:1]  # type: ignore[index]
     places = torch.cat([torch.arange(start), start - 1 + 3 + torch.arange(2)])
-    rows = []
-    with torch.no_grad():
-        for prompt in (TARGET.cls_embedding(words), TARGET.cls_embedding.unconditional(words)):
-            inputs = torch.cat([prompt, TARGET.tok_embeddings(output[None])], 1)
-            positions = torch.cat([torch.arange(6), places + 6])[None]
-            length = inputs.shape[1]
-            seen = torch.cat([mask, torch.ones(1, len(output), dtype=torch.bool)], 1)[:, None]
-            sees = (torch.ones(length, length, dtype=torch.bool).tril() & seen) | torch.eye(length, dtype=torch.bool)
-            rows.append(TARGET(inputs, positions, sees).logits[:, -2:])
-    expected = torch.cat(rows)
+    expected = uncached(TARGET, select(CONDITION, [0]), output[None], places=places)[0, :, -2:]
     torch.testing.assert_close(step.scores.logits[:, nodes:], expected, atol=1e-4, rtol=1e-4)
 
 
@@ -81,16 +62,6 @@ def test_windows_start_with_scouted_codes() -> None:
 def test_scouts_are_never_accepted() -> None:
     made, steps = decode(window=4, scouts=6, lag=2)
     for step in steps:
-        assert step.verdict is not None and step.tree is not None
         assert (step.verdict.path < step.tree.shape.num_nodes).all()
         assert step.tree.walkable.tokens.shape[1] == step.tree.shape.num_nodes < step.tree.tokens.shape[1]
     assert made.accepted.shape[1] == 3
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"window": 1}, "window is 1"), ({"scouts": 0}, "scouts is 0"), ({"lag": -1}, "lag is -1")],
-)
-def test_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        decode(**settings)

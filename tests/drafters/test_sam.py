@@ -1,7 +1,6 @@
 """SAM: matches equal brute force, and images equal plain decoding for any match."""
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -13,14 +12,9 @@ from lantern.drafters.lookup.matchers import ContextTable, GridMatcher, Past, Su
 from lantern.drafters.lookup.suffix_automaton import SuffixAutomaton
 from lantern.drafters.lookup.tables import SamTables, super_codes
 from lantern.drafters.trees.static import named
-from lantern.methods.registry import METHODS, build_decoder
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_codes, tiny_parts
-
-TARGET = tiny_target()
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
-SETTINGS = METHODS["sam"].settings
+from tests.tiny import tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_codes, tiny_decoder
+from tests.tiny_parts import tiny_codes
 
 
 def random_codes(images: int, count: int, codes: int, seed: int) -> Tensor:
@@ -150,17 +144,15 @@ def test_context_table_keeps_the_most_frequent_codes() -> None:
 def test_pictures_equal_plain_decoding_for_every_matcher(name: str, match: str, pictures: int) -> None:
     sampling = Sampling(guidance=3, temperature=0.8)
     tables = tables_of(24, 6, tiny_codes(TARGET, pictures) if pictures else torch.zeros(0, 16, dtype=torch.long))
-    method = METHODS[name].with_options(match=match, least=1)
-    parts = build_decoder(method, TARGET, sampling=sampling, drafter_module=tiny_eagle(TARGET), add_ons={"sam": tables})
-    expected = build_decoder("plain", TARGET, sampling=sampling).generate(CONDITION, keys=KEYS).codes
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
+    parts = tiny_decoder(name, sampling=sampling, add_ons={"sam": tables}, match=match, least=1)
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, plain_codes(sampling=sampling))
 
 
 def test_repetitive_pictures_take_fewer_passes() -> None:
     target = tiny_target()
     # Every code is followed by its nearest code, independent of the rest.
     target.tok_embeddings.weight.data.mul_(0.02)
-    parts = build_decoder("sam", target, sampling=Sampling(temperature=0, guidance=1), add_ons=tiny_parts(target))
+    parts = tiny_decoder("sam", target, Sampling(temperature=0, guidance=1))
     assert (parts.generate(CONDITION, keys=KEYS).passes < 12).all()
 
 
@@ -181,24 +173,10 @@ def test_joined_trees_hold_both_trees() -> None:
     assert len(places) == both.num_nodes - 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"match": "words"}, 'match is "words", wanted one of grid, super, codes'),
-        ({"smooth": 2.0}, "smooth is 2.0, wanted a number from 0 to 1"),
-        ({"least": 0}, "least is 0"),
-        ({"reach": 1}, "reach 1"),
-    ],
-)
-def test_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_decoder(METHODS["sam"].with_options(**settings), TARGET, sampling=Sampling(), add_ons=tiny_parts(TARGET))
-
-
 def test_tables_of_another_model_raise() -> None:
     other = tables_of(25, 3, random_codes(1, 16, 25, seed=0))
     with pytest.raises(ValueError, match=r"tables are of \(vocab_size, block_size\) \(25, 16\)"):
-        build_decoder("sam", TARGET, sampling=Sampling(), add_ons={"sam": other})
+        tiny_decoder("sam", add_ons={"sam": other})
     with pytest.raises(ValueError, match="groups is 0"):
         dataclasses.replace(other.config, groups=0)
     with pytest.raises(ValueError, match="perfect square"):

@@ -7,19 +7,16 @@ import torch
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import Prefill, Step
-from lantern.decoding import loop, plain
+from lantern.core.types import Prefill
 from lantern.drafters.combined.self_cascade import SelfCascadeDrafter
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.trees.static import chain, named
-from lantern.methods.registry import METHODS, build_decoder
-from lantern.verifiers.gumbel import GumbelVerifier
-from tests.tiny import tiny_condition, tiny_target
+from tests.drafters.sampled_trees import drafted
+from tests.tiny import select, tiny_condition, tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_codes, tiny_decoder
+from tests.uncached import uncached
 
-TARGET = tiny_target()
 SMALL = tiny_target(seed=5, n_layer=1)
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
 
 
 @torch.no_grad()
@@ -27,7 +24,7 @@ KEYS = [(9, 0), (9, 1), (4, 7)]
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_first_chain_equals_the_small_models_picture(guidance: float, temperature: float) -> None:
     sampling = Sampling(guidance=guidance, temperature=temperature)
-    own = plain.generate(SMALL, CONDITION, sampling=sampling, keys=KEYS).codes
+    own = plain_codes(SMALL, sampling)
     drafter = SelfCascadeDrafter(SMALL, TARGET, tree=chain(15), sampling=sampling)
     noise = Noise(KEYS, positions=16, vocab_size=24, is_silent=sampling.is_greedy)
     drafter.begin(
@@ -38,12 +35,8 @@ def test_first_chain_equals_the_small_models_picture(guidance: float, temperatur
 
 @pytest.mark.parametrize("tree", ["chain_4", "narrow_10", "wide_15"])
 def test_copy_of_the_target_is_always_accepted(tree: str) -> None:
-    sampling = Sampling(guidance=3)
-    built = build_decoder(
-        METHODS["self-cascade"].with_options(tree=tree), TARGET, sampling=sampling, add_ons={"small": TARGET}
-    )
-    made = built.generate(CONDITION, keys=KEYS)
-    assert torch.equal(made.codes, plain.generate(TARGET, CONDITION, sampling=sampling, keys=KEYS).codes)
+    made = tiny_decoder("self-cascade", tree=tree, add_ons={"small": TARGET}).generate(CONDITION, keys=KEYS)
+    assert torch.equal(made.codes, plain_codes())
     depth = named(tree).depth
     assert made.passes.tolist() == [1 + -(-15 // (depth + 1))] * 3
 
@@ -51,40 +44,14 @@ def test_copy_of_the_target_is_always_accepted(tree: str) -> None:
 def test_recorded_log_q_is_the_small_models() -> None:
     sampling = Sampling(guidance=2)
     drafter = SelfCascadeDrafter(SMALL, TARGET, tree=named("0 1 0.0 1.0"), sampling=sampling, records_log_q=True)
-    steps: list[Step] = []
-    loop.generate(
-        TARGET,
-        CONDITION,
-        sampling=sampling,
-        keys=KEYS,
-        drafter=drafter,
-        verifier=GumbelVerifier(),
-        callback=steps.append,
-    )
-    codes = torch.stack([torch.cat([step.codes[i, : step.counts[i]] for step in steps]) for i in range(3)])
-    tree, start = steps[2].tree, steps[2].start
-    assert tree is not None and tree.log_q is not None
+    codes, drafts = drafted(drafter, sampling=sampling)
+    known, tree, _ = drafts[1]
     for image in range(3):
         for node, path in ((0, []), (1, [1]), (2, [2])):
-            output = [*codes[image, : start[image]].tolist(), *(int(tree.tokens[image, n]) for n in path)]
-            expected = distribution_after(output, image, sampling)
+            output = torch.cat([codes[image, : known[image]], tree.tokens[image, path]])[None]
+            logits = uncached(SMALL, select(CONDITION, [image]), output)[:, :, -1:]
+            expected = sampling.log_probs(logits, torch.tensor([[output.shape[1]]]))[0, 0]
             torch.testing.assert_close(tree.log_q[image, node], expected, atol=1e-4, rtol=1e-4)
-
-
-def distribution_after(output: list[int], image: int, sampling: Sampling) -> torch.Tensor:
-    """Return the small model's log q of the next code, without a cache."""
-    words, mask = CONDITION.embeddings[image : image + 1], CONDITION.mask[image : image + 1]  # type: ignore[index]
-    rows = []
-    for prompt in (SMALL.cls_embedding(words), SMALL.cls_embedding.unconditional(words)):
-        inputs = torch.cat([prompt, SMALL.tok_embeddings(torch.tensor([output]))], 1)
-        seen = torch.cat([mask, torch.ones(1, len(output), dtype=torch.bool)], 1)
-        length = inputs.shape[1]
-        sees = (torch.ones(length, length, dtype=torch.bool).tril() & seen[:, None]) | torch.eye(
-            length, dtype=torch.bool
-        )
-        with torch.no_grad():
-            rows.append(SMALL(inputs, torch.arange(length)[None], sees).logits[:, -1:])
-    return sampling.log_probs(torch.stack(rows, 1), torch.tensor([[len(output)]]))[0, 0]
 
 
 def test_small_models_of_other_sizes_raise() -> None:
@@ -92,7 +59,7 @@ def test_small_models_of_other_sizes_raise() -> None:
         with pytest.raises(ValueError, match=f"the small model has {name} {value}, its target"):
             SmallModel(tiny_target(**{name: value}), TARGET, sampling=Sampling(), stage=2)
     with pytest.raises(ValueError, match='needs the trained part "small"'):
-        build_decoder("self-cascade", TARGET, sampling=Sampling())
+        tiny_decoder("self-cascade", add_ons={})
 
 
 @torch.no_grad()

@@ -1,41 +1,32 @@
 """ViSpec: drafts in the compressed context match training, and the context has the reported length."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree
-from lantern.decoding import loop
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.eagle.vispec import RingCache, ViSpec, ViSpecConfig, ViSpecDrafter
 from lantern.drafters.trees.static import named
-from lantern.verifiers.gumbel import GumbelVerifier
+from tests.drafters.sampled_trees import drafted
 from tests.drafters.whole import whole_pictures
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny import tiny_eagle, tiny_target
+from tests.tiny_decoder import CONDITION, SAMPLING
 from tests.tiny_parts import randomised
 
 TARGET = tiny_target(block_size=36)
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
-SAMPLING = Sampling(guidance=3)
 
 
 class Watched(ViSpecDrafter):
-    """Records the known codes, the drafts, and the number of attended slots."""
+    """Records the number of attended slots."""
 
     def begin(self, prefill, noise) -> None:  # type: ignore[no-untyped-def]
-        self.seen: list[tuple[Tensor, DraftTree]] = []
         self.lengths: set[int] = set()
         super().begin(prefill, noise)
-
-    def propose(self) -> DraftTree:
-        tree = super().propose()
-        self.seen.append((self.known.clone(), tree))
-        return tree
 
     def _sees(self, places: Tensor, ancestors: Tensor) -> Tensor:
         mask = super()._sees(places, ancestors)
@@ -49,10 +40,9 @@ def made_of(**changes: object) -> ViSpec:
     return module
 
 
-def watch(module: ViSpec, tree: str) -> tuple[Watched, Tensor]:
+def watch(module: ViSpec, tree: str) -> tuple[Watched, Tensor, list[Any]]:
     drafter = Watched(module, TARGET, tree=named(tree), mode="gumbel", sampling=SAMPLING, records_log_q=True)
-    made = loop.generate(TARGET, CONDITION, sampling=SAMPLING, keys=KEYS, drafter=drafter, verifier=GumbelVerifier())
-    return drafter, made.codes
+    return drafter, *drafted(drafter, TARGET)
 
 
 @torch.no_grad()
@@ -61,13 +51,12 @@ def watch(module: ViSpec, tree: str) -> tuple[Watched, Tensor]:
 )
 def test_first_drafts_match_training(changes: dict[str, object]) -> None:
     module = made_of(**changes)
-    drafter, codes = watch(module, "grown_8_3")
-    output = module.training_predictions(whole_pictures(TARGET, CONDITION, codes, 3.0), 1)[0]
+    _, codes, drafts = watch(module, "grown_8_3")
+    output = module.training_predictions(whole_pictures(TARGET, CONDITION, codes), 1)[0]
     assert output.features is not None
     distributions = SAMPLING.filtered(TARGET.head(output.features))
     compared = 0
-    for known, tree in drafter.seen:
-        assert tree.log_q is not None
+    for known, tree, _ in drafts:
         for image, count in enumerate(known.tolist()):
             if count < 36:
                 torch.testing.assert_close(tree.log_q[image, 0], distributions[image, count - 1], atol=2e-3, rtol=1e-3)
@@ -78,12 +67,11 @@ def test_first_drafts_match_training(changes: dict[str, object]) -> None:
 @torch.no_grad()
 def test_deeper_drafts_match_training_on_the_drafted_path() -> None:
     module = made_of(recent=1)
-    drafter, codes = watch(module, "chain_3")
+    _, codes, drafts = watch(module, "chain_3")
     compared = [0, 0, 0]
-    for known, tree in drafter.seen[::4]:
-        assert tree.log_q is not None
-        drafted = as_if_drafted(codes, known, tree)
-        expected = module.training_predictions(whole_pictures(TARGET, CONDITION, drafted, 3.0), 3)
+    for known, tree, _ in drafts[::4]:
+        as_drafted = as_if_drafted(codes, known, tree)
+        expected = module.training_predictions(whole_pictures(TARGET, CONDITION, as_drafted), 3)
         for image, count in enumerate(known.tolist()):
             for output in expected:
                 if count + output.depth <= 36 and output.features is not None:
@@ -95,16 +83,16 @@ def test_deeper_drafts_match_training_on_the_drafted_path() -> None:
 
 def as_if_drafted(codes: Tensor, known: Tensor, tree: DraftTree) -> Tensor:
     """Return the images with a chain's codes at their places, because training reads true codes only."""
-    drafted = codes.clone()
+    changed = codes.clone()
     for image, count in enumerate(known.tolist()):
         path = tree.tokens[image, 1:][: 36 - count]
-        drafted[image, count : count + len(path)] = path
-    return drafted
+        changed[image, count : count + len(path)] = path
+    return changed
 
 
 def test_context_has_the_reported_length() -> None:
     module = made_of(recent=1, summaries=2)
-    drafter, _ = watch(module, "grown_8_3")
+    drafter, *_ = watch(module, "grown_8_3")
     # two for the caption, six rows, two whole rows of six, four staged and room for what they may overwrite
     assert drafter.lengths == {drafter.kv_length} == {2 + 6 + 12 + 4 + 4}
     eagle = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=named("grown_8_3"), mode="gumbel", sampling=SAMPLING)
@@ -115,7 +103,7 @@ def test_context_has_the_reported_length() -> None:
 def test_old_rows_are_seen_only_through_their_tokens() -> None:
     module = made_of(recent=1)
     codes = torch.randint(0, 24, (3, 36), generator=torch.Generator().manual_seed(0))
-    given = whole_pictures(TARGET, CONDITION, codes, 3.0)
+    given = whole_pictures(TARGET, CONDITION, codes)
     # Two pairs of row 0 are swapped: a row's token is a sum, which does not depend on their order.
     swapped = list(range(36))
     swapped[1], swapped[2] = 2, 1
@@ -130,7 +118,7 @@ def test_old_rows_are_seen_only_through_their_tokens() -> None:
 @torch.no_grad()
 def test_caption_enters_through_tokens_and_the_global_vector() -> None:
     codes = torch.randint(0, 24, (3, 36), generator=torch.Generator().manual_seed(0))
-    given = whole_pictures(TARGET, CONDITION, codes, 3.0)
+    given = whole_pictures(TARGET, CONDITION, codes)
     assert given.prompt is not None
     other = replace(given, prompt=given.prompt + 1.0)
     for summaries, has_globe in ((0, True), (2, False), (0, False)):
@@ -152,7 +140,7 @@ def test_untrained_module_equals_eagle_without_compression() -> None:
         layer.attention.wo.weight.data.normal_(generator=torch.Generator().manual_seed(1))
         twin.attention.wo.weight.data.copy_(layer.attention.wo.weight)
     codes = torch.randint(0, 24, (3, 36), generator=torch.Generator().manual_seed(0))
-    given = whole_pictures(TARGET, CONDITION, codes, 3.0)
+    given = whole_pictures(TARGET, CONDITION, codes)
     for ours, theirs in zip(module.training_predictions(given, 3), plain.training_predictions(given, 3), strict=True):
         assert ours.features is not None and theirs.features is not None
         torch.testing.assert_close(ours.features, theirs.features, atol=1e-4, rtol=1e-4)
@@ -176,9 +164,3 @@ def test_ring_reports_its_codes() -> None:
             # The three slots before the known codes may hold staged pairs that were not committed.
             safe = [i for i, code in enumerate(written[image]) if code >= int(known[image]) - 2 and code >= 0]
             assert all(int(slots[image, i]) == written[image][i] for i in safe)
-
-
-@pytest.mark.parametrize("fields", [{"recent": 0}, {"summaries": -1}, {"layers": 2}, {"form": "rows"}])
-def test_invalid_configs_raise(fields: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="wanted"):
-        ViSpecConfig.for_target(TARGET.config, **fields)

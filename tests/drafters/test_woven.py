@@ -1,59 +1,30 @@
 """Woven trees: the first child of every node is the target's sample for the place, followed by drafts."""
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftTree, Step
-from lantern.decoding import loop, plain
 from lantern.drafters.combined.woven import WovenDrafter, followers, offspring, with_chain
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.methods import METHODS, specs
 from lantern.methods.registry import add_ons_of, build_decoder
 from lantern.models.llamagen.transformer import Transformer
-from lantern.verifiers.gumbel import GumbelVerifier
-from lantern.verifiers.relaxations.neighbours import proximity_table
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_parts
+from tests.drafters.sampled_trees import drafted, stepped
+from tests.tiny import tiny_eagle, tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, plain_codes, tiny_decoder
 
 STRANDS = [spec.name for spec in specs() if spec.weavable]
-TARGET = tiny_target()
-CONDITION = tiny_condition((4, 2, 6))
-KEYS = [(3, i) for i in range(3)]
-SAMPLING = Sampling(guidance=3)
 TREE = StaticTree(((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 1)))
 
 
-class Watched(WovenDrafter):
-    """Records its trees and their steps."""
-
-    def begin(self, prefill, noise) -> None:  # type: ignore[no-untyped-def]
-        self.trees: list[DraftTree] = []
-        self.steps: list[Step] = []
-        super().begin(prefill, noise)
-
-    def observe(self, step: Step) -> None:
-        self.steps.append(step)
-        super().observe(step)
-
-    def propose(self) -> DraftTree:
-        self.trees.append(super().propose())
-        return self.trees[-1]
-
-
-def strand(target: Transformer, tree: StaticTree, sampling: Sampling = SAMPLING) -> EagleDrafter:
-    return EagleDrafter(tiny_eagle(target), target, tree=tree, mode="gumbel", sampling=sampling)
-
-
-def made(window: int = 5, share: float = 0.5, sampling: Sampling = SAMPLING) -> tuple[Watched, Tensor]:
-    inner = strand(TARGET, TREE, sampling)
-    drafter = Watched(inner, TARGET, tree=TREE, sampling=sampling, window=window, share=share)
-    generation = loop.generate(
-        TARGET, CONDITION, sampling=sampling, keys=KEYS, drafter=drafter, verifier=GumbelVerifier()
-    )
-    return drafter, generation.codes
+def woven(target: Transformer = TARGET, tree: StaticTree = TREE, inner: StaticTree | None = None, **how: Any) -> Any:
+    strand = EagleDrafter(tiny_eagle(target), target, tree=inner or tree, mode="gumbel", sampling=SAMPLING)
+    options: dict[str, Any] = {"window": 5} | how
+    return WovenDrafter(strand, target, tree=tree, sampling=SAMPLING, **options)
 
 
 def test_followers_match_the_drawing() -> None:
@@ -76,16 +47,14 @@ def test_chain_extends_the_tree() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.5])
 @pytest.mark.parametrize("window", [2, 5, 16])
 def test_codes_equal_plain_decoding(window: int, share: float) -> None:
-    expected = plain.generate(TARGET, CONDITION, sampling=SAMPLING, keys=KEYS).codes
-    assert torch.equal(made(window, share)[1], expected)
+    assert torch.equal(drafted(woven(window=window, share=share))[0], plain_codes())
 
 
 def test_first_children_are_the_targets_samples_behind_the_nearest_code() -> None:
-    drafter, _ = made()
+    _, drafts = drafted(drafter := woven(share=0.5))
     shape = drafter.whole.shape()
     checked = 0
-    for before, step, tree in zip(drafter.trees, drafter.steps, drafter.trees[1:], strict=False):
-        assert step.verdict is not None and step.verdict.leftovers is not None
+    for (_, before, step), (_, tree, _) in pairwise(drafts):
         for image in range(3):
             if step.start[image] + step.counts[image] >= 16:
                 continue
@@ -109,9 +78,9 @@ def test_first_children_are_the_targets_samples_behind_the_nearest_code() -> Non
 
 
 def test_siblings_are_different_codes() -> None:
-    drafter, _ = made()
+    _, drafts = drafted(drafter := woven(share=0.5))
     parents = drafter.whole.shape().parents
-    for tree in drafter.trees:
+    for _, tree, _ in drafts:
         for parent in range(drafter.max_nodes):
             children = [i for i in range(1, drafter.max_nodes) if parents[i] == parent]
             for codes in tree.tokens[:, children]:
@@ -122,28 +91,21 @@ def test_last_samples_are_accepted_for_independent_codes() -> None:
     """With zero embeddings distributions depend on the place only, so the first sample for a place is right."""
     target = tiny_target()
     target.tok_embeddings.weight.data.zero_()
-    passes = []
-    for window in (1, 12):
-        tree = named("chain_1")
-        drafter = WovenDrafter(strand(target, tree), target, tree=tree, sampling=SAMPLING, window=window)
-        generation = loop.generate(
-            target, CONDITION, sampling=SAMPLING, keys=KEYS, drafter=drafter, verifier=GumbelVerifier()
-        )
-        passes.append(generation.passes.max())
-    # prompt, one pass over EAGLE's drafts, then 13 codes per pass
-    assert passes[1] <= 4 < passes[0]
+    drafts = [drafted(woven(target, named("chain_1"), window=window), target)[1] for window in (1, 12)]
+    # one pass over EAGLE's drafts, then 13 codes per pass
+    assert len(drafts[1]) <= 3 < len(drafts[0])
 
 
 @pytest.mark.parametrize(("options", "message"), [({"share": 1.0}, "share is 1.0"), ({"window": 1}, "window is 1")])
-def test_invalid_settings_raise(options: dict[str, float], message: str) -> None:
+def test_invalid_settings_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        WovenDrafter(strand(TARGET, TREE), TARGET, tree=TREE, sampling=SAMPLING, **options)  # type: ignore[arg-type]
+        woven(**options)
 
 
 @pytest.mark.parametrize("tree", [named("chain_2"), StaticTree(((0,), (1,), (1, 0)))])
 def test_trees_of_another_drafter_raise(tree: StaticTree) -> None:
     with pytest.raises(ValueError, match="the drafter has another tree"):
-        WovenDrafter(strand(TARGET, TREE), TARGET, tree=tree, sampling=SAMPLING)
+        woven(tree=tree, inner=TREE)
 
 
 # other drafters
@@ -153,52 +115,27 @@ def test_trees_of_another_drafter_raise(tree: StaticTree) -> None:
 @pytest.mark.parametrize("name", STRANDS)
 def test_any_drafter_of_static_trees_can_be_woven(name: str, temperature: float) -> None:
     sampling = Sampling(guidance=3, temperature=temperature)
-    method = METHODS["woven"].with_options(drafter=name, tree=TREE.spelling, window=5)
-    parts = build_decoder(
-        method, TARGET, sampling=sampling, drafter_module=tiny_eagle(TARGET), add_ons=tiny_parts(TARGET)
-    )
+    parts = tiny_decoder("woven", sampling=sampling, drafter=name, tree=TREE.spelling, window=5)
     assert isinstance(parts.drafter, WovenDrafter)
-    expected = plain.generate(TARGET, CONDITION, sampling=sampling, keys=KEYS).codes
-    assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
+    assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, plain_codes(sampling=sampling))
 
 
 @pytest.mark.parametrize("name", STRANDS)
 def test_first_tree_equals_that_of_the_woven_method(name: str) -> None:
     """Below the root of the first tree no sample is known: the children are those of the woven method."""
-    trees = []
-    for method in (METHODS["woven"].with_options(drafter=name), METHODS[name]):
-        method = method.with_options(tree="grown_8_2")
-        parts = build_decoder(
-            method, TARGET, sampling=SAMPLING, drafter_module=tiny_eagle(TARGET), add_ons=tiny_parts(TARGET)
-        )
-        first: list[Step] = []
-        parts.generate(CONDITION, keys=KEYS, callback=lambda step, first=first: first.append(step))
-        tree = first[1].tree
-        assert tree is not None
-        trees.append(tree.tokens[:, :9])
-    assert torch.equal(*trees)
+    decoders = tiny_decoder("woven", drafter=name, tree="grown_8_2"), tiny_decoder(name, tree="grown_8_2")
+    assert torch.equal(*(stepped(decoder)[1][0].tree.tokens[:, :9] for decoder in decoders))
 
 
 @pytest.mark.parametrize("name", STRANDS)
 def test_recorded_log_q_ranks_the_later_children(name: str) -> None:
     """The best codes of row i of log q plus the target's noise are the later children of node i."""
-    method = METHODS["bounded-woven"].with_options(drafter=name, tree=TREE.spelling, window=5, k=8)
-    codebook = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
-    parts = build_decoder(
-        method,
-        TARGET,
-        sampling=SAMPLING,
-        drafter_module=tiny_eagle(TARGET),
-        add_ons=tiny_parts(TARGET),
-        neighbours=proximity_table(codebook, 8),
-    )
-    steps: list[Step] = []
-    parts.generate(CONDITION, keys=KEYS, callback=steps.append)
+    parts = tiny_decoder("bounded-woven", drafter=name, tree=TREE.spelling, window=5, k=8)
+    _, steps = stepped(parts)
     drafter, checked = parts.drafter, 0
     assert isinstance(drafter, WovenDrafter)
     shape = drafter.whole.shape()
-    for step in steps[1:]:
-        assert step.tree is not None and step.tree.log_q is not None
+    for step in steps:
         for node in [i for i in range(shape.num_nodes) if int((shape.parents[1:] == i).sum()) > 1]:
             places = (step.start + shape.depths[node]).clamp(max=15)[:, None]
             scores = step.tree.log_q[:, node] + drafter.noise.gumbel(places)[:, 0]

@@ -10,15 +10,13 @@ from lantern.core.sampling import Sampling
 from lantern.decoding.cache import FP32_ROWS
 from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.engine import MAX_REPRODUCIBLE, EagerEngine
+from lantern.engines.engine import EAGER, MAX_REPRODUCIBLE, EagerEngine
 from lantern.engines.prepared import weights_of
-from lantern.methods.registry import METHODS, Method, build_decoder
+from lantern.methods.registry import METHODS, Method
 from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_parts
+from tests.tiny import tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, plain_codes, tiny_decoder
 
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
 EXACT = [name for name, method in METHODS.items() if method.is_identical]
 
 
@@ -35,60 +33,49 @@ def narrow(method: Method) -> Method:
 
 @pytest.mark.parametrize("name", EXACT)
 def test_reproducible_bf16_gives_the_codes_of_plain_decoding(name: str) -> None:
-    engine = EagerEngine(reproducible=True)
     for seed, guidance in enumerate((1.0, 3.0, 3.0)):
-        sampling = Sampling(guidance=guidance)
-        target = target_in(torch.bfloat16, seed)
-        module = tiny_eagle(target).bfloat16()
-        made = [
-            build_decoder(
-                method, target, sampling=sampling, drafter_module=module, add_ons=tiny_parts(target), engine=engine
-            ).generate(CONDITION, keys=KEYS)
+        how = target_in(torch.bfloat16, seed), Sampling(guidance=guidance)
+        decoders = (
+            tiny_decoder(method, *how, engine=EagerEngine(reproducible=True))
             for method in (METHODS["plain"], narrow(METHODS[name]))
-        ]
-        assert torch.equal(made[0].codes, made[1].codes)
+        )
+        assert torch.equal(*(decoder.generate(CONDITION, keys=KEYS).codes for decoder in decoders))
 
 
 def test_reproducible_fp32_pads_small_passes_and_scores_the_same() -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=7.5)
-    plain = build_decoder("plain", target, sampling=sampling).generate(CONDITION, keys=KEYS)
+    plain = plain_codes(target, sampling)
     seen: list[int] = []
     hook = target.norm.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[0] * inputs[0].shape[1]))
     engine = EagerEngine(reproducible=True)
-    padded = build_decoder("plain", target, sampling=sampling, engine=engine).generate(CONDITION, keys=KEYS)
+    padded = tiny_decoder("plain", target, sampling, engine=engine).generate(CONDITION, keys=KEYS)
     hook.remove()
     of_codes = seen[len(KEYS) :]  # after one pass per prompt
-    assert torch.equal(padded.codes, plain.codes) and min(of_codes) >= FP32_ROWS > 2 * len(KEYS)
+    assert torch.equal(padded.codes, plain) and min(of_codes) >= FP32_ROWS > 2 * len(KEYS)
 
 
 def test_reproducible_decoding_refuses_large_trees() -> None:
     target = target_in(torch.bfloat16)
-    wide = METHODS["gumbel-jacobi"].with_options(window=MAX_REPRODUCIBLE + 1)
+    how = EagerEngine(reproducible=True)
     with pytest.raises(ValueError, match="17 codes in a pass, reproducible decoding at most 16"):
-        build_decoder(wide, target, sampling=Sampling(), engine=EagerEngine(reproducible=True))
+        tiny_decoder("gumbel-jacobi", target, engine=how, window=MAX_REPRODUCIBLE + 1)
 
 
 def test_graphs_need_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="CUDA graphs need a CUDA device, the model is on cpu"):
-        build_decoder("plain", target_in(torch.float32), sampling=Sampling(), engine=GraphEngine())
+        tiny_decoder("plain", target_in(torch.float32), engine=GraphEngine())
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of what the compiler itself imports
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler for torch.compile")
 def test_compiled_steps_give_the_same_codes_for_two_targets() -> None:
-    method, engine = METHODS["eagle1"].with_options(tree="chain_1"), CompiledEngine()
+    engine = CompiledEngine()
     for seed in range(2):
         target = tiny_target(seed, block_size=4)
-        module = tiny_eagle(target)
-        eager = build_decoder(
-            method, target, sampling=Sampling(), drafter_module=module, add_ons=tiny_parts(target)
-        ).generate(CONDITION, keys=KEYS)
-        compiled = build_decoder(
-            method, target, sampling=Sampling(), drafter_module=module, add_ons=tiny_parts(target), engine=engine
-        )
-        assert torch.equal(compiled.generate(CONDITION, keys=KEYS).codes, eager.codes)
+        decoders = (tiny_decoder("eagle1", target, engine=each, tree="chain_1") for each in (EAGER, engine))
+        assert torch.equal(*(decoder.generate(CONDITION, keys=KEYS).codes for decoder in decoders))
 
 
 def replace_parameter(target: Transformer) -> None:

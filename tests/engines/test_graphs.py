@@ -1,25 +1,19 @@
 """Captured steps, simulated without a GPU: state stays in its memory and the codes are the same."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
-from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.decoding.loop import Programs
 from lantern.engines.cuda import graphs
 from lantern.engines.cuda.graphs import Captured, GraphedStepper
 from lantern.engines.cuda.state import State
-from lantern.methods.registry import METHODS, Decoder, build_decoder
-from lantern.verifiers.relaxations.neighbours import proximity_table
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_parts
-
-TARGET = tiny_target()
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
-CODEBOOK = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
+from lantern.methods.registry import METHODS, Decoder
+from tests.tiny import tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, TARGET, small_method, tiny_decoder
 
 
 class Rehearsed(GraphedStepper):
@@ -56,19 +50,7 @@ def rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parts_of(name: str) -> Decoder:
-    method = METHODS[name]
-    method = method.with_options(k=10) if "k" in method.settings else method
-    small = {"window": 4, "tree": "chain_2", "adaptive": False}
-    method = method.with_options(**{option: value for option, value in small.items() if option in method.options})
-    return build_decoder(
-        method,
-        TARGET,
-        sampling=Sampling(guidance=3),
-        drafter_module=tiny_eagle(TARGET),
-        add_ons=tiny_parts(TARGET),
-        neighbours=proximity_table(CODEBOOK, 23),
-        codebook=CODEBOOK,
-    )
+    return tiny_decoder(small_method(name))
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.spec.loop is None])
@@ -85,20 +67,12 @@ def test_held_steps_give_the_same_codes(name: str, rehearsed: None) -> None:
 @pytest.mark.parametrize("name", ["plain", "eagle1"])
 def test_reported_steps_are_not_overwritten_by_the_next_replay(name: str, rehearsed: None) -> None:
     parts, reported = parts_of(name), list[list[Step]]()
-    for is_graphed in (False, True):
+    for programs in (Programs(), REHEARSED):
         reported.append([])
-        made = parts.generate(
-            CONDITION,
-            keys=KEYS,
-            programs=REHEARSED if is_graphed else Programs(),
-            callback=reported[-1].append,
-            keep_steps=True,
-        )
-        assert (
-            [step.index for step in made.steps]
-            == [step.index for step in reported[-1]]
-            == list(range(len(reported[-1])))
-        )
+        how: dict[str, Any] = {"programs": programs, "callback": reported[-1].append}
+        made = parts.generate(CONDITION, keys=KEYS, keep_steps=True, **how)
+        for steps in (made.steps, reported[-1]):
+            assert [step.index for step in steps] == list(range(len(reported[-1])))
         reported.append(made.steps)
     assert Rehearsed.replays > 0
     for eager, graphed in (*zip(reported[0], reported[2], strict=True), *zip(reported[1], reported[3], strict=True)):
@@ -145,7 +119,7 @@ def sync_allowed() -> Iterator[None]:
 @pytest.mark.parametrize("is_graphed", [False, True])
 def test_plain_decoding_on_cuda_does_not_synchronize(is_graphed: bool, sync_allowed: None) -> None:
     target = tiny_target(block_size=64).cuda()
-    parts = build_decoder("plain", target, sampling=Sampling())
+    parts = tiny_decoder("plain", target)
     expected = parts.generate(CONDITION, keys=KEYS).codes
 
     def watch(step: Step) -> None:
@@ -161,13 +135,7 @@ def test_plain_decoding_on_cuda_does_not_synchronize(is_graphed: bool, sync_allo
 @pytest.mark.parametrize("name", ["plain", "eagle1", "eagle1-rejection", "gumbel-jacobi"])
 def test_captured_steps_give_the_same_codes(name: str) -> None:
     target = tiny_target(block_size=64).cuda()
-    parts = build_decoder(
-        METHODS[name],
-        target,
-        sampling=Sampling(),
-        drafter_module=tiny_eagle(target).cuda(),
-        add_ons={name: part.cuda() for name, part in tiny_parts(target).items()},
-    )
+    parts = tiny_decoder(name, target)
     expected = parts.generate(CONDITION, keys=KEYS).codes
     assert torch.equal(parts.generate(CONDITION, keys=KEYS, programs=GRAPHED).codes, expected)
     seconds = parts.generate(CONDITION, keys=KEYS, programs=GRAPHED, is_timed=True).seconds

@@ -5,25 +5,19 @@ import dataclasses
 import pytest
 import torch
 
-from lantern.core.sampling import Sampling
 from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EagerEngine, Engine
 from lantern.generation.images import Statistics, totals
-from lantern.methods.registry import METHODS, Decoder, build_decoder
-from tests.tiny import tiny_eagle, tiny_target
-
-CODEBOOK = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
+from lantern.methods.registry import METHODS, Decoder
+from tests.tiny import tiny_target
+from tests.tiny_decoder import tiny_decoder
 
 
 def decoder_of(name: str, engine: Engine, dtype: torch.dtype = torch.bfloat16) -> Decoder:
-    target = tiny_target().to(dtype)
     method = METHODS[name].with_options(tree="chain_2") if METHODS[name].tree else METHODS[name]
-    drafter = tiny_eagle(target).to(dtype)
-    return build_decoder(
-        method, target, sampling=Sampling(), drafter_module=drafter, codebook=CODEBOOK, engine=engine, neighbours=None
-    )
+    return tiny_decoder(method, tiny_target().to(dtype), engine=engine)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

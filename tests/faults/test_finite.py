@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from lantern import LanternPipeline
-from lantern.cli.generate import main
 from lantern.generation.generator import generate
 from lantern.generation.images import NotFiniteError, Picture
 from lantern.generation.layer_watch import layer_name
@@ -19,20 +18,8 @@ from lantern.generation.requests import Request, requests
 from lantern.methods.registry import METHODS
 from lantern.models import folder as model_folder
 from lantern.models.folder import Model, load_model
-from tests.tiny_folder import save_tiny_model
 
-Capture = pytest.CaptureFixture[str]
 APPLES = requests(prompts=["a red apple"], count=3)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
-
-
-@pytest.fixture
-def model(folder: Path) -> Model:
-    return load_model(folder)
 
 
 def make(model: Model, requested: list[Request] = APPLES, **options: Any) -> list[Picture]:
@@ -105,57 +92,47 @@ def test_nan_in_one_pass_rejects_only_its_picture(model: Model, method: str, val
     assert made == [expected[0], expected[2]]
 
 
-def test_the_command_keeps_earlier_pictures_and_writes_none_of_nan(
-    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load_spoilt(*args: Any, **options: Any) -> Model:
+def load_spoilt(spoil: Callable[[Model], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the command load models that are spoilt."""
+
+    def load(*args: Any, **options: Any) -> Model:
         model = load_model(*args, **options)
-        spoil_third_picture(model)
+        spoil(model)
         return model
 
-    monkeypatch.setattr(model_folder, "load_model", load_spoilt)
+    monkeypatch.setattr(model_folder, "load_model", load)
+
+
+def test_the_command_keeps_earlier_pictures_and_writes_none_of_nan(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_spoilt(spoil_third_picture, monkeypatch)
     out, tokens = tmp_path / "out", tmp_path / "t.json"
-    arguments = ["--model", str(folder), "--prompt", "a red apple", "-n", "3", "--batch", "3", "--method", "plain"]
-    assert main([*arguments, "--out", str(out), "--tokens", str(tokens), "--json"]) == 1
-    seen = capsys.readouterr()
-    found = json.loads(seen.out)
-    assert seen.err.count("\n") == 1 and "image 2: the model's distribution became NaN or infinite" in seen.err
+    words = ("-n", 3, "--batch", 3, "--method", "plain", "--json")
+    code, shown, error = run(*words, "--out", out, "--tokens", tokens)
+    found = json.loads(shown)
+    assert code == 1 and error.count("\n") == 1
+    assert "image 2: the model's distribution became NaN or infinite" in error
     assert sorted(map(str, out.iterdir())) == sorted(found["paths"]) and len(found["paths"]) == 2
     assert (found["asked"], len(found["pictures"]), len(json.loads(tokens.read_text()))) == (3, 2, 2)
     assert "NaN or infinite" in found["stopped"]
 
 
-def spoil_attention(target: Any) -> None:
-    target.layers[1].attention.wo.weight.data[0, 0] = torch.nan
-
-
-def spoil_head(target: Any) -> None:
-    target.output.weight.data[3, 0] = torch.inf
-
-
-def spoil_norm(target: Any) -> None:
-    target.layers[0].ffn_norm.weight.data[0] = torch.nan
-
-
-def spoil_prompt(target: Any) -> None:
-    target.cls_embedding.cap_proj.fc2.weight.data[0, 0] = torch.nan
-
-
 @pytest.mark.parametrize("method", ["plain", "eagle1"])
 @pytest.mark.parametrize(
-    ("spoil", "text"),
+    ("name", "value", "text"),
     [
-        (spoil_last_layer, "layer 1 feed-forward gave NaN at the prompt"),
-        (spoil_attention, "layer 1 attention gave NaN at the prompt"),
-        (spoil_norm, "layer 0 feed-forward norm gave NaN at the prompt"),
-        (spoil_head, "the head gave infinity at the prompt"),
-        (spoil_prompt, "the prompt's embedding gave NaN"),
+        ("layers.1.feed_forward.w2", torch.nan, "layer 1 feed-forward gave NaN at the prompt"),
+        ("layers.1.attention.wo", torch.nan, "layer 1 attention gave NaN at the prompt"),
+        ("layers.0.ffn_norm", torch.nan, "layer 0 feed-forward norm gave NaN at the prompt"),
+        ("output", torch.inf, "the head gave infinity at the prompt"),
+        ("cls_embedding.cap_proj.fc2", torch.nan, "the prompt's embedding gave NaN"),
     ],
 )
 def test_debug_mode_names_the_layer(
-    model: Model, spoil: Callable[[Any], None], text: str, method: str, monkeypatch: pytest.MonkeyPatch
+    model: Model, name: str, value: float, text: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoil(model.target)
+    model.target.get_parameter(f"{name}.weight").data.view(-1)[0] = value
     with pytest.raises(NotFiniteError) as refused:
         make(model, method=method, debug=True)
     assert str(refused.value) == text
@@ -204,18 +181,13 @@ def test_pictures_are_the_same_in_debug_mode(model: Model) -> None:
 
 
 def test_the_command_s_debug_mode_names_the_layer_behind_a_traceback(
-    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def load_spoilt(*args: Any, **options: Any) -> Model:
-        model = load_model(*args, **options)
-        spoil_fifth_code(model.target)
-        return model
-
-    monkeypatch.setattr(model_folder, "load_model", load_spoilt)
-    arguments = ["--model", str(folder), "--prompt", "a red apple", "--tokens", str(tmp_path / "t.json")]
-    assert main([*arguments, "--method", "plain", "--debug"]) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("Traceback") and lines[-1] == "lantern: error: layer 0 attention gave NaN at code 5"
+    load_spoilt(lambda model: spoil_fifth_code(model.target), monkeypatch)
+    code, _, error = run("--tokens", tmp_path / "t.json", "--method", "plain", "--debug")
+    lines = error.splitlines()
+    assert (code, lines[-1]) == (1, "lantern: error: layer 0 attention gave NaN at code 5")
+    assert lines[0].startswith("Traceback")
     assert not (tmp_path / "t.json").exists()
 
 

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,12 @@ from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.core.io import save_component
 from lantern.core.sampling import Sampling
-from lantern.methods.registry import METHODS, Decoder, Method, build_decoder
+from lantern.methods.registry import METHODS, Decoder, Method
 from lantern.models.llamagen.vqvae import VQVAE
-from lantern.verifiers.relaxations.neighbours import proximity_table
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny import tiny_condition, tiny_target
+from tests.tiny_decoder import tiny_decoder
 from tests.tiny_folder import VQ, save_tiny_model
-from tests.tiny_parts import tiny_parts
 
-CODEBOOK = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
-TABLE = proximity_table(CODEBOOK, 23)
 CONDITION = tiny_condition((4, 1))
 KEYS = [(9, 0), (4, 7)]
 SIZES = (1, 4, 9)
@@ -31,9 +27,7 @@ SAMPLINGS = {"sampled": Sampling(guidance=3, top_k=12), "greedy": Sampling(guida
 
 def variants() -> Iterator[tuple[str, Method]]:
     """Return every method, also with a chain of 12 or with windows of 2, 4, 5 and 64 codes where it has them."""
-    for name, method in METHODS.items():
-        k = method.settings.get("k")
-        small = method if k is None else method.with_options(k=min(k, 10))
+    for name, small in METHODS.items():
         yield name, small
         if "tree" in small.options:
             yield f"{name} chain_12", small.with_options(tree="chain_12")
@@ -48,23 +42,8 @@ def variants() -> Iterator[tuple[str, Method]]:
 VARIANTS = dict(variants())
 
 
-@cache
-def world(codes: int) -> tuple[Any, Any]:
-    target = tiny_target(block_size=codes)
-    return target, tiny_eagle(target)
-
-
-def parts(method: Method, codes: int, sampling: Sampling) -> Decoder:
-    target, drafter = world(codes)
-    return build_decoder(
-        method,
-        target,
-        sampling=sampling,
-        drafter_module=drafter,
-        add_ons=tiny_parts(target),
-        neighbours=TABLE,
-        codebook=CODEBOOK,
-    )
+def parts(method: Method, codes: int, sampling: Sampling, form: str = "guided") -> Decoder:
+    return tiny_decoder(method, tiny_target(block_size=codes), sampling, form=form)
 
 
 PAIRS = {("sampled", 1), ("greedy", 4), ("sampled", 9)}  # of the default run
@@ -95,18 +74,7 @@ EAGLES = [name for name, spec in SPECS.items() if spec.tree and spec.needs_draft
 
 @pytest.mark.parametrize("name", EAGLES)
 def test_a_drafter_in_rows_fills_a_grid_of_one_code(name: str) -> None:
-    method, target = VARIANTS[name], world(1)[0]
-    module = tiny_eagle(target, form="rows")
-    sampling = SAMPLINGS["sampled"]
-    built = build_decoder(
-        method,
-        target,
-        sampling=sampling,
-        drafter_module=module,
-        add_ons=tiny_parts(target),
-        neighbours=TABLE,
-        codebook=CODEBOOK,
-    )
+    built = parts(VARIANTS[name], 1, SAMPLINGS["sampled"], form="rows")
     assert built.generate(CONDITION, keys=KEYS).codes.shape == (2, 1)
 
 

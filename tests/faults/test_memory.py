@@ -12,27 +12,15 @@ import pytest
 import torch
 
 from lantern import LanternPipeline
-from lantern.cli.generate import main
 from lantern.generation.generator import BatchSize, generate, in_batches, is_out_of_memory
 from lantern.generation.images import Picture
 from lantern.generation.requests import requests
 from lantern.models import folder as model_folder
-from lantern.models.folder import Model, load_model
-from tests.tiny_folder import save_tiny_model
+from lantern.models.folder import Model
 
-Capture = pytest.CaptureFixture[str]
+EIGHT = ("-n", "8", "--batch", "8", "--method", "eagle1")
 CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 CPU = RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
-
-
-@pytest.fixture
-def model(folder: Path) -> Model:
-    return load_model(folder)
 
 
 @contextmanager
@@ -85,14 +73,9 @@ def test_the_batch_is_halved_until_it_fits_and_pictures_are_the_same(model: Mode
 def test_finished_pictures_are_not_made_again(model: Model) -> None:
     expected, made = make(model, 6, 2), []
     with room_for(1, model.target, when=lambda: len(made) >= 2) as seen:
-        for picture in generate(
-            model,
-            requests(prompts=["a red apple"], count=6),
-            batch=2,
-            method="lantern++",
-            settings={"k": 4},
-            on_halved=lambda *_: None,
-        ):
+        apples = requests(prompts=["a red apple"], count=6)
+        how: dict[str, Any] = {"method": "lantern++", "settings": {"k": 4}, "on_halved": lambda *_: None}
+        for picture in generate(model, apples, batch=2, **how):
             made.append(picture)
             if len(made) == 2:
                 first = len(seen)
@@ -208,39 +191,19 @@ def tight(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield room
 
 
-def test_the_command_reports_a_halving_once(folder: Path, tmp_path: Path, capsys: Capture, tight: list[int]) -> None:
-    arguments = [
-        "--model",
-        str(folder),
-        "--prompt",
-        "a red apple",
-        "-n",
-        "8",
-        "--batch",
-        "8",
-        "--json",
-        "--method",
-        "eagle1",
-    ]
-    assert main([*arguments, "--out", str(tmp_path / "a")]) == 0
-    whole = json.loads(capsys.readouterr().out)
+def test_the_command_reports_a_halving_once(run: Any, tmp_path: Path, tight: list[int]) -> None:
+    whole = json.loads(run(*EIGHT, "--json", "--out", tmp_path / "a")[1])
     tight[0] = 2
-    assert main([*arguments, "--out", str(tmp_path / "b")]) == 0
-    seen = capsys.readouterr()
-    found = json.loads(seen.out)
-    assert seen.err == "lantern: out of memory with 8 images at once: continuing with 2\n"
+    code, out, error = run(*EIGHT, "--json", "--out", tmp_path / "b")
+    found = json.loads(out)
+    assert (code, error) == (0, "lantern: out of memory with 8 images at once: continuing with 2\n")
     assert (whole["batch_halved"], found["batch_halved"], found["batch"]) == (None, 2, 8)
     assert found["tokens_sha256"] == whole["tokens_sha256"] and len(set(found["paths"])) == 8
-    assert main([*arguments, "--out", str(tmp_path / "c"), "--quiet"]) == 0
-    assert capsys.readouterr().err == ""
+    assert run(*EIGHT, "--json", "--out", tmp_path / "c", "--quiet")[::2] == (0, "")
 
 
-def test_the_command_fails_in_one_line_if_no_picture_fits(
-    folder: Path, tmp_path: Path, capsys: Capture, tight: list[int]
-) -> None:
+def test_the_command_fails_in_one_line_if_no_picture_fits(run: Any, tight: list[int]) -> None:
     tight[0] = 0
-    arguments = ["--model", str(folder), "--prompt", "a red apple", "-n", "8", "--batch", "8", "--method", "eagle1"]
-    assert main([*arguments, "--out", "x/"]) == 1
-    seen = capsys.readouterr()
-    assert seen.err.startswith("lantern: error: out of memory with a single image: ") and seen.err.count("\n") == 1
-    assert seen.out == "" and not Path("x").exists()
+    code, out, error = run(*EIGHT, "--out", "x/")
+    assert error.startswith("lantern: error: out of memory with a single image: ") and error.count("\n") == 1
+    assert (code, out) == (1, "") and not Path("x").exists()

@@ -17,7 +17,6 @@ from lantern.engines.cpu import build as building
 from lantern.models.folder import PROFILE_NAME
 from tests.eval.leaderboards import RESULTS
 from tests.eval.tiny_metrics import save_pictures
-from tests.tiny_folder import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 # Runs one command and reports, as the last line of stdout, all that Python makes, renames to or opens to write.
@@ -45,11 +44,6 @@ print()
 print(json.dumps(sorted(made)))
 sys.exit(code)
 """
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("model") / "toy")
 
 
 @pytest.fixture(params=["below a file", pytest.param("in /proc", marks=pytest.mark.slow)])
@@ -111,12 +105,12 @@ def test_the_doctor_finds_no_fault(home: Path, tmp_path: Path) -> None:
     assert "engine auto" in out and code == (1 if "broken" in out else 0) and len(errors) <= 1
 
 
-def test_a_profile_without_a_place_is_refused_before_the_measurement(home: Path, model: Path, tmp_path: Path) -> None:
-    words = ("tune", "--model", str(model), "--images", "1", "--methods", "scd", "--quiet", "--engine", "eager")
-    code, out, [error] = run(home, tmp_path, *words, package=str(model))
+def test_a_profile_without_a_place_is_refused_before_the_measurement(home: Path, folder: Path, tmp_path: Path) -> None:
+    words = ("tune", "--model", str(folder), "--images", "1", "--methods", "scd", "--quiet", "--engine", "eager")
+    code, out, [error] = run(home, tmp_path, *words, package=str(folder))
     assert (code, out) == (2, "") and f"{home}/.cache/lantern/profiles" in error and "(out)" in error
-    assert run(home, tmp_path, *words, "--out", "p.json", package=str(model))[::2] == (0, [])
-    assert (tmp_path / "work" / "p.json").is_file() and not (model / PROFILE_NAME).exists()
+    assert run(home, tmp_path, *words, "--out", "p.json", package=str(folder))[::2] == (0, [])
+    assert (tmp_path / "work" / "p.json").is_file() and not (folder / PROFILE_NAME).exists()
 
 
 def test_plots_are_drawn_without_a_warning(home: Path, tmp_path: Path) -> None:
@@ -142,10 +136,10 @@ def test_plots_are_drawn_without_a_warning(home: Path, tmp_path: Path) -> None:
     ],
     ids=lambda words: words.split()[0],
 )
-def test_other_commands_write_nothing_there(words: str, home: Path, model: Path, tmp_path: Path) -> None:
+def test_other_commands_write_nothing_there(words: str, home: Path, folder: Path, tmp_path: Path) -> None:
     for seed, name in enumerate(("pictures", "others")):
         save_pictures(tmp_path / "work" / name, 3, seed=seed)
-    own = shutil.copytree(model, tmp_path / "work" / "own")
+    own = shutil.copytree(folder, tmp_path / "work" / "own")
     given = {"MODEL": str(own), "FRONTIER": str(ROOT / "eval" / "results" / "frontier.json")}
     code, _, errors = run(home, tmp_path, *(given.get(word, word) for word in words.split()))
     assert code == (2 if "missing" in words else 0), errors

@@ -11,18 +11,11 @@ from typing import Any
 
 import pytest
 
-from lantern.cli.generate import main
 from lantern.core.signals import Stopped, Stopping
 from lantern.generation import images, progress
-from tests.tiny_folder import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
-Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
+FIVE = ("-n", "5", "--batch", "2", "--method", "plain")
 
 
 def raise_after(saved: int, number: int, monkeypatch: pytest.MonkeyPatch, *, halfway: bool = False) -> None:
@@ -45,11 +38,6 @@ def raise_after(saved: int, number: int, monkeypatch: pytest.MonkeyPatch, *, hal
     monkeypatch.setattr(images, "save_image", counting)
 
 
-def arguments(folder: Path, tmp_path: Path, *more: str) -> list[str]:
-    given = ["--model", str(folder), "--prompt", "a red apple", "-n", "5", "--batch", "2", "--method", "plain"]
-    return [*given, "--out", str(tmp_path / "out"), *more]
-
-
 @pytest.mark.parametrize(
     ("number", "code", "word"),
     [
@@ -59,61 +47,51 @@ def arguments(folder: Path, tmp_path: Path, *more: str) -> list[str]:
     ],
 )
 def test_a_signal_keeps_and_reports_finished_pictures(
-    folder: Path,
-    tmp_path: Path,
-    capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-    code: int,
-    word: str,
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int, word: str
 ) -> None:
     raise_after(2, number, monkeypatch)
     tokens = tmp_path / "t.json"
-    assert main(arguments(folder, tmp_path, "--json", "--tokens", str(tokens))) == code
-    seen = capsys.readouterr()
-    found = json.loads(seen.out)
-    assert seen.err == f"lantern: error: {word}\n" and (found["stopped"], found["asked"]) == (word, 5)
+    ended, out, error = run(*FIVE, "--out", tmp_path / "out", "--json", "--tokens", tokens)
+    found = json.loads(out)
+    assert (ended, error) == (code, f"lantern: error: {word}\n") and (found["stopped"], found["asked"]) == (word, 5)
     assert sorted(map(str, (tmp_path / "out").iterdir())) == sorted(found["paths"]) and len(found["paths"]) == 2
     assert [one["image"] for one in found["pictures"]] == [0, 1] and len(json.loads(tokens.read_text())) == 2
 
 
 def test_without_json_only_paths_of_finished_pictures_are_printed(
-    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raise_after(2, signal.SIGINT, monkeypatch)
-    assert main(arguments(folder, tmp_path)) == 130
-    seen = capsys.readouterr()
-    assert sorted(seen.out.split()) == sorted(map(str, (tmp_path / "out").iterdir()))
-    assert len(seen.out.split()) == 2 and seen.err == "lantern: error: interrupted\n"
+    code, out, error = run(*FIVE, "--out", tmp_path / "out")
+    assert sorted(out.split()) == sorted(map(str, (tmp_path / "out").iterdir()))
+    assert code == 130 and len(out.split()) == 2 and error == "lantern: error: interrupted\n"
 
 
 def test_a_picture_that_is_being_saved_is_saved_and_reported(
-    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raise_after(3, signal.SIGINT, monkeypatch, halfway=True)
-    assert main(arguments(folder, tmp_path, "--json")) == 130
-    paths = json.loads(capsys.readouterr().out)["paths"]
-    assert len(paths) == 3 and sorted(map(str, (tmp_path / "out").iterdir())) == sorted(paths)
+    code, out, _ = run(*FIVE, "--out", tmp_path / "out", "--json")
+    paths = json.loads(out)["paths"]
+    assert code == 130 and len(paths) == 3 and sorted(map(str, (tmp_path / "out").iterdir())) == sorted(paths)
     assert all(Path(path).read_bytes()[-8:-4] == b"IEND" for path in paths)
 
 
 def test_without_a_finished_picture_nothing_is_written(
-    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raise_after(0, signal.SIGINT, monkeypatch)
-    assert main(arguments(folder, tmp_path, "--json", "--tokens", str(tmp_path / "t.json"))) == 130
-    seen = capsys.readouterr()
-    assert (seen.out, seen.err) == ("", "lantern: error: interrupted\n") and not list(tmp_path.iterdir())
+    made = run(*FIVE, "--out", tmp_path / "out", "--json", "--tokens", tmp_path / "t.json")
+    assert made == (130, "", "lantern: error: interrupted\n") and not list(tmp_path.iterdir())
 
 
 def test_an_interrupted_comparison_reports_finished_pairs(
-    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raise_after(1, signal.SIGINT, monkeypatch)
-    given = ["--model", str(folder), "--prompt", "a red apple", "-n", "3", "--method", "eagle1", "--compare", "--json"]
-    assert main([*given, "--out", str(tmp_path / "out")]) == 130
-    found = json.loads(capsys.readouterr().out)
-    assert (found["stopped"], found["asked"], len(found["comparisons"])) == ("interrupted", 3, 1)
+    code, out, _ = run("-n", 3, "--method", "eagle1", "--compare", "--json", "--out", tmp_path / "out")
+    found = json.loads(out)
+    assert code == 130 and (found["stopped"], found["asked"], len(found["comparisons"])) == ("interrupted", 3, 1)
 
 
 def test_the_previous_handlers_are_restored() -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import shutil
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,7 +37,6 @@ from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.trial import try_component
 from tests.tiny import tiny_target
-from tests.tiny_folder import save_tiny_model
 from tests.tiny_parts import tiny_part
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,26 +53,37 @@ def load(folder: Path) -> torch.nn.Module:
     return load_component(Transformer, TransformerConfig, folder)
 
 
+def change(path: Path, **values: Any) -> None:
+    """Change values of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def conversion(tmp_path: Path, state: dict[str, Any], *words: str, **config: int) -> list[str]:
+    """Write a checkpoint with its config; return the words with which it is converted."""
+    torch.save(state, tmp_path / "x.pt")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    names = [str(tmp_path / name) for name in ("x.pt", "out", "config.json")]
+    return [*names[:2], "--grid", "4", *words, "--config", names[2]]
+
+
 def refused(folder: Path, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         load(folder)
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_flipped_bit_is_refused(component: Path) -> None:
-    path = component / WEIGHTS_NAME
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1  # the lowest bit of a number: finite, of the right shape
-    path.write_bytes(content)
+def flip(path: Path) -> None:
+    """Flip the lowest bit of a number, which stays finite."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def test_a_flipped_bit_is_refused_unless_files_are_not_verified(component: Path) -> None:
+    flip(component / WEIGHTS_NAME)
+    assert load_component(Transformer, TransformerConfig, component, verify=False) is not None
     refused(component, "is damaged: its SHA-256 is not the one in SHA256SUMS")
     (component / SUMS_NAME).unlink()
     assert load(component) is not None
-
-
-def test_a_flipped_bit_loads_without_verification(component: Path) -> None:
-    path = component / WEIGHTS_NAME
-    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
-    assert load_component(Transformer, TransformerConfig, component, verify=False) is not None
 
 
 def test_a_damaged_list_of_checksums_is_refused(component: Path) -> None:
@@ -100,12 +109,6 @@ def test_the_embedded_model_lists_all_of_its_weights() -> None:
         assert path.name in read_checksums(path.parent), path
 
 
-def test_saved_files_have_the_mode_of_the_umask(component: Path) -> None:
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in component.iterdir()}
-    (component / "plain").touch()
-    assert set(modes.values()) == {stat.S_IMODE((component / "plain").stat().st_mode)}
-
-
 def test_a_failed_write_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), atomic_write(tmp_path / "a" / "b" / "file.json"):
         raise RuntimeError
@@ -113,7 +116,7 @@ def test_a_failed_write_leaves_no_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("values", "message"),
     [
         ({"n_layer": 10**6}, "n_layer is 1000000, wanted from 1 to 256"),
         ({"dim": 1 << 14, "n_head": 4}, "has shape|is missing"),
@@ -126,10 +129,9 @@ def test_a_failed_write_leaves_no_folder(tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_config_that_does_not_fit_its_weights_is_refused(
-    component: Path, change: dict[str, Any], message: str
+    component: Path, values: dict[str, Any], message: str
 ) -> None:
-    config = json.loads((component / CONFIG_NAME).read_text())
-    (component / CONFIG_NAME).write_text(json.dumps(config | change))
+    change(component / CONFIG_NAME, **values)
     refused(component, message)
 
 
@@ -180,26 +182,14 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path, capsys: pytest.Captu
     target = tiny_target()
     state = target.state_dict()
     state["output.weight"] = state["output.weight"].int()
-    torch.save({"model": state}, tmp_path / "x.pt")
-    (tmp_path / "config.json").write_text(json.dumps({"n_head": target.config.n_head}))
-    arguments = [str(tmp_path / "x.pt"), str(tmp_path / "out"), "--grid", str(target.config.grid)]
-    assert convert.main([*arguments, "--config", str(tmp_path / "config.json")]) == 2
+    assert convert.main(conversion(tmp_path, {"model": state}, n_head=target.config.n_head)) == 2
     error = capsys.readouterr().err
     assert "output.weight" in error and error.count("\n") == 1 and "x.pt" in error
     assert not (tmp_path / "out").exists()
 
 
 def test_a_conversion_that_cannot_be_written_names_the_file(tmp_path: Path) -> None:
-    torch.save({"model": tiny_target().state_dict()}, tmp_path / "x.pt")
-    (tmp_path / "config.json").write_text(json.dumps({"n_head": tiny_target().config.n_head}))
-    arguments = [
-        str(tmp_path / "x.pt"),
-        str(tmp_path / "out"),
-        "--grid",
-        "4",
-        "--config",
-        str(tmp_path / "config.json"),
-    ]
+    arguments = conversion(tmp_path, {"model": tiny_target().state_dict()}, n_head=tiny_target().config.n_head)
     limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
     limited += "from lantern.cli import convert; sys.exit(convert.main(sys.argv[1:]))"
     done = subprocess.run([sys.executable, "-c", limited, *arguments], capture_output=True, text=True, cwd=ROOT)
@@ -207,32 +197,34 @@ def test_a_conversion_that_cannot_be_written_names_the_file(tmp_path: Path) -> N
     assert f"{tmp_path / 'out' / WEIGHTS_NAME} cannot be written: " in done.stderr and "large" in done.stderr
 
 
+@pytest.mark.parametrize("kind", ["target", "drafter"])
 def test_a_conversion_is_tried_before_it_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tiny_target()
-    torch.save({"model": target.state_dict()}, tmp_path / "x.pt")
-    (tmp_path / "config.json").write_text(json.dumps({"n_head": target.config.n_head}))
-    arguments = [str(tmp_path / "x.pt"), str(tmp_path / "out"), "--grid", str(target.config.grid)]
-    arguments += ["--config", str(tmp_path / "config.json")]
+    made = target if kind == "target" else Eagle(EagleConfig.for_target(target.config, form="rows"))
+    own = {"n_head": made.config.n_head} | ({} if kind == "target" else {"cls_token_num": 6})
+    words = () if kind == "target" else ("--kind", "drafter")
+    state = {"model": made.state_dict()} if kind == "target" else made.state_dict()
+    arguments = conversion(tmp_path, state, *words, **own)
 
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("shapes do not match")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Transformer, "forward", broken)
+        patched.setattr(type(made), "forward", broken)
         assert convert.main(arguments) == 2
     assert "does not run" in capsys.readouterr().err and not (tmp_path / "out").exists()
     assert convert.main(arguments) == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [SUMS_NAME, CONFIG_NAME, WEIGHTS_NAME]
+    assert kind == "target" or try_component(tmp_path / "out", "drafter") is not None
 
 
 @pytest.mark.parametrize("name", sorted(set(add_ons()) - {"small"}))
 def test_a_config_of_another_kind_is_refused_by_name(tmp_path: Path, name: str) -> None:
     entry, part = add_ons()[name], tiny_part(name, tiny_target())
     save_component(part.state_dict(), part.config, tmp_path / "part")
-    path = tmp_path / "part" / CONFIG_NAME
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"kind": "x"}))
+    change(tmp_path / "part" / CONFIG_NAME, kind="x")
     with pytest.raises(ValueError, match=rf"config\.json: kind is .x.*wanted.*{part.config.kind}"):
         load_component(entry.module, entry.config, tmp_path / "part")
 
@@ -252,22 +244,15 @@ def test_an_add_on_without_its_config_is_refused_by_file(tmp_path: Path, kind: s
         found["c2t"]
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "toy")
-
-
 @pytest.fixture
-def copy(model_folder: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(model_folder, tmp_path / "copy"))
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
 
 
 def test_no_class_that_an_index_names_is_imported(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = copy / "model_index.json"
     (copy / "hostile.py").write_text("raise SystemExit('executed')")
     monkeypatch.syspath_prepend(copy)
-    index = json.loads(path.read_text())
-    path.write_text(json.dumps(index | {name: ["hostile", "Model"] for name in ("vqvae", "text_encoder", "extra")}))
+    change(copy / "model_index.json", **{name: ["hostile", "Model"] for name in ("vqvae", "text_encoder", "extra")})
     pipe = LanternPipeline.from_pretrained(copy)
     assert pipe.vqvae is not None and pipe.text_encoder is not None and "hostile" not in sys.modules
 
@@ -275,7 +260,7 @@ def test_no_class_that_an_index_names_is_imported(copy: Path, monkeypatch: pytes
 @pytest.mark.parametrize("file", ["tokenizer/tokenizer_config.json", "text_encoder/config.json"])
 def test_a_config_that_names_code_is_refused(copy: Path, file: str) -> None:
     path = copy / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": ["hostile.T", None]}}))
+    change(path, auto_map={"AutoTokenizer": ["hostile.T", None]})
     for load in (load_model, LanternPipeline.from_pretrained):
         with pytest.raises(ValueError, match=rf"{path} names code to run"):
             load(copy)
@@ -292,8 +277,7 @@ def test_a_text_encoder_without_all_of_its_tensors_is_refused(copy: Path) -> Non
 
 
 def test_a_flipped_bit_of_a_text_encoder_is_refused_by_the_pipeline(copy: Path) -> None:
-    path = copy / "text_encoder" / WEIGHTS_NAME
-    path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    flip(path := copy / "text_encoder" / WEIGHTS_NAME)
     with pytest.raises(ValueError, match=rf"{path} is damaged"):
         LanternPipeline.from_pretrained(copy)
 
@@ -352,35 +336,13 @@ def test_no_message_advises_to_unpickle(tmp_path: Path, content: bytes) -> None:
 def test_sizes_of_add_ons_are_bounded(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     entry, part = add_ons()[name], tiny_part(name, tiny_target())
     save_component(part.state_dict(), part.config, tmp_path / "part")
-    path = tmp_path / "part" / CONFIG_NAME
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    change(tmp_path / "part" / CONFIG_NAME, **changes)
     with pytest.raises(ValueError, match=rf"config\.json: .*{next(iter(changes))}"):
         load_component(entry.module, entry.config, tmp_path / "part")
 
 
-def test_a_converted_drafter_is_tried_before_it_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = EagleConfig.for_target(tiny_target().config, form="rows")
-    torch.save(Eagle(config).state_dict(), tmp_path / "x.pt")
-    (tmp_path / "config.json").write_text(json.dumps({"n_head": config.n_head, "cls_token_num": 6}))
-    arguments = [str(tmp_path / "x.pt"), str(tmp_path / "out"), "--grid", "4", "--kind", "drafter"]
-    arguments += ["--config", str(tmp_path / "config.json")]
-
-    def broken(*_: Any, **__: Any) -> None:
-        raise RuntimeError("shapes do not match")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Eagle, "forward", broken)
-        assert convert.main(arguments) == 2
-    assert "does not run" in capsys.readouterr().err and not (tmp_path / "out").exists()
-    assert convert.main(arguments) == 0
-    assert try_component(tmp_path / "out", "drafter") is not None
-
-
 def test_a_dropout_beyond_one_is_refused_by_file(component: Path) -> None:
-    config = json.loads((component / CONFIG_NAME).read_text())
-    (component / CONFIG_NAME).write_text(json.dumps(config | {"attn_dropout_p": 1.5, "resid_dropout_p": 1.5}))
+    change(component / CONFIG_NAME, attn_dropout_p=1.5, resid_dropout_p=1.5)
     refused(component, r"config\.json describes a module that cannot be built: dropout probability")
 
 

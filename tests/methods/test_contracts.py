@@ -1,20 +1,16 @@
 """What every method of the catalogue promises. A method that is added gets its promises checked by being listed."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.methods.registry import METHODS, Decoder, Method, build_decoder
-from lantern.verifiers.relaxations.neighbours import proximity_table
-from tests.proof.pictures import DISTRIBUTION, SMALL, p_value
-from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_parts
+from lantern.methods.registry import METHODS, Decoder, Method
+from tests.proof.pictures import DISTRIBUTION, SMALL, distance, p_value, pictures
+from tests.tiny import select
+from tests.tiny_decoder import CONDITION, KEYS, plain_codes, tiny_decoder
 
-TARGET = tiny_target()
-CODEBOOK = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
-TABLE = proximity_table(CODEBOOK, 23)
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
 # every method as it is, and woven trees of more than their own drafter
 SPECS: dict[str, Method] = {
     **METHODS,
@@ -24,23 +20,8 @@ SPECS: dict[str, Method] = {
 SAMPLINGS = [Sampling(guidance=3), Sampling(guidance=1, top_k=6, top_p=0.9), Sampling(guidance=3, temperature=0)]
 
 
-def toy_sized(method: Method) -> Method:
-    k = method.settings.get("k")
-    return method if k is None else method.with_options(k=min(k, 10))
-
-
 def parts(name: str, sampling: Sampling, form: str = "guided") -> Decoder:
-    method = toy_sized(SPECS[name])
-    module = tiny_eagle(TARGET, form=form)
-    return build_decoder(
-        method,
-        TARGET,
-        sampling=sampling,
-        drafter_module=module,
-        add_ons=tiny_parts(TARGET),
-        neighbours=TABLE,
-        codebook=CODEBOOK,
-    )
+    return tiny_decoder(SPECS[name], sampling=sampling, form=form)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -51,6 +32,7 @@ def test_grids_are_whole_and_the_account_adds_up(name: str, sampling: Sampling, 
     assert made.codes.shape == (3, 16) and made.codes.dtype == torch.int64
     assert (made.codes >= 0).all() and (made.codes < 24).all()
     assert (made.passes >= 1).all() and (made.passes <= 16).all()
+    assert made.is_finite is not None and made.is_finite.tolist() == [True, True, True]
     # A loop of its own commits several codes per pass without drafts.
     assert SPECS[name].spec.loop is not None or (made.passes + made.accepted.sum(1) >= 16).all()
     if SPECS[name].exact:
@@ -75,29 +57,32 @@ def test_a_picture_depends_on_its_key_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, method in SPECS.items() if method.exact])
 def test_greedy_codes_of_exact_methods_are_those_of_plain_decoding(name: str) -> None:
-    expected = parts("plain", SAMPLINGS[2]).generate(CONDITION, keys=KEYS).codes
+    expected = plain_codes(sampling=SAMPLINGS[2])
     assert torch.equal(parts(name, SAMPLINGS[2]).generate(CONDITION, keys=KEYS).codes, expected)
 
 
 @pytest.mark.parametrize("name", [name for name, m in SPECS.items() if m.spec.promise == "codes"])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["sampled", "filtered", "greedy"])
 def test_gumbel_methods_give_the_codes_of_plain_decoding(name: str, sampling: Sampling) -> None:
-    expected = parts("plain", sampling).generate(CONDITION, keys=KEYS).codes
-    assert torch.equal(parts(name, sampling).generate(CONDITION, keys=KEYS).codes, expected)
+    assert torch.equal(parts(name, sampling).generate(CONDITION, keys=KEYS).codes, plain_codes(sampling=sampling))
 
 
 @pytest.mark.parametrize("name", [name for name, m in SPECS.items() if m.spec.promise == "distribution"])
 def test_other_exact_methods_have_the_distribution_of_the_target(name: str) -> None:
     """Whole images of 4 codes out of 5, against the enumerated distribution."""
-    method, target, pictures = SPECS[name], SMALL, 20_000
-    method = method.with_options(tree="chain_2") if method.tree else method
+    method = SPECS[name].with_options(tree="chain_2") if SPECS[name].tree else SPECS[name]
     small = {"nodes": 8, "width": 3, "depth": 2}  # large trees cover all pictures and take minutes
     method = method.with_options(**{name: most for name, most in small.items() if method.settings.get(name, 0) > most})
-    built = build_decoder(
-        method, target, sampling=DISTRIBUTION, drafter_module=tiny_eagle(target), add_ons=tiny_parts(target)
-    )
-    codes = [
-        built.generate(select(tiny_condition((3,)), [0] * 5000), keys=[(seed, i) for i in range(5000)]).codes
-        for seed in range(pictures // 5000)
-    ]
-    assert p_value(torch.cat(codes)) > 1e-4
+    built = tiny_decoder(method, SMALL, DISTRIBUTION)
+    assert p_value(torch.cat([pictures(built, 5000, seed).codes for seed in range(4)])) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("zipar", {"lead": 1}), ("row-cache", {"first_rows": 0, "last_rows": 1}), ("vvs", {"tree": "spine_1_2_1"})],
+)
+def test_the_reported_cost_is_that_of_the_distribution_of_pictures(name: str, settings: dict[str, Any]) -> None:
+    """Pictures of 2 x 2 codes out of 5 are farther from the target's distribution than chance, within the cost."""
+    made = pictures(tiny_decoder(name, SMALL, DISTRIBUTION, **settings), 10_000, seed=3)
+    found, chance = distance(made.codes)
+    assert chance * 1.5 < found < float(made.total_variation.mean()) + chance

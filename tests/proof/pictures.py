@@ -3,14 +3,17 @@
 import itertools
 import math
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition
+from lantern.core.types import Condition, Generation
+from lantern.methods.registry import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import select, tiny_condition, tiny_target
+from tests.uncached import uncached
 
 SMALL = tiny_target(block_size=4, vocab_size=5)
 DISTRIBUTION = Sampling(guidance=2)
@@ -18,15 +21,8 @@ DISTRIBUTION = Sampling(guidance=2)
 
 def teacher_forced(target: Transformer, condition: Condition, codes: Tensor, sampling: Sampling) -> Tensor:
     """Return log p of every code given those before it, without a cache."""
-    assert condition.embeddings is not None and condition.mask is not None
-    words, rows = condition.embeddings, []
-    length = words.shape[1] + codes.shape[1] - 1
-    for prompt in (target.cls_embedding(words), target.cls_embedding.unconditional(words))[: sampling.rows]:
-        inputs = torch.cat([prompt, target.tok_embeddings(codes[:, :-1])], 1)
-        valid = torch.cat([condition.mask, torch.ones_like(codes[:, 1:], dtype=torch.bool)], 1)
-        mask = torch.tril(valid[:, None] | ~valid[:, :, None])
-        rows.append(target(inputs, torch.arange(length).expand(len(codes), -1), mask).logits[:, words.shape[1] - 1 :])
-    return sampling.log_probs(torch.stack(rows, 1), torch.arange(codes.shape[1]).expand(len(codes), -1))
+    logits = uncached(target, condition, codes[:, :-1], rows=sampling.rows)[:, :, -codes.shape[1] :]
+    return sampling.log_probs(logits, torch.arange(codes.shape[1]).expand(len(codes), -1))
 
 
 @lru_cache(maxsize=4)
@@ -39,6 +35,12 @@ def enumerated(forced: tuple[int, ...] = (-1, -1, -1, -1)) -> Tensor:
     is_possible = (is_free | (codes == torch.tensor(forced))).all(1)
     sampled = distributions.gather(-1, codes[..., None])[..., 0].masked_fill(~is_free, 0.0)
     return sampled.sum(1).double().exp() * is_possible
+
+
+def pictures(decoder: Decoder, count: int, seed: int = 0, **how: Any) -> Generation:
+    """Make images of one caption, each with its own noise."""
+    keys = [(seed, i) for i in range(count)]
+    return decoder.generate(select(tiny_condition((3,)), [0] * count), keys=keys, **how)
 
 
 def p_value(codes: Tensor, forced: tuple[int, ...] = (-1, -1, -1, -1)) -> float:

@@ -12,11 +12,10 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.decoding.loop import Programs, Readback, Run
-from lantern.methods.registry import METHODS, Decoder, build_decoder
-from lantern.verifiers.relaxations.neighbours import proximity_table
+from lantern.methods.registry import METHODS, Decoder
 from tests.proof.readbacks import Readbacks
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_parts
+from tests.tiny import tiny_condition, tiny_target
+from tests.tiny_decoder import tiny_decoder
 
 CONDITION = tiny_condition((4, 1, 6, 3))
 KEYS = [(5, i) for i in range(4)]
@@ -72,19 +71,8 @@ def test_asynchronous_calls_are_not_reported() -> None:
 
 
 def parts_of(name: str, device: str = "cpu") -> Decoder:
-    target, codebook = tiny_target().to(device), torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
-    method = METHODS[name]
-    if "k" in method.settings:
-        method = method.with_options(k=10)
-    return build_decoder(
-        method,
-        target,
-        sampling=Sampling(guidance=3, temperature=0.9, top_k=20, top_p=0.95),
-        drafter_module=tiny_eagle(target).to(device),
-        add_ons={name: part.to(device) for name, part in tiny_parts(target).items()},
-        neighbours=proximity_table(codebook, 12).to(device),
-        codebook=codebook.to(device),
-    )
+    sampling = Sampling(guidance=3, temperature=0.9, top_k=20, top_p=0.95)
+    return tiny_decoder(name, tiny_target().to(device), sampling)
 
 
 class Watch:

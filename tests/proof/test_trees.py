@@ -14,10 +14,10 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree, TreeShape
 from lantern.decoding.cache import start
 from lantern.decoding.loop import Run
-from tests.tiny import select, tiny_condition, tiny_target
+from tests.tiny import select
+from tests.tiny_decoder import CONDITION, TARGET
+from tests.uncached import uncached
 
-TARGET = tiny_target()
-CONDITION = tiny_condition((4, 1, 6))
 COUNT, SLOTS, CODES = 16, 6, 24
 CLOSE = 1e-5
 
@@ -57,14 +57,7 @@ def run_with(codes: Int[Tensor, "b n"], known: Int[Tensor, " b"], nodes: int, sa
 
 def oracle(image: int, codes: Int[Tensor, " n"], sampling: Sampling) -> Float[Tensor, "r n v"]:
     """Return the logits after each code of an image, for both guidance rows."""
-    assert CONDITION.embeddings is not None and CONDITION.mask is not None
-    words = CONDITION.embeddings[image : image + 1]
-    rows = [TARGET.cls_embedding(words), TARGET.cls_embedding.unconditional(words)][: sampling.rows]
-    fed = TARGET.tok_embeddings(codes)[None].expand(len(rows), -1, -1)
-    valid = torch.cat([CONDITION.mask[image], torch.ones_like(codes, dtype=torch.bool)])
-    mask = (valid[None] | torch.eye(len(valid), dtype=torch.bool)).tril().expand(len(rows), -1, -1)
-    positions = torch.arange(len(valid)).expand(len(rows), -1)
-    return TARGET(torch.cat([torch.cat(rows), fed], 1), positions, mask).logits[:, SLOTS:]
+    return uncached(TARGET, select(CONDITION, [image]), codes[None], rows=sampling.rows)[0, :, SLOTS:]
 
 
 def path_to(node: int, parents: tuple[int, ...]) -> list[int]:

@@ -1,6 +1,7 @@
 """Jacobi coupling: one walk over a window, place by place."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -40,14 +41,17 @@ def distributions(nodes: int, seed: int) -> Tensor:
     return (torch.randn(nodes, CODES, generator=generator) * 1.5).softmax(-1)
 
 
-def walk(p: Tensor, q: Tensor, codes: list[int], redraw: str = "coupled") -> tuple[Verdict, NoiseSource]:
+def walk(
+    p: Tensor, q: Tensor, codes: list[int], redraw: str = "coupled", rule: Grouped | None = None
+) -> tuple[Verdict, NoiseSource]:
     """Walk GRID^2 images with the same window, whose root is code 0 and whose first code has number 7."""
     noise, runs = Gridded(), GRID * GRID
     shape = chain(len(codes)).shape()
     tokens = torch.tensor([0, *codes]).expand(runs, -1)
     tree = DraftTree(tokens, shape, "jacobi", q.log().expand(runs, -1, -1))
     positions = (7 + shape.depths).expand(runs, -1)
-    return CouplingVerifier(redraw).walk(tree, p.log().expand(runs, -1, -1), positions, noise), noise  # type: ignore[arg-type]
+    verifier: Any = CouplingVerifier(redraw, rule)  # type: ignore[arg-type]
+    return verifier.walk(tree, p.log().expand(runs, -1, -1), positions, noise), noise
 
 
 def sampled(verdict: Verdict) -> Tensor:
@@ -146,14 +150,6 @@ def test_unknown_redraw_raises() -> None:
         CouplingVerifier("greedy")  # type: ignore[arg-type]
 
 
-def relaxed_walk(p: Tensor, q: Tensor, codes: list[int], rule: Grouped) -> Verdict:
-    noise, runs = Gridded(), GRID * GRID
-    shape = chain(len(codes)).shape()
-    tree = DraftTree(torch.tensor([0, *codes]).expand(runs, -1), shape, "jacobi", q.log().expand(runs, -1, -1))
-    positions = (7 + shape.depths).expand(runs, -1)
-    return CouplingVerifier("independent", rule).walk(tree, p.log().expand(runs, -1, -1), positions, noise)
-
-
 def groups(size: int) -> Grouped:
     vectors = torch.randn(CODES, 3, generator=torch.Generator().manual_seed(5))
     return Grouped(vectors, group=size, p_radius=1.0, d_radius=2.5)
@@ -162,7 +158,7 @@ def groups(size: int) -> Grouped:
 def test_a_window_of_groups_of_one_is_speculative_jacobi_decoding() -> None:
     p, q = distributions(4, 1), distributions(4, 2)
     exact, _ = walk(p, q, [1, 2, 3], "independent")
-    found = relaxed_walk(p, q, [1, 2, 3], groups(0))
+    found, _ = walk(p, q, [1, 2, 3], "independent", groups(0))
     assert torch.equal(found.path, exact.path) and torch.equal(sampled(found), sampled(exact))
     assert found.total_variation is not None and found.relaxed is not None
     assert not found.total_variation.any() and not (found.relaxed * (found.path > 0)).any()
@@ -172,7 +168,7 @@ def test_a_relaxed_window_follows_its_rule_and_reports_no_less_than_it_moves() -
     p, q, rule = distributions(3, 3), distributions(3, 4), groups(4)
     output, reported = torch.zeros(CODES), 0.0
     for code in range(CODES):
-        verdict = relaxed_walk(p, q, [code, 1], rule)
+        verdict, _ = walk(p, q, [code, 1], "independent", rule)
         ruling = rule.judge(Trial(p[:1], q[:1], torch.tensor([code]), is_point=False))
         chance = float((ruling.mass[0] / q[0, code]).clamp(max=1))
         assert float((verdict.length > 0).float().mean()) == pytest.approx(chance, abs=2 / GRID)

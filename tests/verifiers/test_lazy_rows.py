@@ -12,7 +12,6 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Verdict, Verifier
 from lantern.decoding.loop import LazyRows, Programs
 from lantern.drafters.trees.static import named
-from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.greedy import GreedyVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
@@ -24,7 +23,7 @@ from lantern.verifiers.relaxations.lantern_pp import LanternPP
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
 from lantern.verifiers.relaxations.tolerance import Tolerance
 from lantern.verifiers.relaxed import RelaxedVerifier
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 
 CODES, IMAGES, STEPS = 48, 3, 12
 TREE = named("0 1 2 0.0 0.1 1.0 0.0.0 0.0.1 0.0.0.0")
@@ -115,21 +114,8 @@ def test_lazy_walks_have_the_bits_of_full_walks(name: str, images: int) -> None:
 @pytest.mark.parametrize("name", ["eagle1", "lantern", "bounded", "eagle2-rejection"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_decoding_with_lazy_rows_gives_the_same_pictures_and_statistics(name: str, temperature: float) -> None:
-    target = tiny_target(vocab_size=24)
-    vectors = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
-    method = METHODS[name].with_options(**({"k": 10} if "k" in METHODS[name].settings else {}))
-    parts = build_decoder(
-        method,
-        target,
-        sampling=Sampling(guidance=3, temperature=temperature, top_k=12),
-        drafter_module=tiny_eagle(target),
-        neighbours=proximity_table(vectors, 23),
-        codebook=vectors,
-    )
-    made = [
-        parts.generate(tiny_condition((4, 1)), keys=[(1, 0), (1, 1)], programs=Programs(may_look=may_look))
-        for may_look in (True, False)
-    ]
+    parts = tiny_decoder(name, sampling=Sampling(guidance=3, temperature=temperature, top_k=12))
+    made = [parts.generate(CONDITION, keys=KEYS, programs=Programs(may_look=look)) for look in (True, False)]
     for field in ("codes", "passes", "accepted", "reached", "relaxed", "total_variation", "latent_distance"):
         found = [getattr(one, field) for one in made]
         assert found[0] is found[1] is None or torch.equal(*found), field

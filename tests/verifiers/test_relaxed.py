@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Relaxation, RelaxationDefaults, Relaxed, Verifier
+from lantern.core.types import DraftMode, DraftTree, Generation, Relaxation, RelaxationDefaults, Relaxed, Verifier
 from lantern.decoding.loop import Programs
 from lantern.drafters.trees.static import StaticTree
-from lantern.methods.registry import METHODS, build_decoder
+from lantern.methods.registry import METHODS
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.bounded import Bounded
@@ -20,7 +19,8 @@ from lantern.verifiers.relaxations.cool import Cool
 from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
 from lantern.verifiers.relaxed import RelaxedVerifier
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny import tiny_condition, tiny_eagle
+from tests.tiny_decoder import SAMPLING, TARGET, tiny_codebook, tiny_decoder
 from tests.verifiers.toys import CODES, TREE, Toy, distance, draw_tree, outcome, spread_noise, target_distribution, toy
 
 TOLERANCE = 0.015
@@ -134,39 +134,28 @@ def test_drafts_without_log_q_raise() -> None:
         )
 
 
-TARGET = tiny_target()
-VECTORS = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
-TABLE = proximity_table(VECTORS, 23)
-KEYS = [(seed, 0) for seed in range(6)]
-CONDITION = tiny_condition((4, 1, 6, 3, 2, 5))
+VECTORS = tiny_codebook()
 
 
-def decode(name: str, sampling: Sampling, codebook: Tensor | None = VECTORS, **settings: Any):  # type: ignore[no-untyped-def]
-    method = METHODS[name].with_options(**settings)
-    parts = build_decoder(
-        method,
-        TARGET,
-        sampling=sampling,
-        drafter_module=tiny_eagle(TARGET),
-        neighbours=TABLE,
-        codebook=codebook,
-    )
-    return parts.generate(CONDITION, keys=KEYS, programs=Programs(may_look=False))  # as on a GPU
+def decode(name: str, sampling: Sampling = SAMPLING, **how: Any) -> Generation:
+    condition, keys = tiny_condition((4, 1, 6, 3, 2, 5)), [(seed, 0) for seed in range(6)]
+    parts = tiny_decoder(name, sampling=sampling, **how)
+    return parts.generate(condition, keys=keys, programs=Programs(may_look=False))  # as on a GPU
 
 
 @pytest.mark.parametrize("sampling", [Sampling(guidance=3), Sampling(guidance=3, temperature=0)])
 @pytest.mark.parametrize("settings", [{"delta": 0.0}, {"k": 0}, {"cap": 1.0}])
 def test_zero_budget_equals_plain_decoding(sampling: Sampling, settings: dict[str, Any]) -> None:
     plain = decode("plain", sampling).codes
-    made = decode("bounded", sampling, **(dict[str, Any](k=10) | settings))
+    made = decode("bounded", sampling, **settings)
     assert torch.equal(made.codes, plain)
     assert made.total_variation.sum() == 0 and made.relaxed.sum() == 0
 
 
 def test_reported_total_variation_is_within_delta() -> None:
-    exact = decode("eagle1", Sampling(guidance=3))
+    exact = decode("eagle1")
     for delta in (0.1, 0.3):
-        made = decode("bounded", Sampling(guidance=3), k=20, delta=delta)
+        made = decode("bounded", k=20, delta=delta)
         assert made.total_variation_max is not None and made.latent_distance is not None
         assert (made.total_variation_max > 0).all() and (made.total_variation_max <= delta).all()
         assert (made.total_variation <= 16 * made.total_variation_max).all()
@@ -178,36 +167,14 @@ def test_reported_total_variation_is_within_delta() -> None:
 
 @pytest.mark.parametrize("name", ["bounded", "lantern", "cool", "tolerance"])
 def test_without_a_codebook_no_distance_is_reported(name: str) -> None:
-    own: dict[str, Any] = {"k": 10} if "k" in METHODS[name].settings else {}
-    assert decode(name, Sampling(guidance=3), codebook=None, **own).latent_distance is None
-    reported = decode(name, Sampling(guidance=3), **own).latent_distance
+    assert decode(name, has_codebook=False).latent_distance is None
+    reported = decode(name).latent_distance
     assert reported is not None and (reported >= 0).all() and reported.sum() > 0
-
-
-class Readbacks(TorchDispatchMode):
-    """Counts operations that make the host wait for the device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("name", ["bounded", "cool", "grouped", "tolerance"])
-def test_at_most_one_device_readback_per_step(name: str) -> None:
-    own: dict[str, Any] = {"k": 10} if name == "bounded" else {}
-    decode(name, Sampling(guidance=3), **own)  # creates the constants of the tree
-    with Readbacks() as readbacks:
-        made = decode(name, Sampling(guidance=3), **own)
-    assert readbacks.count <= int(made.passes.max()) + 1  # two of them for the padding of the prompts
 
 
 def test_groups_need_a_codebook() -> None:
     with pytest.raises(ValueError, match="needs the vectors of the codes"):
-        decode("grouped", Sampling(guidance=3), codebook=None)
+        decode("grouped", has_codebook=False)
 
 
 def test_drafters_without_log_q_raise_when_built() -> None:
@@ -215,14 +182,11 @@ def test_drafters_without_log_q_raise_when_built() -> None:
     from lantern.drafters.eagle.drafter import EagleDrafter
     from lantern.drafters.trees.static import named
 
-    drafter = EagleDrafter(
-        tiny_eagle(TARGET), TARGET, tree=named("chain_3"), mode="gumbel", sampling=Sampling(guidance=3)
-    )
+    drafter = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=named("chain_3"), mode="gumbel", sampling=SAMPLING)
     with pytest.raises(ValueError, match="records_log_q=True"):
         check_modes(drafter, RelaxedVerifier(BOUNDED, GumbelVerifier()))
 
 
 def test_acceptance_rules_with_gumbel_match_raise() -> None:
-    odd = METHODS["lantern"].with_options(k=10).with_spec(verifier="gumbel", mode="gumbel")
     with pytest.raises(ValueError, match='use "rejection"'):
-        build_decoder(odd, TARGET, sampling=Sampling(), drafter_module=tiny_eagle(TARGET), neighbours=TABLE)
+        tiny_decoder(METHODS["lantern"].with_spec(verifier="gumbel", mode="gumbel"))

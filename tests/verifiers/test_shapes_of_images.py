@@ -14,6 +14,7 @@ from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.bounded import Bounded
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from lantern.verifiers.relaxed import RelaxedVerifier
+from tests.proof.draws import BulkNoise
 from tests.verifiers.toys import CODES, draw_tree, target_distribution, toy
 
 # Trees with the same number of nodes and different shapes.
@@ -36,33 +37,13 @@ VERIFIERS: list[tuple[Verifier, DraftMode]] = [
 ]
 
 
-class Noise:
-    """Tables of independent numbers, one row per image."""
-
-    def __init__(self, images: int) -> None:
-        generator = torch.Generator().manual_seed(3)
-        self._gumbel = -torch.rand(6, images, 8, CODES, generator=generator).log().neg().log()
-        self._uniform = torch.rand(images, 8, 4, generator=generator, dtype=torch.float64)
-        self.images = torch.arange(images)
-
-    def of(self, images: Tensor) -> "Noise":
-        """Return the noise of some of the images."""
-        some = Noise(len(images))
-        some._gumbel, some._uniform = self._gumbel[:, images], self._uniform[images]
-        return some
-
-    def gumbel(self, positions: Tensor, purpose: int = 1) -> Tensor:
-        return self._gumbel[int(purpose)][self.images[:, None], positions]
-
-    def uniform(self, positions: Tensor, lanes: int, **others: object) -> Tensor:
-        return self._uniform[self.images[:, None], positions][..., :lanes]
+NOISE = BulkNoise(COPIES * len(TREES), 8, CODES, 3)
 
 
 def drafts(mode: DraftMode) -> list[DraftTree]:
     """Return forty drafts of each tree."""
-    every = Noise(COPIES * len(TREES))
     parts = torch.arange(COPIES * len(TREES)).view(len(TREES), COPIES)
-    return [draw_tree(toy(), mode, every.of(part), COPIES, tree) for part, tree in zip(parts, TREES, strict=True)]
+    return [draw_tree(toy(), mode, NOISE.at(part), COPIES, tree) for part, tree in zip(parts, TREES, strict=True)]
 
 
 def together(drafts: list[DraftTree]) -> DraftTree:
@@ -85,18 +66,18 @@ def distribution(draft: DraftTree) -> Tensor:
     return torch.where(is_root, toy().p.log(), log_p)
 
 
-def walked(verifier: Verifier, draft: DraftTree, noise: Noise) -> Verdict:
+def walked(verifier: Verifier, draft: DraftTree, noise: BulkNoise) -> Verdict:
     places = draft.shape.depths.expand(draft.tokens.shape)
     return verifier.walk(draft, distribution(draft), places, noise)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("verifier", "mode"), VERIFIERS, ids=["gumbel", "sampled", "point", "bounded"])
 def test_batches_of_different_trees_match_single_walks(verifier: Verifier, mode: DraftMode) -> None:
-    every, parts = Noise(COPIES * len(TREES)), drafts(mode)
-    both = walked(verifier, together(parts), every)
+    parts = drafts(mode)
+    both = walked(verifier, together(parts), NOISE)
     numbers = torch.arange(COPIES * len(TREES)).view(len(TREES), COPIES)
     for rows, draft in zip(numbers, parts, strict=True):
-        alone = walked(verifier, draft, every.of(rows))
+        alone = walked(verifier, draft, NOISE.at(rows))
         assert torch.equal(both.length[rows], alone.length) and torch.equal(both.next_token[rows], alone.next_token)
         taken = torch.arange(2) < alone.length[:, None]
         assert torch.equal(both.path[rows] * taken, alone.path * taken)
@@ -106,18 +87,18 @@ def test_batches_of_different_trees_match_single_walks(verifier: Verifier, mode:
 
 
 def test_counters_of_different_trees_match_single_counters() -> None:
-    every, parts = Noise(COPIES * len(TREES)), drafts("gumbel")
+    parts = drafts("gumbel")
     start = torch.zeros(COPIES * len(TREES), dtype=torch.long) + 3
     one, cpu = Counters(8), torch.device("cpu")
     batch = together(parts)
     for _ in range(2):
-        one.enter(replace(batch.shape), replace(walked(GumbelVerifier(), batch, every), leftovers=None), start)
+        one.enter(replace(batch.shape), replace(walked(GumbelVerifier(), batch, NOISE), leftovers=None), start)
     found = one.totals(len(start), 2, cpu)
     numbers = torch.arange(len(start)).view(len(TREES), COPIES)
     for rows, draft in zip(numbers, parts, strict=True):
         alone = Counters(8)
         for _ in range(2):
-            verdict = replace(walked(GumbelVerifier(), draft, every.of(rows)), leftovers=None)
+            verdict = replace(walked(GumbelVerifier(), draft, NOISE.at(rows)), leftovers=None)
             alone.enter(draft.shape, verdict, start[rows])
         expected = alone.totals(COPIES, 2, cpu)
         for name in ("passes", "accepted", "reached"):

@@ -38,7 +38,3 @@ def test_nodes_below_the_threshold_do_not_count() -> None:
 def test_unknown_traits_raise() -> None:
     with pytest.raises(ValueError, match="trait 'colour' is unknown"):
         C2TConfig(traits=("colour",))
-
-
-def test_the_network_is_small() -> None:
-    assert sum(p.numel() for p in classifier().parameters()) * 4 < 1 << 20

@@ -37,6 +37,11 @@ def test_policy_states_keep_their_sizes(name: str) -> None:
     assert [x.shape for x in state] == [x.shape for x in planned] == [x.shape for x in after]
 
 
+@pytest.mark.parametrize("network", [C2T(C2TConfig()), Radar(RadarConfig())])
+def test_networks_are_small(network: torch.nn.Module) -> None:
+    assert sum(p.numel() for p in network.parameters()) * 4 < 1 << 20
+
+
 def test_open_paths_rank_above_stopped_ones_and_children_below_parents() -> None:
     assert MAX_DEPTH * MIN_LOG > STOPPED_BELOW > STOPPED
     deep = torch.tensor(MAX_DEPTH * STOPPED)

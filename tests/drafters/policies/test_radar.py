@@ -45,7 +45,3 @@ def test_decision_depends_on_earlier_depths() -> None:
 def test_narrow_beams_are_padded_with_the_least_log_probability() -> None:
     beam = torch.tensor([[-3.0, -1.0]])
     assert padded_beam(beam, 3).tolist() == [[-1.0, -3.0, MIN_LOG]] and padded_beam(beam, 1).tolist() == [[-1.0]]
-
-
-def test_the_network_is_small() -> None:
-    assert sum(p.numel() for p in Radar(RadarConfig()).parameters()) * 4 < 1 << 20

@@ -5,25 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from lantern.core.sampling import Sampling
 from lantern.core.types import Generation
 from lantern.drafters.policies.policy import TRAITS
 from lantern.drafters.policies.records import Recorder, Records, load_records
-from lantern.methods.registry import METHODS, build_decoder
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-
-TARGET = tiny_target()
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
+from tests.tiny_decoder import CONDITION, KEYS, plain_codes, tiny_decoder
 
 
 def recorded(name: str, **options: object) -> tuple[Records, Generation]:
-    parts = build_decoder(
-        METHODS[name].with_options(**options),
-        TARGET,
-        sampling=Sampling(guidance=3),
-        drafter_module=tiny_eagle(TARGET),
-    )
+    parts = tiny_decoder(name, **options)  # type: ignore[arg-type]
     recorder = Recorder(method=name, target="digest")
     recorder.watch(parts.drafter)
     made = parts.generate(CONDITION, keys=KEYS, callback=recorder)
@@ -44,8 +33,7 @@ def test_records_add_up_to_the_statistics_of_the_generation(name: str) -> None:
 
 def test_recorded_traits_do_not_change_codes() -> None:
     records, made = recorded("eagle2")
-    plain = build_decoder("plain", TARGET, sampling=Sampling(guidance=3)).generate(CONDITION, keys=KEYS)
-    assert torch.equal(made.codes, plain.codes)
+    assert torch.equal(made.codes, plain_codes())
     assert records.traits is not None and records.traits.shape == (len(records), 16, len(TRAITS))
     assert records.beams is not None and records.beams.shape == (len(records), 5, 8)
     is_node = records.parents >= 0

@@ -8,31 +8,24 @@ import pytest
 import torch
 from torch import nn
 
-from lantern.core.sampling import Sampling
 from lantern.core.types import Step, Target
 from lantern.drafters.base import target_logits
 from lantern.drafters.eagle.eagle1 import Eagle, EagleLayer
 from lantern.engines.cpu.drafter import PackedDrafterLayer, packed_drafter
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.kernels import Arena, linear
-from lantern.engines.engine import EagerEngine
-from lantern.methods.registry import METHODS, build_decoder
+from lantern.engines.engine import EAGER
 from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_parts
+from tests.tiny import tiny_eagle, tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
 SHAPE: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
 
 
 def drafts_of(method: str, target: Transformer, *, is_fused: bool, **how: Any) -> list[Step]:
-    twin = copy.deepcopy(target)
-    parts = build_decoder(
-        METHODS[method], twin, sampling=Sampling(guidance=3.0), engine=CpuEngine() if is_fused else EagerEngine(), **how
-    )
+    parts = tiny_decoder(method, copy.deepcopy(target), engine=CpuEngine() if is_fused else EAGER, **how)
     return parts.generate(CONDITION, keys=KEYS, keep_steps=True).steps
 
 
@@ -64,9 +57,9 @@ def test_fused_drafters_propose_the_trees_of_eager_ones(
 ) -> None:
     target = tiny_target(**SHAPE)
     module = tiny_eagle(target, form=form, layers=layers)
-    eager = drafts_of(method, target, is_fused=False, drafter_module=module)
+    eager = drafts_of(method, target, is_fused=False, module=module)
     monkeypatch.setattr(EagleLayer, "forward", refuse)
-    fused = drafts_of(method, target, is_fused=True, drafter_module=module)
+    fused = drafts_of(method, target, is_fused=True, module=module)
     assert len(eager) == len(fused) > 5
     for a, b in zip(eager[1:], fused[1:], strict=True):
         assert a.tree is not None and b.tree is not None
@@ -76,7 +69,7 @@ def test_fused_drafters_propose_the_trees_of_eager_ones(
 @pytest.mark.parametrize("method", ["parallelspec", "vispec", "eagle3", "poss"])
 def test_other_drafters_propose_the_same_trees(method: str) -> None:
     target = tiny_target(**SHAPE)
-    eager, fused = (drafts_of(method, target, is_fused=f, add_ons=tiny_parts(target)) for f in (False, True))
+    eager, fused = (drafts_of(method, target, is_fused=is_fused) for is_fused in (False, True))
     assert len(eager) == len(fused) > 5
     for a, b in zip(eager[1:], fused[1:], strict=True):
         assert a.tree is not None and b.tree is not None and torch.equal(a.tree.tokens, b.tree.tokens)
@@ -131,9 +124,8 @@ def test_passes_without_a_cache_are_eager() -> None:
 @pytest.mark.filterwarnings("default")  # of what the compiler itself imports
 def test_fused_drafters_can_be_compiled() -> None:
     target = tiny_target(**SHAPE)
-    how: dict[str, Any] = {"sampling": Sampling(guidance=3.0), "drafter_module": tiny_eagle(target)}
     expected, found = (
-        build_decoder("eagle1", target, **how, engine=engine).generate(CONDITION, keys=KEYS, keep_steps=True)
+        tiny_decoder("eagle1", target, engine=engine).generate(CONDITION, keys=KEYS, keep_steps=True)
         for engine in (CpuEngine(), CpuEngine(compiles_steps=True))
     )
     assert torch.equal(expected.codes, found.codes) and torch.equal(expected.passes, found.passes)

@@ -3,36 +3,27 @@
 import copy
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from lantern.core.sampling import Sampling
 from lantern.drafters.base import target_logits
 from lantern.engines.cpu import build as building
 from lantern.engines.cpu import compiler as compiling
 from lantern.engines.cpu.drafter import packed_drafter
-from lantern.engines.cpu.engine import CpuEngine, CpuTarget
+from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.kernels import linear
 from lantern.engines.engine import engine_from_flags
 from lantern.engines.prepared import quantized
-from lantern.methods.registry import METHODS, build_decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cpu.bytewise import rows, weights
-from tests.engines.cpu.test_target import TREE, Passes, check_bits, target_in, twin_of
+from tests.engines.cpu.test_target import CODES, TREE, Passes, check_bits, target_in, twin_of
 from tests.engines.cpu.test_tiles import HAS_UNITS
-from tests.tiny import tiny_condition, tiny_eagle
-from tests.tiny_parts import tiny_parts
+from tests.tiny import tiny_eagle
 
 torchao = pytest.importorskip("torchao", reason="torchao is not installed: extra eval or dev")
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
-
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
-CODES = [3, 1, 4, 15, 9, 2, 6]
-EXACT = [name for name, method in METHODS.items() if method.is_identical]
 
 
 def full(target: Transformer) -> Transformer:
@@ -102,19 +93,6 @@ def test_passes_equal_dequantized_weights(dim: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dim", [64, 160])
 def test_logits_are_the_same_bits_alone_in_a_tree_and_in_a_batch(dim: int) -> None:
     check_bits(twin_of(quantized(target_in(torch.bfloat16, dim=dim), 8)))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_exact_methods_give_the_codes_of_plain_decoding(name: str, dtype: torch.dtype) -> None:
-    engine, sampling = CpuEngine(weights="int8"), Sampling(guidance=7.5)
-    target = target_in(dtype)
-    module, trained = tiny_eagle(target).to(dtype), tiny_parts(target)
-    how: dict[str, Any] = {"sampling": sampling, "drafter_module": module, "add_ons": trained, "engine": engine}
-    plain = build_decoder("plain", target, **how)
-    assert isinstance(plain.target, CpuTarget) and plain.target.module is quantized(target, 8)
-    expected = plain.generate(CONDITION, keys=KEYS).codes
-    assert torch.equal(build_decoder(name, target, **how).generate(CONDITION, keys=KEYS).codes, expected)
 
 
 def test_fused_8_bit_drafters_are_close_to_full_ones() -> None:

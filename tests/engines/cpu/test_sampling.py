@@ -11,8 +11,8 @@ from lantern.core.noise import Noise, Purpose
 from lantern.core.sampling import Sampling
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.kernels import sampler_of
-from lantern.methods.registry import METHODS, build_decoder
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny import tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to build the library")
 
@@ -89,11 +89,8 @@ def test_top_p_is_left_to_torch() -> None:
 @pytest.mark.parametrize("name", ["eagle1", "eagle2", "woven", "optimal"])
 @pytest.mark.parametrize("sampling", [Sampling(guidance=3.0), Sampling(guidance=3.0, top_k=5)], ids=str)
 def test_trees_do_not_depend_on_the_sampler(name: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape: dict[str, Any] = {"block_size": 16, "dim": 64, "n_head": 2, "vocab_size": 32}
-    target = tiny_target(**shape)
-    how: dict[str, Any] = {"drafter_module": tiny_eagle(target), "engine": CpuEngine()}
-    parts = build_decoder(METHODS[name], target, sampling=sampling, **how)
-    condition, keys, widths = tiny_condition((4, 1)), [(9, 0), (9, 1)], list[int]()
+    parts = tiny_decoder(name, tiny_target(dim=64, vocab_size=32), sampling, engine=CpuEngine())
+    widths = list[int]()
 
     def counted(*of: Any) -> Any:
         best = sampler_of(*of)
@@ -101,9 +98,9 @@ def test_trees_do_not_depend_on_the_sampler(name: str, sampling: Sampling, monke
         return lambda *given, **how: widths.append(how.get("width", 0)) or best(*given, **how)
 
     monkeypatch.setattr(parts.target, "sampler", counted)
-    found = parts.generate(condition, keys=keys)
+    found = parts.generate(CONDITION, keys=KEYS)
     assert 0 in widths  # of the walk
     assert (name == "eagle1") == any(widths)  # of children: the other trees read log-probabilities
     monkeypatch.setattr(parts.target, "sampler", lambda *_: None)
-    expected = parts.generate(condition, keys=keys)
+    expected = parts.generate(CONDITION, keys=KEYS)
     assert torch.equal(found.codes, expected.codes) and torch.equal(found.passes, expected.passes)

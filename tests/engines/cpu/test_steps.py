@@ -13,14 +13,13 @@ from lantern.core.types import Generation, Step
 from lantern.drafters.windows.jacobi import TRIAL
 from lantern.engines.cpu.engine import CpuEngine, FusedPass
 from lantern.engines.cpu.kernels import uniforms
-from lantern.methods.registry import METHODS, Decoder, build_decoder
+from lantern.methods.registry import Decoder
 from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny import tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
 SHAPE: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
 DISTRIBUTIONS = [
     Sampling(guidance=3.0),
@@ -39,8 +38,8 @@ WINDOWS: list[dict[str, Any]] = [
 
 
 def parts_of(target: Transformer, sampling: Sampling, options: dict[str, Any] | None) -> Decoder:
-    method = METHODS["plain"] if options is None else METHODS["gumbel-jacobi"].with_options(**options)
-    return build_decoder(method, copy.deepcopy(target), sampling=sampling, engine=CpuEngine())
+    name = "plain" if options is None else "gumbel-jacobi"
+    return tiny_decoder(name, copy.deepcopy(target), sampling, engine=CpuEngine(), **(options or {}))
 
 
 def by_the_loop(parts: Decoder, monkeypatch: pytest.MonkeyPatch, **watching: Any) -> Generation:
@@ -156,9 +155,7 @@ def test_uniforms_equal_torch(purpose: Purpose) -> None:
 @pytest.mark.parametrize("method", ["plain", "eagle1"])
 def test_all_decoders_use_the_fast_uniforms(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target, requested = tiny_target(**SHAPE), list[int]()
-    parts = build_decoder(
-        method, target, sampling=DISTRIBUTIONS[0], drafter_module=tiny_eagle(target), engine=CpuEngine()
-    )
+    parts = tiny_decoder(method, target, DISTRIBUTIONS[0], engine=CpuEngine())
 
     def watched(seeds: torch.Tensor, *given: Any) -> torch.Tensor:
         requested.append(len(seeds))
@@ -183,15 +180,11 @@ def test_steps_are_timed_by_phase() -> None:
 
 def test_unsupported_parts_are_decoded_by_the_loop() -> None:
     target, engine = tiny_target(**SHAPE), CpuEngine()
-    module = tiny_eagle(target)
 
     def fits(name: str, sampling: Sampling = DISTRIBUTIONS[0], **options: Any) -> bool:
-        method = METHODS[name].with_options(**options) if options else METHODS[name]
-        parts = build_decoder(method, target, sampling=sampling, drafter_module=module, engine=engine)
-        return parts.uses_fused_steps
+        return tiny_decoder(name, target, sampling, engine=engine, **options).uses_fused_steps
 
     assert fits("plain") and fits("gumbel-jacobi")
     assert not fits("plain", Sampling(top_p=0.9)) and not fits("gumbel-jacobi", Sampling(top_p=0.9))
     assert not fits("eagle1") and not fits("sjd") and not fits("gumbel-jacobi", init="drafter")
-    eager = build_decoder("plain", tiny_target(**SHAPE), sampling=DISTRIBUTIONS[0])
-    assert not eager.uses_fused_steps
+    assert not tiny_decoder("plain", target).uses_fused_steps

@@ -5,6 +5,7 @@ import gc
 import pickle
 import shutil
 import weakref
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -16,22 +17,23 @@ from lantern.core.types import Target
 from lantern.decoding.cache import StaticCache
 from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cpu.engine import CpuEngine, CpuTarget
-from lantern.engines.engine import EagerEngine
+from lantern.engines.engine import EagerEngine, Weights
+from lantern.engines.prepared import quantized
 from lantern.generation.images import NotFiniteError
 from lantern.generation.layer_watch import watched_layers
 from lantern.methods.registry import METHODS, build_decoder
 from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_parts
+from tests.tiny import tiny_eagle, tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, plain_codes, tiny_decoder
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
 
-CONDITION = tiny_condition((4, 1, 6))
-KEYS = [(9, 0), (9, 1), (4, 7)]
+needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed: extra eval or dev")
 EXACT = [name for name, method in METHODS.items() if method.is_identical]
 KNOWN = 11  # codes that are committed before the passes below
 TREE = (-1, 0, 0, 1, 3, 2, 4)  # parents; node 6's path is 0, 1, 3, 4, 6
 PATH = (0, 1, 3, 4, 6)
+CODES = [3, 1, 4, 15, 9, 2, 6]
 
 
 def target_in(dtype: torch.dtype, seed: int = 0, **changes: Any) -> Transformer:
@@ -87,10 +89,9 @@ def by_single_passes(target: Target, codes: list[int]) -> list[Tensor]:
 
 def check_bits(target: Target) -> None:
     """The logits of a path are the same bits fed one by one, in a tree, and in a batch."""
-    codes = [3, 1, 4, 15, 9, 2, 6]
-    alone = by_single_passes(target, [codes[node] for node in PATH])
+    alone = by_single_passes(target, [CODES[node] for node in PATH])
     for images in (1, 3):
-        tree = Passes(target, images).score(codes, TREE).logits
+        tree = Passes(target, images).score(CODES, TREE).logits
         for step, node in enumerate(PATH):
             for row in range(2 * images):
                 assert torch.equal(tree[row, node], alone[step][row % 2])
@@ -99,9 +100,8 @@ def check_bits(target: Target) -> None:
 @pytest.mark.parametrize("changes", [{}, {"dim": 128}, {"dim": 160}, {"dim": 96, "n_head": 3, "multiple_of": 32}])
 def test_fused_pass_equals_eager_pass(changes: dict[str, Any]) -> None:
     target = target_in(torch.float32, **changes)
-    codes = [3, 1, 4, 15, 9, 2, 6]
     eager, fused = Passes(target), Passes(twin_of(target))
-    expected, found = eager.score(codes, TREE), fused.score(codes, TREE)
+    expected, found = eager.score(CODES, TREE), fused.score(CODES, TREE)
     assert expected.fused is not None and found.fused is not None
     for a, b in ((expected.logits, found.logits), (expected.features, found.features), (expected.fused, found.fused)):
         assert torch.allclose(a, b, atol=2e-5 * float(a.abs().max()))
@@ -111,10 +111,9 @@ def test_fused_pass_equals_eager_pass(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dim", [64, 128, 160, 192, 256])  # heads of 32, 64, 80, 96 and 128
 def test_fused_bf16_is_as_accurate_as_eager_bf16(dim: int) -> None:
     target = target_in(torch.float32, dim=dim)
-    codes = [3, 1, 4, 15, 9, 2, 6]
     wide = copy.deepcopy(target.bfloat16()).float()
-    expected = Passes(wide).score(codes, TREE).logits
-    eager, fused = (Passes(t).score(codes, TREE).logits for t in (target, twin_of(target)))
+    expected = Passes(wide).score(CODES, TREE).logits
+    eager, fused = (Passes(t).score(CODES, TREE).logits for t in (target, twin_of(target)))
     assert (fused - expected).abs().mean() <= 1.2 * (eager - expected).abs().mean()
 
 
@@ -126,8 +125,7 @@ def test_logits_are_the_same_bits_alone_in_a_tree_and_in_a_batch(dtype: torch.dt
 
 def test_eager_logits_differ_so_the_comparison_can_fail() -> None:
     target = target_in(torch.float32, dim=256)
-    codes = [3, 1, 4, 15, 9, 2, 6]
-    alone, tree = by_single_passes(target, [codes[node] for node in PATH]), Passes(target).score(codes, TREE).logits
+    alone, tree = by_single_passes(target, [CODES[node] for node in PATH]), Passes(target).score(CODES, TREE).logits
     assert any(not torch.equal(tree[:, node], alone[step]) for step, node in enumerate(PATH))
 
 
@@ -150,23 +148,24 @@ def test_bits_do_not_depend_on_nodes_and_threads(nodes: int, dtype: torch.dtype)
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_exact_methods_give_the_codes_of_plain_decoding(name: str, dtype: torch.dtype) -> None:
-    engine, sampling = CpuEngine(), Sampling(guidance=7.5)
+@pytest.mark.parametrize("weights", ["full", pytest.param("int8", marks=needs_torchao)])
+def test_exact_methods_give_the_codes_of_plain_decoding(weights: Weights, dtype: torch.dtype, name: str) -> None:
+    how: dict[str, Any] = {"sampling": Sampling(guidance=7.5), "engine": CpuEngine(weights=weights)}
     target = target_in(dtype)
-    module, trained = tiny_eagle(target).to(dtype), tiny_parts(target)
-    how: dict[str, Any] = {"sampling": sampling, "drafter_module": module, "add_ons": trained, "engine": engine}
-    expected = build_decoder("plain", target, **how).generate(CONDITION, keys=KEYS).codes
-    parts = build_decoder(name, target, **how)
+    plain = tiny_decoder("plain", target, **how)
+    assert isinstance(plain.target, CpuTarget)
+    assert plain.target.module is (target if weights == "full" else quantized(target, 8))
+    expected = plain.generate(CONDITION, keys=KEYS).codes
+    parts = tiny_decoder(name, target, **how)
     assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
     assert torch.equal(parts.generate(CONDITION, keys=KEYS[:1] * 3).codes[:1], expected[:1])
 
 
 def test_fused_passes_are_reproducible_over_any_number_of_codes() -> None:
     target = target_in(torch.bfloat16)
-    how: dict[str, Any] = {"sampling": Sampling(guidance=3.0)}
     engine = CpuEngine(reproducible=True)
-    plain = build_decoder("plain", target, **how, engine=engine)
-    wide = build_decoder(METHODS["gumbel-jacobi"].with_options(window=40), target, **how, engine=engine)
+    plain = tiny_decoder("plain", target, engine=engine)
+    wide = tiny_decoder("gumbel-jacobi", target, engine=engine, window=40)
     assert wide.drafter is not None and wide.drafter.max_nodes == 40
     assert torch.equal(plain.generate(CONDITION, keys=KEYS).codes, wide.generate(CONDITION, keys=KEYS).codes)
 
@@ -175,7 +174,7 @@ def test_fused_passes_are_reproducible_over_any_number_of_codes() -> None:
 @pytest.mark.filterwarnings("default")  # of what the compiler itself imports
 def test_engines_do_not_change_the_target_or_the_codes() -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=3.0)
-    expected = build_decoder("plain", target, sampling=sampling).generate(CONDITION, keys=KEYS).codes
+    expected = plain_codes(target, sampling)
     before = dict(vars(target))
     for engine in (CpuEngine(), CompiledEngine(), CpuEngine()):
         made = build_decoder("plain", target, sampling=sampling, engine=engine)
@@ -278,8 +277,8 @@ def test_unsupported_targets_are_refused(target: object, message: str) -> None:
         build_decoder("plain", target(), sampling=Sampling(), engine=CpuEngine())  # type: ignore[operator]
 
 
+@needs_torchao
 def test_fused_passes_and_four_bit_weights_are_refused_together() -> None:
-    pytest.importorskip("torchao", reason="torchao is not installed: extra eval")
     with pytest.raises(ValueError, match="reads weights in full or in int8, int4 was given"):
         target = target_in(torch.float32, multiple_of=32)
         build_decoder("plain", target, sampling=Sampling(), engine=CpuEngine(weights="int4"))

@@ -16,11 +16,11 @@ from lantern.generation.generator import generate
 from lantern.generation.requests import Request
 from lantern.methods.registry import METHODS, Decoder, build_decoder
 from lantern.models.folder import load_model
-from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.engines.cuda.claimed import Claimed, ClaimedDevice, claim, claim_module, claimed_cuda, held
 from tests.engines.cuda.replay import Rehearsed
-from tests.engines.cuda.test_reuse import CAPTURED, CODEBOOK, SHORT, small_method
+from tests.engines.cuda.test_reuse import CAPTURED, SHORT
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny_decoder import small_method, tiny_codebook, tiny_neighbours
 from tests.tiny_parts import tiny_parts
 
 CONDITION = tiny_condition((4, 2))
@@ -31,14 +31,16 @@ def decoder_of(name: str, *, is_claimed: bool) -> Decoder:
     """Return a decoder whose target, drafter, add-ons and tables are on the claimed device."""
     target = tiny_target()
     parts: dict[str, Any] = {"drafter_module": tiny_eagle(target), **tiny_parts(target)}
-    tables: dict[str, Any] = {"neighbours": proximity_table(CODEBOOK, 23), "codebook": CODEBOOK}
+    tables: dict[str, Any] = {"neighbours": tiny_neighbours(), "codebook": tiny_codebook()}
     if is_claimed:
         for module in (target, *parts.values()):
             claim_module(module)
         tables = claim(tables)
     drafter = parts.pop("drafter_module")
     given: dict[str, Any] = {"drafter_module": drafter, "add_ons": parts, "sampling": Sampling(guidance=3.0)}
-    return build_decoder(small_method(name), target, **given, **tables)
+    method = small_method(name)
+    method = method.with_options(k=10) if "k" in method.settings else method
+    return build_decoder(method, target, **given, **tables)
 
 
 def codes_of(decoder: Decoder, seed: int, programs: Programs | None = None) -> Tensor:

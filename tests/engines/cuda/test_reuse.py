@@ -6,15 +6,12 @@ import torch
 from lantern.core.sampling import Sampling
 from lantern.decoding.loop import Programs
 from lantern.engines.cuda import graphs
-from lantern.methods.registry import METHODS, Decoder, build_decoder
-from lantern.methods.spec import Method
+from lantern.methods.registry import METHODS, Decoder
 from lantern.models.llamagen.transformer import Transformer
-from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.engines.cuda.replay import Rehearsed
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_parts import tiny_parts
+from tests.tiny import tiny_condition, tiny_target
+from tests.tiny_decoder import small_method, tiny_decoder
 
-CODEBOOK = torch.randn(24, 4, generator=torch.Generator().manual_seed(2))
 SHORT = ("plain", "row-cache", "gumbel-jacobi", "eagle1", "eagle2", "lantern++")
 REHEARSED = Programs(wrap=Rehearsed, may_look=False)
 
@@ -25,24 +22,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rehearsed, "captured", 0)
 
 
-def small_method(name: str) -> Method:
-    """Return a method whose trees and tables fit the tiny models."""
-    method = METHODS[name]
-    method = method.with_options(k=10) if "k" in method.settings else method
-    small = {"window": 4, "tree": "chain_2", "adaptive": False, "first_rows": 1, "last_rows": 2}
-    return method.with_options(**{option: value for option, value in small.items() if option in method.options})
-
-
 def decoder_of(name: str, target: Transformer, guidance: float = 3.0) -> Decoder:
-    return build_decoder(
-        small_method(name),
-        target,
-        sampling=Sampling(guidance=guidance),
-        drafter_module=tiny_eagle(target),
-        add_ons=tiny_parts(target),
-        neighbours=proximity_table(CODEBOOK, 23),
-        codebook=CODEBOOK,
-    )
+    return tiny_decoder(small_method(name), target, Sampling(guidance=guidance))
 
 
 # Parallel rows and the inner rounds of specmquant-paper, which the host counts, are not captured.

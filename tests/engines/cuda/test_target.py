@@ -11,9 +11,10 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.decoding.cache import StaticCache
 from lantern.engines.engine import EagerEngine, Weights
-from lantern.methods.registry import METHODS, Decoder, Method, build_decoder
+from lantern.methods.registry import Decoder
 from lantern.models.llamagen.transformer import Transformer
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny import tiny_condition, tiny_target
+from tests.tiny_decoder import tiny_decoder
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from lantern.engines.cuda import kernels
@@ -46,9 +47,7 @@ def target_in(dtype: torch.dtype, **changes: int) -> Transformer:
 
 
 def decoder_of(name: str, target: Transformer, sampling: Sampling) -> Decoder:
-    method: Method = METHODS[name].with_options(**SMALL.get(name, {}))
-    drafter = tiny_eagle(target).to(DEVICE, target.output.weight.dtype) if name in ("eagle1", "woven") else None
-    return build_decoder(method, target, sampling=sampling, drafter_module=drafter, engine=GraphEngine(rows=16))
+    return tiny_decoder(name, target, sampling, engine=GraphEngine(rows=16), **SMALL.get(name, {}))
 
 
 class Scored:
@@ -86,7 +85,7 @@ def compare(name: str, dtype: torch.dtype, guidance: float = 1.0) -> tuple[bool,
 def test_codes_are_those_of_the_eager_engine_in_fp32(weights: Weights) -> None:
     target, sampling = target_in(torch.float32, n_layer=2, n_head=2, block_size=4), Sampling(guidance=3.0, top_k=20)
     engines = EagerEngine(weights=weights), GraphEngine(weights=weights)
-    eager, made = (build_decoder("plain", target, sampling=sampling, engine=engine) for engine in engines)
+    eager, made = (tiny_decoder("plain", target, sampling, engine=engine) for engine in engines)
     assert isinstance(made.target, KernelTarget)
     assert torch.equal(made.generate(CONDITION, keys=KEYS).codes, eager.generate(CONDITION, keys=KEYS).codes)
 

@@ -68,9 +68,3 @@ def test_latent_distance_is_an_upper_bound() -> None:
         mean = gained @ torch.cdist(codebook, codebook) @ lost / lost.sum()
         assert found.latent_distance is not None
         assert mean <= found.latent_distance[0] + 1e-9 <= 1.5 * mean + 2e-9
-
-
-@pytest.mark.parametrize(("settings", "message"), [({"omega": -1}, "omega is -1"), ({"nu": math.inf}, "nu is inf")])
-def test_settings_out_of_range_raise(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Cool(**settings)  # type: ignore[arg-type]

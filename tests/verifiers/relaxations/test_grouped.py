@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from lantern.core.types import Trial
-from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.grouped import Grouped
-from tests.verifiers.toys import CODES, outcome, toy
 
 P = torch.tensor([[0.05, 0.3, 0.1, 0.35, 0.2]])  # in order: 3 1 4 2 0
 Q = torch.tensor([[0.1, 0.1, 0.2, 0.2, 0.4]])
@@ -37,20 +35,3 @@ def test_rejection_leaves_the_exact_residual() -> None:
     ruling = Grouped(LINE).judge(Trial(P, Q, torch.tensor([0]), False))
     assert ruling.left[0].tolist() == pytest.approx([0, 0.2, 0, 0.15, 0])
     assert ruling.reach is not None and ruling.reach.item() == pytest.approx((0.2 * 1 + 0.15 * 3) / 0.35)
-
-
-@pytest.mark.parametrize("settings", [{"group": 0}, {"p_radius": 0.0}, {"d_radius": 0.0}])
-@pytest.mark.parametrize("mode", ["sampled", "point"])
-def test_groups_of_one_are_exact(settings: dict[str, float], mode: str) -> None:
-    rule = Grouped(torch.randn(CODES, 2, generator=torch.Generator().manual_seed(0)), **settings)  # type: ignore[arg-type]
-    exact = outcome(toy(), RejectionVerifier(), mode, runs=20_000)  # type: ignore[arg-type]
-    assert torch.equal(outcome(toy(), RejectionVerifier(rule), mode, runs=20_000), exact)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [({"group": 3}, "group is 3"), ({"p_radius": -1}, "p_radius is -1"), ({"d_radius": -1}, "d_radius is -1")],
-)
-def test_settings_out_of_range_raise(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Grouped(LINE, **settings)  # type: ignore[arg-type]

@@ -1,23 +1,21 @@
 """LANTERN and LANTERN++ by hand: acceptance, residuals, and variants."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Claim, Generation, Ruling, Trial, Verifier
+from lantern.core.types import Claim, DraftMode, Generation, Ruling, Trial, Verifier
 from lantern.decoding import loop
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import named
-from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.greedy import GreedyVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.lantern_pp import LanternPP
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
-from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny import tiny_condition, tiny_eagle
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder, tiny_neighbours
 from tests.verifiers.toys import CODES, distance, expected, outcome, toy
 
 # Code 0's neighbours are 1, 2, 3, 4 in this order; p of it and of them:
@@ -90,14 +88,6 @@ def test_the_released_residual_is_exact_where_no_neighbour_is_within_the_budget(
     assert left(rule, Q, False) == pytest.approx((P - Q).clamp(min=0)[0].tolist())
 
 
-@pytest.mark.parametrize("mode", ["sampled", "point"])
-@pytest.mark.parametrize("rule", [Lantern(LINE, k=3, delta=0), Lantern(LINE, k=0), LanternPP(LINE, k=3, lambda_=1)])
-def test_zero_budget_equals_exact_rejection(rule: Lantern | LanternPP, mode: str) -> None:
-    distributions = toy()
-    exact = outcome(distributions, RejectionVerifier(), mode, runs=20_000)  # type: ignore[arg-type]
-    assert torch.equal(outcome(distributions, RejectionVerifier(rule), mode, runs=20_000), exact)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("rule", [Lantern(LINE, k=3, delta=0.2), LanternPP(LINE, k=3, lambda_=3)])
 def test_relaxation_accepts_more_and_is_not_exact(rule: Lantern | LanternPP) -> None:
     distributions = toy()
@@ -105,28 +95,20 @@ def test_relaxation_accepts_more_and_is_not_exact(rule: Lantern | LanternPP) -> 
     assert distance(outcome(distributions, RejectionVerifier(rule), "sampled"), expected(distributions)) > 0.02
 
 
-TARGET = tiny_target()
-TABLE = proximity_table(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)), 23)
-KEYS = [(seed, 0) for seed in range(6)]
+TABLE = tiny_neighbours()
 
 
-def decode(verifier: Verifier, sampling: Sampling, mode: str) -> Generation:
-    drafter = EagleDrafter(
-        tiny_eagle(TARGET),
-        TARGET,
-        tree=named("mc_sim_7b_63"),
-        mode=mode,  # type: ignore[arg-type]
-        sampling=sampling,
-    )
-    condition = tiny_condition((4, 1, 6, 3, 2, 5))
-    return loop.generate(TARGET, condition, sampling=sampling, keys=KEYS, drafter=drafter, verifier=verifier)
+def decode(verifier: Verifier, sampling: Sampling = SAMPLING, mode: DraftMode = "sampled") -> Generation:
+    tree = named("mc_sim_7b_63")
+    drafter = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=tree, mode=mode, sampling=sampling)
+    condition, keys = tiny_condition((4, 1, 6, 3, 2, 5)), [(seed, 0) for seed in range(6)]
+    return loop.generate(TARGET, condition, sampling=sampling, keys=keys, drafter=drafter, verifier=verifier)
 
 
 @pytest.mark.parametrize("residual", ["paper", "released"])
 def test_relaxed_codes_and_their_cost_are_counted(residual: str) -> None:
-    sampling = Sampling(guidance=3)
-    exact = decode(RejectionVerifier(), sampling, "sampled")
-    relaxed = decode(RejectionVerifier(Lantern(TABLE, k=10, delta=0.3, residual=residual)), sampling, "sampled")
+    exact = decode(RejectionVerifier())
+    relaxed = decode(RejectionVerifier(Lantern(TABLE, k=10, delta=0.3, residual=residual)))
     assert exact.relaxed.sum() == 0 and exact.total_variation.sum() == 0
     assert 0 < relaxed.relaxed.sum() <= relaxed.accepted.sum()
     assert (relaxed.total_variation > 0).all()
@@ -137,9 +119,8 @@ def test_relaxed_codes_and_their_cost_are_counted(residual: str) -> None:
 
 
 def test_zero_delta_is_lossless_through_the_loop() -> None:
-    sampling = Sampling(guidance=3)
-    exact = decode(RejectionVerifier(), sampling, "sampled")
-    assert torch.equal(decode(RejectionVerifier(Lantern(TABLE, k=10, delta=0)), sampling, "sampled").codes, exact.codes)
+    exact = decode(RejectionVerifier())
+    assert torch.equal(decode(RejectionVerifier(Lantern(TABLE, k=10, delta=0))).codes, exact.codes)
 
 
 def test_zero_delta_is_greedy_decoding_at_temperature_zero() -> None:
@@ -171,22 +152,6 @@ def test_greedy_relaxation_by_hand() -> None:
     assert verdict.total_variation[0].tolist() == pytest.approx([0.1, 0, 0])
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Lantern(LINE, k=5), "k is 5, wanted from 0 to 4"),
-        (lambda: Lantern(LINE, k=4, residual="released"), "wanted from 0 to 3"),
-        (lambda: Lantern(LINE, k=2, delta=math.nan), "delta is nan"),
-        (lambda: Lantern(LINE, k=2, delta=1.5), "delta is 1.5"),
-        (lambda: LanternPP(LINE, k=2, lambda_=0.5), "lambda_ is 0.5"),
-        (lambda: LanternPP(LINE, k=2, residual="compat"), 'residual is "compat"'),
-    ],
-)
-def test_options_out_of_range_raise(make: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()  # type: ignore[operator]
-
-
 def test_siblings_that_share_a_budget_claim_what_is_left_of_it() -> None:
     rule = Lantern(LINE, k=3, delta=0.26, shared=True)
     trial = Trial(P, Q, ZERO, False, spent=torch.tensor([0.1]))
@@ -197,15 +162,10 @@ def test_siblings_that_share_a_budget_claim_what_is_left_of_it() -> None:
 
 def test_the_excess_counts_what_codes_spend_beyond_delta() -> None:
     """A wide tree tests several siblings a code, each with delta of its own, unless they share it."""
-    target = tiny_target()
-    table = proximity_table(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)), 23)
     excess = {}
     for shared in (False, True):
-        method = METHODS["lantern-paper"].with_options(k=10, delta=0.05, residual="paper", shared=shared)
-        parts = build_decoder(
-            method, target, sampling=Sampling(guidance=3), drafter_module=tiny_eagle(target), neighbours=table
-        )
-        made = parts.generate(tiny_condition((4, 1, 6)), keys=[(0, 0), (0, 1), (0, 2)])
+        parts = tiny_decoder("lantern-paper", delta=0.05, residual="paper", shared=shared)
+        made = parts.generate(CONDITION, keys=KEYS)
         assert made.excess is not None
         assert (made.excess <= made.total_variation).all() and (made.total_variation <= made.excess + 16 * 0.05).all()
         excess[shared] = float(made.excess.sum())
@@ -213,6 +173,4 @@ def test_the_excess_counts_what_codes_spend_beyond_delta() -> None:
 
 
 def test_rules_without_a_bound_report_no_excess() -> None:
-    target = tiny_target()
-    parts = build_decoder("eagle1", target, sampling=Sampling(guidance=3), drafter_module=tiny_eagle(target))
-    assert parts.generate(tiny_condition((4,)), keys=[(0, 0)]).excess is None
+    assert tiny_decoder("eagle1").generate(CONDITION, keys=KEYS).excess is None

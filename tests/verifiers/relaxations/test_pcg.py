@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.types import Relaxed
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from lantern.verifiers.relaxations.pcg import Pcg
-from tests.verifiers.relaxations.test_bounded import DEPTHS, random_distribution
+from tests.verifiers.relaxations.test_bounded import random_distribution, relax
 
 CODES = 9
 
@@ -15,10 +14,6 @@ CODES = 9
 def rule_of(seed: int, k: int = 5, threshold: float = 0.2) -> Pcg:
     codebook = torch.randn(CODES, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return Pcg(proximity_table(codebook, CODES - 1), codebook, k=k, threshold=threshold)
-
-
-def relax(rule: Pcg, p: Tensor, q: Tensor) -> Relaxed:
-    return rule.relax(p.log()[None], q.log()[None], depths=DEPTHS, levels=1)
 
 
 def groups_of(rule: Pcg) -> list[set[int]]:
@@ -87,10 +82,3 @@ def test_groups_of_one_code_are_exact_decoding(k: int, threshold: float) -> None
 def test_a_draft_from_the_target_changes_nothing() -> None:
     p = random_distribution(CODES, torch.Generator().manual_seed(5))
     assert torch.equal(relax(rule_of(5), p, p).log_r[0], p.log())
-
-
-def test_settings_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="k is 9, wanted from 0 to 8"):
-        rule_of(0, k=9)
-    with pytest.raises(ValueError, match="threshold is 2, wanted a cosine"):
-        rule_of(0, threshold=2)

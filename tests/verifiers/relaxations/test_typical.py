@@ -20,8 +20,3 @@ def test_a_draft_is_accepted_above_the_lower_of_both_thresholds(epsilon: float, 
         ruling = rule.judge(Trial(P, point, torch.tensor([code]), True))
         assert ruling.mass.item() == float(P[0, code] > bar)
         assert torch.equal(ruling.left, P)
-
-
-def test_bad_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="alpha is -1"):
-        Typical(alpha=-1)

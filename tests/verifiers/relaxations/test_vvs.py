@@ -1,25 +1,19 @@
 """Verification skipping: codes that are not tested follow the drafter, the others the target."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation
-from lantern.methods.registry import METHODS, build_decoder
 from lantern.verifiers.relaxations.vvs import Vvs
-from tests.proof.pictures import DISTRIBUTION, SMALL, distance
-from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
+from tests.tiny_decoder import CONDITION, KEYS, plain_codes, tiny_decoder
 from tests.verifiers.relaxations.test_bounded import random_distribution
 
-TARGET = tiny_target()
-CONDITION = tiny_condition((4, 1))
-KEYS = [(3, 0), (3, 1)]
 
-
-def decode(tree: str, sampling: Sampling, **settings: int) -> Generation:
-    method = METHODS["vvs"].with_options(tree=tree, **settings)
-    decoder = build_decoder(method, TARGET, sampling=sampling, drafter_module=tiny_eagle(TARGET))
-    return decoder.generate(CONDITION, keys=KEYS)
+def decode(tree: str, sampling: Sampling, **settings: Any) -> Generation:
+    return tiny_decoder("vvs", sampling=sampling, tree=tree, **settings).generate(CONDITION, keys=KEYS)
 
 
 def test_r_is_q_above_the_depth_and_p_below_it() -> None:
@@ -35,13 +29,12 @@ def test_r_is_q_above_the_depth_and_p_below_it() -> None:
 @pytest.mark.parametrize("sampling", [Sampling(guidance=3), Sampling(guidance=1, temperature=0)])
 def test_without_skipping_codes_are_those_of_plain_decoding(sampling: Sampling) -> None:
     made = decode("spine_2_4_2", sampling, skip=0)
-    expected = build_decoder("plain", TARGET, sampling=sampling).generate(CONDITION, keys=KEYS)
-    assert torch.equal(made.codes, expected.codes) and (made.total_variation == 0).all()
+    assert torch.equal(made.codes, plain_codes(sampling=sampling)) and (made.total_variation == 0).all()
 
 
 def test_at_temperature_0_all_codes_are_tested() -> None:
     made = decode("spine_1_4_2", greedy := Sampling(guidance=1, temperature=0))
-    assert torch.equal(made.codes, build_decoder("plain", TARGET, sampling=greedy).generate(CONDITION, keys=KEYS).codes)
+    assert torch.equal(made.codes, plain_codes(sampling=greedy))
 
 
 @pytest.mark.parametrize("skip", [1, 2])
@@ -50,20 +43,3 @@ def test_codes_that_are_not_tested_are_always_accepted(skip: int) -> None:
     assert torch.equal(made.accepted[:, :skip], made.reached[:, :skip]) and (made.accepted[:, :skip] > 0).all()
     assert (made.accepted[:, skip] < made.reached[:, skip]).all()
     assert (made.total_variation > 0).all()
-
-
-@torch.no_grad()
-def test_the_reported_cost_is_that_of_the_distribution_of_pictures() -> None:
-    """Pictures of 2 x 2 codes out of 5 are farther from the target's distribution than chance, within the cost."""
-    count = 10_000
-    condition = select(tiny_condition((3,)), [0] * count)
-    method = METHODS["vvs"].with_options(tree="spine_1_2_1")
-    decoder = build_decoder(method, SMALL, sampling=DISTRIBUTION, drafter_module=tiny_eagle(SMALL))
-    made = decoder.generate(condition, keys=[(3, i) for i in range(count)])
-    found, chance = distance(made.codes)
-    assert chance * 1.5 < found < float(made.total_variation.mean()) + chance
-
-
-def test_a_number_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="skip is 33, wanted a number of codes from 0"):
-        Vvs(skip=33)

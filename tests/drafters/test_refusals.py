@@ -1,0 +1,77 @@
+"""Configs and settings of drafters that cannot be are refused in one line."""
+
+from typing import Any
+
+import pytest
+
+from lantern.drafters.eagle.eagle1 import EagleConfig
+from lantern.drafters.eagle.eagle3 import Eagle3Config
+from lantern.drafters.eagle.poss import PossConfig
+from lantern.drafters.eagle.vispec import ViSpecConfig
+from lantern.drafters.heads.medusa import MedusaConfig
+from lantern.drafters.heads.parallelspec import ParallelSpecConfig
+from lantern.drafters.heads.vertical import VerticalConfig
+from tests.tiny_decoder import TARGET, tiny_decoder
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "message"),
+    [
+        (EagleConfig, {"form": "both"}, "form is"),
+        (EagleConfig, {"has_input_norm": True}, "has_input_norm"),
+        (EagleConfig, {"cls_token_num": 5}, "cls_token_num is 5"),
+        (EagleConfig, {"n_head": 3}, "head size"),
+        (Eagle3Config, {"form": "rows"}, 'wanted "guided"'),
+        (Eagle3Config, {"fused": ()}, "fused is"),
+        (MedusaConfig, {"depths": 0}, "depths is 0"),
+        (ParallelSpecConfig, {"depths": 0}, "wanted"),
+        (ParallelSpecConfig, {"depths": 65}, "wanted"),
+        (ParallelSpecConfig, {"anchors": 0}, "wanted"),
+        (ParallelSpecConfig, {"form": "rows"}, "wanted"),
+        (PossConfig, {"per_layer": 0}, "per_layer 0"),
+        (PossConfig, {"layers": 2}, "wanted 1"),
+        (VerticalConfig, {"depths": 0}, "wanted"),
+        (VerticalConfig, {"block_size": 15}, "wanted"),
+        (ViSpecConfig, {"recent": 0}, "wanted"),
+        (ViSpecConfig, {"summaries": -1}, "wanted"),
+        (ViSpecConfig, {"layers": 2}, "wanted"),
+        (ViSpecConfig, {"form": "rows"}, "wanted"),
+    ],
+)
+def test_invalid_configs_raise(config: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config.for_target(TARGET.config, **fields)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("fr-spec", {"codes": 0}, "codes is 0, wanted a whole number of at least 1"),
+        ("fr-spec", {"codes": 2, "tree": "narrow_10"}, "vocabulary has 2 codes, wanted at least 3 for this tree"),
+        ("fr-spec", {"near": 25}, "near is 25, wanted from 0 to 24"),
+        ("row-pool", {"window": 1}, "window is 1"),
+        ("row-pool", {"scouts": 0}, "scouts is 0"),
+        ("row-pool", {"lag": -1}, "lag is -1"),
+        ("sam", {"match": "words"}, 'match is "words", wanted one of grid, super, codes'),
+        ("sam", {"smooth": 2.0}, "smooth is 2.0, wanted a number from 0 to 1"),
+        ("sam", {"least": 0}, "least is 0"),
+        ("sam", {"reach": 1}, "reach 1"),
+        ("scd", {"window": 1}, "window is 1, wanted a whole number from 2"),
+        ("scd", {"init": "zero"}, 'init is "zero", wanted one of random, repeat-left, drafter'),
+        ("sjd-pac", {"window": 1}, "window is 1"),
+        ("sjd-pac", {"width": 0}, "width is 0"),
+        ("sjd-pac", {"width": 25}, "25 wide"),
+        ("sjd-pac", {"levels": 0}, "levels is 0"),
+        ("specmquant", {"turns": -1}, "steps is -1"),
+        ("specmquant", {"length": 1}, "length is 1, wanted a whole number of at least 2"),
+        ("specmquant", {"width": 30}, "width is 30, wanted at most 24"),
+        ("specmquant", {"small_bits": 8}, "small_bits is 8, wanted one of 0, 4"),
+        ("vertical", {"share": -0.1}, "wanted a number from 0 to 1"),
+        ("vertical", {"share": 1.5}, "wanted a number from 0 to 1"),
+        ("vertical", {"share": True}, "wanted a number from 0 to 1"),
+        ("vertical", {"share": "half"}, "wanted a number from 0 to 1"),
+    ],
+)
+def test_invalid_settings_raise(method: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tiny_decoder(method, **settings)

@@ -1,0 +1,83 @@
+"""Decoders of tiny targets, with every part that a method may read."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern.core.sampling import Sampling
+from lantern.drafters.eagle.eagle1 import Eagle
+from lantern.engines.engine import EAGER, Engine
+from lantern.methods.registry import METHODS, Decoder, Method, add_ons_of, build_decoder
+from lantern.models.llamagen.transformer import Transformer
+from lantern.verifiers.relaxations.neighbours import proximity_table
+from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
+from tests.tiny_parts import tiny_part
+
+TARGET = tiny_target()
+CONDITION = tiny_condition((4, 1, 6))
+KEYS = [(9, 0), (9, 1), (4, 7)]
+SAMPLING = Sampling(guidance=3)
+
+
+@cache
+def tiny_codebook(codes: int = 24) -> Tensor:
+    """Return a vector of four numbers for each code."""
+    return torch.randn(codes, 4, generator=torch.Generator().manual_seed(2))
+
+
+@cache
+def tiny_neighbours(codes: int = 24) -> Tensor:
+    """Return the proximity table of `tiny_codebook` with all other codes."""
+    return proximity_table(tiny_codebook(codes), codes - 1)
+
+
+def tiny_decoder(
+    method: str | Method,
+    target: Transformer = TARGET,
+    sampling: Sampling = SAMPLING,
+    *,
+    form: str = "guided",
+    module: Eagle | None = None,
+    add_ons: dict[str, Any] | None = None,
+    has_codebook: bool = True,
+    engine: Engine = EAGER,
+    **settings: Any,
+) -> Decoder:
+    """Return the decoder of a method with these settings; the number of neighbours is made to fit tiny codebooks.
+
+    A drafter and the add-ons that the method reads are made for the target unless they are given.
+    """
+    chosen = METHODS[method] if isinstance(method, str) else method
+    codes, weight = target.config.vocab_size, target.tok_embeddings.weight
+    if "k" in chosen.settings:
+        settings = {"k": min(chosen.settings["k"], 10, codes - 1)} | settings
+    chosen = chosen.with_options(**settings)
+    return build_decoder(
+        chosen,
+        target,
+        sampling=sampling,
+        drafter_module=tiny_eagle(target, form=form).to(weight.device, weight.dtype) if module is None else module,
+        add_ons={name: tiny_part(name, target).to(weight.device) for name in add_ons_of(chosen)}
+        if add_ons is None
+        else add_ons,
+        neighbours=tiny_neighbours(codes).to(weight.device),
+        codebook=tiny_codebook(codes).to(weight.device) if has_codebook else None,
+        engine=engine,
+    )
+
+
+def small_method(name: str) -> Method:
+    """Return a method with small trees and windows of constant size, whose steps may be captured."""
+    small = {"window": 4, "tree": "chain_2", "adaptive": False, "first_rows": 1, "last_rows": 2}
+    return METHODS[name].with_options(**{key: value for key, value in small.items() if key in METHODS[name].options})
+
+
+def plain_codes(
+    target: Transformer = TARGET, sampling: Sampling = SAMPLING, images: list[int] | None = None, **how: Any
+) -> Tensor:
+    """Return the codes of plain decoding for `CONDITION` and `KEYS`, or for some of these images."""
+    chosen = [0, 1, 2] if images is None else images
+    decoder = build_decoder("plain", target, sampling=sampling)
+    return decoder.generate(select(CONDITION, chosen), keys=[KEYS[i] for i in chosen], **how).codes
