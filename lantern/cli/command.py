@@ -89,15 +89,27 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
 
     With --debug a traceback comes first. `args.stopping` lets the command shield blocks from signals.
     """
-    is_debug = is_debugging()
+    words = sys.argv[1:] if argv is None else argv
+    is_debug = is_debugging() or "--debug" in words
+
+    def run(stopping: Stopping) -> int:
+        args = _parsed(command, words, prog or f"lantern-{command.name}")
+        if isinstance(args, int):
+            return args
+        args.debug, args.stopping = is_debug, stopping
+        return command.run(args)
+
+    return contained(run, is_debug=is_debug)
+
+
+def contained(run: Callable[[Stopping], int], *, is_debug: bool = False) -> int:
+    """Return what `run` returns, once stdout is written; a failure is printed as one line and becomes the exit code."""
     try:
         with Stopping() as stopping:
-            args = _parsed(command, sys.argv[1:] if argv is None else argv, prog or f"lantern-{command.name}")
-            if isinstance(args, int):
-                return args
-            is_debug = args.debug = args.debug or is_debug
-            args.stopping = stopping
-            return command.run(args)
+            code = run(stopping)
+            if sys.stdout is not None:  # None: it was closed
+                sys.stdout.flush()  # at exit a failure would become Python's own exit code, 120
+            return code
     except KeyboardInterrupt as stopped:
         complain(str(stopped) or "interrupted")
         return stopped.code if isinstance(stopped, Stopped) else INTERRUPTED

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from lantern.cli import command as command_module
 from lantern.cli.command import Command, existing, integer, one_of, real, run_command
 from lantern.cli.main import SUMMARIES, main
 
+ROOT = Path(__file__).parents[2]
+
 
 def _one_line(capsys: pytest.CaptureFixture[str]) -> str:
     lines = capsys.readouterr().err.splitlines()
@@ -21,6 +24,13 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in SUMMARIES)
+
+
+def test_help_of_a_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "methods"]) == main(["methods", "--help"]) == 0
+    first, second = capsys.readouterr().out.split("usage: ")[1:]
+    assert first == second and first.startswith("lantern methods")
+    assert main(["help", "genrate"]) == 2
 
 
 def test_a_call_without_command_prints_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,8 +100,21 @@ def test_debug_prints_a_traceback(
 
 def test_a_closed_pipe_causes_no_traceback() -> None:
     command = f"{sys.executable} -m lantern.cli.main doctor | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", ["--help", "--version", "methods gumbel-jacobi", "generate --version"])
+def test_output_that_cannot_be_written_is_a_failure(words: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "lantern.cli.main", *words.split()]
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+    assert (found.returncode, found.stderr) == (1, "lantern: error: No space left on device\n")
+    line = f"{sys.executable} -m lantern.cli.main {words} | true; exit ${{PIPESTATUS[0]}}"
+    found = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert found.returncode in (0, 1) and found.stderr == ""  # 0 where the reader was slower
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "1e999", "101", "", "x", "0x10"])
