@@ -80,7 +80,10 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             options = [option for action in self._actions for option in action.option_strings]
-            self.error(f"unknown argument {unknown[0][:80]!r}{nearest(unknown[0].split('=')[0], options)}")
+            near = nearest(unknown[0].split("=")[0], options)
+            if "--prompt" in options and not unknown[0].startswith("-"):
+                near = "; a prompt is given with --prompt, in quotes"
+            self.error(f"unknown argument {unknown[0][:80]!r}{near}")
         return parsed
 
 

@@ -113,7 +113,7 @@ def _what(group: Any) -> None:
     group.add_argument(
         "--prompts-file",
         metavar="FILE",
-        help="prompts, one per line, # begins a comment (or .json, .jsonl, .tsv); - is stdin",
+        help="prompts, one per line without lines that begin with # (or .json, .jsonl, .tsv); - is stdin",
     )
     group.add_argument(
         "--negative-prompt",

@@ -60,6 +60,14 @@ def test_the_error_for_a_misspelt_option_names_the_nearest(capsys: pytest.Captur
     assert "did you mean --image-size?" in _one_line(capsys)
 
 
+@pytest.mark.parametrize("words", [["a red apple"], ["--prompt", "a", "red", "apple"]])
+def test_the_error_for_a_prompt_without_its_option_names_the_option(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main(["generate", *words]) == 2
+    assert _one_line(capsys).endswith("; a prompt is given with --prompt, in quotes")
+
+
 def _failing(error: BaseException) -> Command:
     def fail(args: object) -> int:
         raise error
