@@ -79,7 +79,10 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             options = [option for action in self._actions for option in action.option_strings]
-            self.error(f"unknown argument {unknown[0][:80]!r}{nearest(unknown[0].split('=')[0], options)}")
+            near = nearest(unknown[0].split("=")[0], options)
+            if "--prompt" in options and not unknown[0].startswith("-"):
+                near = "; a prompt is given with --prompt, in quotes"
+            self.error(f"unknown argument {unknown[0][:80]!r}{near}")
         return parsed
 
 
@@ -88,15 +91,27 @@ def run_command(command: Command, argv: Sequence[str] | None = None, *, prog: st
 
     With --debug a traceback comes first. `args.stopping` lets the command shield blocks from signals.
     """
-    is_debug = is_debugging()
+    words = sys.argv[1:] if argv is None else argv
+    is_debug = is_debugging() or "--debug" in words
+
+    def run(stopping: Stopping) -> int:
+        args = _parsed(command, words, prog or f"lantern-{command.name}")
+        if isinstance(args, int):
+            return args
+        args.debug, args.stopping = is_debug, stopping
+        return command.run(args)
+
+    return contained(run, is_debug=is_debug)
+
+
+def contained(run: Callable[[Stopping], int], *, is_debug: bool = False) -> int:
+    """Return what `run` returns, once stdout is written; a failure is printed as one line and becomes the exit code."""
     try:
         with Stopping() as stopping:
-            args = _parsed(command, sys.argv[1:] if argv is None else argv, prog or f"lantern-{command.name}")
-            if isinstance(args, int):
-                return args
-            is_debug = args.debug = args.debug or is_debug
-            args.stopping = stopping
-            return command.run(args)
+            code = run(stopping)
+            if sys.stdout is not None:  # None: it was closed
+                sys.stdout.flush()  # at exit a failure would become Python's own exit code, 120
+            return code
     except KeyboardInterrupt as stopped:
         complain(str(stopped) or "interrupted")
         return stopped.code if isinstance(stopped, Stopped) else INTERRUPTED

@@ -112,7 +112,7 @@ def _what(group: Any) -> None:
     add(
         "--prompts-file",
         metavar="FILE",
-        help="prompts, one per line, # begins a comment (or .json, .jsonl, .tsv); - is stdin",
+        help="prompts, one per line without lines that begin with # (or .json, .jsonl, .tsv); - is stdin",
     )
     add(
         "--negative-prompt",

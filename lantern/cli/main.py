@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lantern.cli.command import DONE, REFUSED, complain, nearest, run_command
+from lantern.cli.command import DONE, REFUSED, complain, contained, nearest, run_command
 
 # name: line of `lantern --help`; the command itself is COMMAND of lantern/cli/<name>.py
 SUMMARIES = {
@@ -35,20 +35,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         complete("lantern", SUMMARIES)
     argv = sys.argv[1:] if argv is None else list(argv)
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(_usage(), file=sys.stdout if argv else sys.stderr)
-        return DONE if argv else REFUSED
+    if argv[:1] == ["help"] and len(argv) > 1:  # help COMMAND
+        argv = [argv[1], "--help"]
+    if not argv:
+        print(_usage(), file=sys.stderr)
+        return REFUSED
+    if argv[0] in ("-h", "--help", "help"):
+        return contained(lambda _: _printed(_usage()))
     if argv[0] in ("-V", "--version"):
         from lantern import __version__
 
-        print(f"lantern {__version__}")
-        return DONE
+        return contained(lambda _: _printed(f"lantern {__version__}"))
     name = argv[0]
     if name not in SUMMARIES:
         known = list(SUMMARIES)
         complain(f"unknown command {name[:40]!r}{nearest(name, known) or '; known are ' + ', '.join(known)}")
         return REFUSED
     return run_command(import_module(f"lantern.cli.{name}").COMMAND, argv[1:], prog=f"lantern {name}")
+
+
+def _printed(text: str) -> int:
+    print(text)
+    return DONE
 
 
 def _usage() -> str:

@@ -64,9 +64,11 @@ from lantern.models.folder import (
     NAMES_NAME,
     NEIGHBOURS_NAME,
     RECOGNISED_NAME,
+    WINDOWS_KEY,
     WORDS_NAME,
     AddOns,
     Model,
+    check_codes_per_pass,
     check_generation,
     check_sizes,
     check_weights,
@@ -119,11 +121,13 @@ class Component(ModelMixin):
 class LanternTransformer(Transformer, Component):
     """The target as a diffusers component.
 
-    `generation` holds the defaults of a call of the model that it was loaded with, for pipelines built of components.
+    `generation` holds the defaults of a call of the model that it was loaded with, for pipelines built of components,
+    and `codes_per_pass` what that model records for the choice of "auto".
     """
 
     config_class = TransformerConfig
     generation: Mapping[str, Any] | None = None
+    codes_per_pass: Mapping[int, float] | None = None
 
 
 class LanternDrafter(Eagle, Component):
@@ -247,7 +251,9 @@ class LanternPipeline(DiffusionPipeline):
         has_own_target = "transformer" not in options
         pipe = super().from_pretrained(str(folder), **options)
         if has_own_target:
+            found = read_index(folder).get(WINDOWS_KEY) or {}
             pipe.transformer.generation = dict(pipe.config["generation"])
+            pipe.transformer.codes_per_pass = check_codes_per_pass(found, source=folder / INDEX_NAME)
         if pipe.drafter is not None:
             names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown_name(name, folder)}
             check_sizes(pipe.drafter.config, pipe.transformer.config, **names)
@@ -311,6 +317,8 @@ class LanternPipeline(DiffusionPipeline):
             self.register_to_config(generation=defaults)
         self._save_add_ons(Path(save_directory))
         index = read_json_object(Path(save_directory) / INDEX_NAME)
+        recorded = {str(window): codes for window, codes in self._codes_per_pass.items()}
+        index |= {WINDOWS_KEY: recorded} if recorded else {}
         write_json(Path(save_directory) / INDEX_NAME, index | describe(Path(save_directory)))
         for component in COMPONENTS:
             if (folder := Path(save_directory) / component).is_dir():
@@ -419,7 +427,12 @@ class LanternPipeline(DiffusionPipeline):
             engine=engine,
             folder=folder if is_loaded else None,
             add_ons=parts if is_loaded else {},
+            codes_per_pass=self._codes_per_pass,
         )
+
+    @property
+    def _codes_per_pass(self) -> Mapping[int, float]:
+        return getattr(self.transformer, "codes_per_pass", None) or {}
 
     @torch.no_grad()
     def tune(self, **how: Any) -> dict[str, Any]:

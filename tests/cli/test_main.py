@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,20 @@ from lantern.cli.command import Command, existing, integer, one_of, real, run_co
 from lantern.cli.main import SUMMARIES, main
 from tests.cli.calls import one_line
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in SUMMARIES)
+
+
+def test_help_of_a_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "methods"]) == main(["methods", "--help"]) == 0
+    first, second = capsys.readouterr().out.split("usage: ")[1:]
+    assert first == second and first.startswith("lantern methods")
+    assert main(["help", "genrate"]) == 2
 
 
 def test_a_call_without_command_prints_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,6 +53,14 @@ def test_the_error_for_an_unknown_command_lists_all(capsys: pytest.CaptureFixtur
 def test_the_error_for_a_misspelt_option_names_the_nearest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["convert", str(tmp_path), "out", "--image-sise", "256"]) == 2
     assert "did you mean --image-size?" in one_line(capsys)
+
+
+@pytest.mark.parametrize("words", [["a red apple"], ["--prompt", "a", "red", "apple"]])
+def test_the_error_for_a_prompt_without_its_option_names_the_option(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert main(["generate", *words]) == 2
+    assert one_line(capsys).endswith("; a prompt is given with --prompt, in quotes")
 
 
 def _failing(error: BaseException) -> Command:
@@ -85,8 +103,21 @@ def test_debug_prints_a_traceback(
 
 def test_a_closed_pipe_causes_no_traceback() -> None:
     command = f"{sys.executable} -m lantern.cli.main doctor | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", ["--help", "--version", "methods gumbel-jacobi", "generate --version"])
+def test_output_that_cannot_be_written_is_a_failure(words: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "lantern.cli.main", *words.split()]
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+    assert (found.returncode, found.stderr) == (1, "lantern: error: No space left on device\n")
+    line = f"{sys.executable} -m lantern.cli.main {words} | true; exit ${{PIPESTATUS[0]}}"
+    found = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert found.returncode in (0, 1) and found.stderr == ""  # 0 where the reader was slower
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "1e999", "101", "", "x", "0x10"])

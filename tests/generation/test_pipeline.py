@@ -15,6 +15,7 @@ from lantern.decoding import cache as prefill
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EagerEngine
 from lantern.generation.pipeline import LanternDrafter, LanternOutput, LanternTransformer, LanternVQ
+from lantern.models.folder import load_model, record_codes_per_pass
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny_folder import save_tiny_model
 
@@ -121,6 +122,17 @@ def test_a_saved_pipeline_has_the_words_of_the_training_captions(folder: Path, t
     for place in (tmp_path / "saved", source):
         pipe.save_pretrained(place)
         assert read_words(place) == ["a", "apple", "red"]
+
+
+def test_codes_per_pass_of_windows_are_those_of_the_folder(folder: Path, tmp_path: Path) -> None:
+    known = {2: 1.5, 4: 2.25}
+    record_codes_per_pass(Path(shutil.copytree(folder, tmp_path / "model")), known)
+    pipe = LanternPipeline.from_pretrained(tmp_path / "model")
+    pipe.save_pretrained(tmp_path / "saved")
+    assert pipe.model.codes_per_pass == load_model(tmp_path / "saved").codes_per_pass == known
+    assert LanternPipeline(**pipe.components).model.codes_per_pass == known
+    pipe.transformer = LanternPipeline.from_pretrained(folder).transformer
+    assert pipe.model.codes_per_pass == {}
 
 
 def test_the_command_reads_a_saved_pipeline(pipe: LanternPipeline, tmp_path: Path) -> None:

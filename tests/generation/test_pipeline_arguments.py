@@ -283,6 +283,12 @@ def test_what_is_no_model_is_refused_by_its_value() -> None:
         list(generate("lantern-emoji", ["a red apple"]))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("batch", [0, -1, 1.5, None])
+def test_a_batch_of_no_images_is_refused_before_passes_are_measured(folder: Path, batch: Any) -> None:
+    with pytest.raises(ValueError, match=f"batch is {batch}, wanted a whole number from 1"):
+        generate(load_model(folder), ["a red apple"], method="auto", batch=batch)
+
+
 def test_a_number_in_quotes_is_shown_in_quotes(pipe: LanternPipeline) -> None:
     for name in ("scale", "guidance_scale", "temperature", "top_k"):
         with pytest.raises(ValueError, match="is '2', wanted a"):
