@@ -99,10 +99,6 @@ class Writer:
         path = self.folder / "pictures.tar"
         self.tar = tarfile.open(path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 (closed by close)
 
-    def add(self, picture: UInt8[np.ndarray, "h w 3"], record: Record) -> None:
-        """Append an image; the record's `image` is set to its number."""
-        self._append(encode_png(picture), record)
-
     def add_all(self, jobs: Iterable[Callable[[], Made | str]], *, workers: int | None = None) -> Iterator[str | None]:
         """Append the image of each job in order; yield None, or the text that a job returns instead of an image.
 

@@ -4,12 +4,15 @@ import hashlib
 import io
 import json
 import tarfile
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from lantern.training.data import Record, Writer
 from lantern.training.stages import Recipe, find_config
 
 SMALL_VQ = {"ch": 32, "encoder_ch_mult": [1, 1, 1], "decoder_ch_mult": [1, 1, 1], "z_channels": 32, "codebook_size": 64}
@@ -40,6 +43,15 @@ def archive(path: Path, files: dict[str, bytes]) -> str:
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def prepared(folder: Path, made: Sequence[tuple[np.ndarray, Record]]) -> Path:
+    """Write pictures and their records as prepared data with an empty summary."""
+    writer = Writer(folder)
+    assert not any(writer.add_all(partial(tuple, one) for one in made))
+    writer.close()
+    (folder / "summary.json").write_text("{}")
+    return folder
 
 
 def small_configs(home: Path, steps: str, changes: dict[str, dict[str, Any]], recipe: Recipe | None = None) -> Path:

@@ -16,8 +16,9 @@ from lantern.eval.metrics.efficientnet import EfficientNet
 from lantern.models.folder import RECOGNISED_NAME, write_names
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.training.data import Record, Writer
+from lantern.training.data import Record
 from tests.tiny import tiny_target
+from tests.training.drawings import prepared
 
 ROOT = Path(__file__).resolve().parents[3]
 CONCEPTS, STYLES = ("apple", "cat", "dog"), ("3d", "flat", "noto")
@@ -54,18 +55,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three concepts in three styles, one cell of them held out, and a composite."""
-    folder = tmp_path_factory.mktemp("prepared") / "data"
-    writer = Writer(folder)
+    made = []
     generator = torch.Generator().manual_seed(0)
     cells = [(concept, style, "plain") for concept in CONCEPTS for style in STYLES] + [("cat", "flat", "count")]
     for concept, style, kind in cells:
         picture = torch.randint(0, 256, (8, 8, 3), dtype=torch.uint8, generator=generator).numpy()
         split = "heldout" if (concept, style) == ("dog", "noto") else "train"
         captions = ((f"{concept}", 0.3), (f"a {concept}", 0.7))
-        writer.add(picture, Record(0, captions, kind, (concept,), style, split))
-    writer.close()
-    (folder / "summary.json").write_text("{}")
-    return folder
+        made.append((picture, Record(0, captions, kind, (concept,), style, split)))
+    return prepared(tmp_path_factory.mktemp("prepared") / "data", made)
 
 
 @pytest.fixture

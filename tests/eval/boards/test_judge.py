@@ -16,8 +16,9 @@ from lantern.eval.metrics import efficientnet
 from lantern.eval.metrics.distances import kernel_distance
 from lantern.eval.metrics.efficientnet import EfficientNet
 from lantern.models.folder import load_model
-from lantern.training.data import Prepared, Record, Writer
+from lantern.training.data import Prepared, Record
 from tests.tiny_folder import save_tiny_model
+from tests.training.drawings import prepared
 
 CONCEPTS = ("red", "apple", "cat")
 
@@ -30,16 +31,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three concepts in two styles."""
-    folder = tmp_path_factory.mktemp("prepared") / "emoji"
-    writer = Writer(folder)
+    made = []
     generator = torch.Generator().manual_seed(0)
     for concept in CONCEPTS:
         for style in ("3d", "flat"):
             picture = torch.randint(0, 256, (8, 8, 3), dtype=torch.uint8, generator=generator).numpy()
-            writer.add(picture, Record(0, ((concept, 1.0),), "plain", (concept,), style, "train"))
-    writer.close()
-    (folder / "summary.json").write_text("{}")
-    return folder
+            made.append((picture, Record(0, ((concept, 1.0),), "plain", (concept,), style, "train")))
+    return prepared(tmp_path_factory.mktemp("prepared") / "emoji", made)
 
 
 @pytest.fixture(autouse=True)

@@ -187,14 +187,14 @@ def test_an_unknown_metric_is_rejected_first(place: Path, model: Path, capsys: p
 def test_prepared_data_give_pictures_with_concepts(tmp_path: Path) -> None:
     import numpy as np
 
-    from lantern.training.data import Record, Writer
+    from lantern.training.data import Record
+    from tests.training.drawings import prepared
 
-    writer = Writer(tmp_path / "data")
+    made = []
     for number, (kind, split) in enumerate([("plain", "train"), ("count", "train"), ("plain", "heldout")] * 2):
         picture = np.full((8, 8, 3), number, dtype=np.uint8)
-        writer.add(picture, Record(0, ((f"thing {number}", 1.0),), kind, (f"thing {number}",), "flat", split))
-    writer.close()
-    (tmp_path / "data" / "summary.json").write_text("{}")
+        made.append((picture, Record(0, ((f"thing {number}", 1.0),), kind, (f"thing {number}",), "flat", split)))
+    prepared(tmp_path / "data", made)
     assert is_prepared(tmp_path / "data") and not is_prepared(tmp_path)
     pictures, concepts = unpack(tmp_path / "data", tmp_path / "out")
     assert concepts == ["thing 0", "thing 3"]
