@@ -20,11 +20,13 @@ from lantern.core.io import WEIGHTS_NAME, sha256_of
 from lantern.eval.speed.surroundings import git
 
 INDEX = "eval/results/index.json"
+APART = ("cpu/build.py", "cpu/convolution.h", "cpu/vq.py", "pass_times.py")
 # What decides the codes and the speed of a method, as git's pathspecs. The decoder from codes to pixels is not part of
-# it, since its pictures are the same up to rounding (`vq_decoding` has its speed); nor is loading the C++ library.
+# it, since its pictures are the same up to rounding (`vq_decoding` has its speed); nor are loading the C++ library and
+# the times by which `auto` chooses (`auto_choice` has them).
 CODE = (
     *("lantern/core", "lantern/decoding", "lantern/drafters", "lantern/engines", "lantern/verifiers", "models"),
-    *("eval/speed", *(f":!lantern/engines/cpu/{name}" for name in ("build.py", "convolution.h", "vq.py"))),
+    *("eval/speed", *(f":!lantern/engines/{name}" for name in APART)),
 )
 DIRTY = "+changes"  # suffix of the commit of a checkout with changed files
 MARK = re.compile(rb"figures sha256 ([0-9a-f]{64})")

@@ -249,7 +249,7 @@ def run(args: argparse.Namespace) -> int:
         if chosen.name != "auto":
             chosen = chosen.with_options(**chosen.parsed(texts))
         has_pixels = results.place is not None or args.init_image is not None
-        return _parts(chosen, has_prompts=bool(prompts), has_pixels=has_pixels)
+        return _parts(chosen, args.model, has_prompts=bool(prompts), has_pixels=has_pixels)
 
     how = placement_of(args, is_quiet=args.quiet)
     model = load_model(args.model, parts=parts, verify=not args.no_verify, size=args.size, processes=processes, **how)
@@ -322,6 +322,9 @@ def _results_of(args: argparse.Namespace) -> Results:
     for option, path in files.items():
         if path is not None and (other := taken.setdefault(path.resolve(), option)) != option:
             raise ValueError(f"{other} and {option} are both {path}: give each a file of its own")
+    for option, path in {"--init-image": args.init_image, "--mask": args.mask}.items():
+        if path is not None and (other := taken.get(path.resolve())):
+            raise ValueError(f"{other} is {path}, which {option} reads: give another file")
     if args.quality is not None and place is not None and FORMATS[place.suffix] == "png":
         raise ValueError("--quality is an option of JPEG and WebP, and PNG is lossless: give --format jpeg or webp")
     return Results(
@@ -358,9 +361,12 @@ def _check_combinations(args: argparse.Namespace, place: "Destination | None") -
         raise ValueError('method "plain" drafts nothing, so there is nothing to --record: choose one that drafts trees')
 
 
-def _parts(method: Method, *, has_prompts: bool, has_pixels: bool) -> frozenset[Any]:
-    """Return the components that this run reads beside the target; "auto" may choose any method."""
-    is_any = method.name == "auto"
+def _parts(method: Method, model: str, *, has_prompts: bool, has_pixels: bool) -> frozenset[Any]:
+    """Return the components that this run reads beside the target; by a profile, "auto" may choose any method."""
+    from lantern.core.io import resolve_model
+    from lantern.models.folder import may_have_profile
+
+    is_any = method.name == "auto" and may_have_profile(resolve_model(model))
     needs = {
         "text": has_prompts,
         "vq": has_pixels,

@@ -29,6 +29,7 @@ LEAST = 3  # sizes that are measured whatever they take
 BUDGET = 0.05  # seconds
 WARM_BUDGET = 1.5  # seconds of passes that are not measured
 TRIALS = 3
+EXCESS = 2.0  # most growth of the time of a pass, as a multiple of that of its codes
 NOISE = 1.1  # most time of a pass, as a multiple of that of a pass over more codes
 # Codes per pass of `gumbel-jacobi` by window, assumed for models that do not record their own (`lantern tune
 # --write-model`): few, as where distributions are flat. Earlier weights of the embedded model committed as many.
@@ -63,9 +64,13 @@ def pass_times(engine: Engine, target: Target, *, rows: int = 2, budget: float =
 
 
 def is_steady(times: Mapping[int, float]) -> bool:
-    """Return whether no pass took clearly longer than one over more codes, as it does while other programs compute."""
-    sizes = sorted(times)
-    return all(times[n] <= NOISE * times[more] for i, n in enumerate(sizes) for more in sizes[i + 1 :])
+    """Return whether the times grow as they do while no other program computes.
+
+    A pass takes at most NOISE times as long as one over more codes, and one over k times as many codes at most
+    EXCESS * k times as long.
+    """
+    pairs = [(n, more) for n in times for more in times if n < more]
+    return all(times[n] <= NOISE * times[more] <= NOISE * EXCESS * more / n * times[n] for n, more in pairs)
 
 
 def best_window(times: Mapping[int, float], codes: Mapping[int, float] = CODES) -> int:
@@ -159,4 +164,5 @@ def _read(path: Path) -> dict[int, float] | None:
         found = {int(n): float(seconds) for n, seconds in json.loads(path.read_text("utf-8"))["seconds"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return found if len(found) >= 2 and all(0 < seconds < 3600 for seconds in found.values()) else None
+    is_sound = len(found) >= 2 and all(0 < seconds < 3600 for seconds in found.values())
+    return found if is_sound and is_steady(found) else None

@@ -34,7 +34,7 @@ from lantern.methods.registry import (
     suited,
 )
 from lantern.methods.spec import Promise
-from lantern.models.folder import Model
+from lantern.models.folder import Model, may_have_profile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -419,12 +419,14 @@ def _one_by_one(batches: Iterator[list[Picture]]) -> Iterator[Picture]:
 
 def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable[[str], None]) -> Method:
     """Return the method that a profile recommends, if the model has what it needs; else what is safe without one."""
-    from lantern.generation.tuning.profile import chosen_method
     from lantern.generation.tuning.quick import quick_choice
 
-    chosen = chosen_method(model, sampling, report)
-    if chosen is not None and has_parts(model, chosen):
-        return dataclasses.replace(chosen, reason="a profile of `lantern tune` recommends it")
+    if model.folder is not None and may_have_profile(model.folder):
+        from lantern.generation.tuning.profile import chosen_method
+
+        chosen = chosen_method(model, sampling, report)
+        if chosen is not None and has_parts(model, chosen):
+            return dataclasses.replace(chosen, reason="a profile of `lantern tune` recommends it")
     found = quick_choice(model, sampling, batch=batch)
     report(f"method auto is {found.label}: {found.reason}; `lantern tune` measures all methods")
     return found

@@ -222,7 +222,7 @@ def with_warnings(
                 f"no word of the prompt {prompt[:40]!r} is in the vocabulary of model {model.name}: the image does not"
                 " depend on it"
             )
-        elif model.names is not None and not model.names.has_known_word(prompt):
+        elif not model.has_trained_word(prompt):
             lines[prompt] = (
                 f"model {model.name} was trained on no word of the prompt {prompt[:40]!r}: the image may show anything;"
                 " --list-words prints the words"

@@ -41,6 +41,7 @@ from lantern.core.io import (
     read_checksums,
     resolve_model,
     save_checksums,
+    user_cache,
     verify_files,
     weights_digest,
     write_json,
@@ -51,10 +52,10 @@ from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
 from lantern.methods.registry import check_name, find_add_on
-from lantern.models.llamagen.text import TextEncoder
+from lantern.models.llamagen.text import TextEncoder, named_emoji
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
-from lantern.models.names import WORD, Names
+from lantern.models.names import SHORT, WORD, Names
 from lantern.models.transformers.components import Components, Pixels, Prompts
 from lantern.models.transformers.target import TargetConfig, TransformersTarget
 
@@ -173,14 +174,32 @@ class Model:
     @cached_property
     def names(self) -> Names | None:
         """The names of what the model generates; None where its folder does not list names and words."""
-        has_lists = self.folder is not None and all((self.folder / name).is_file() for name in (NAMES_NAME, WORDS_NAME))
-        if self.folder is None or not has_lists or not isinstance(self.text, TextEncoder):
+        if self.folder is None or not self.words or not (self.folder / NAMES_NAME).is_file():
             return None
-        return Names(self.text, read_words(self.folder), read_names(self.folder / NAMES_NAME))
+        assert isinstance(self.text, TextEncoder)
+        return Names(self.text, self.words, read_names(self.folder / NAMES_NAME))
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """The words of the training captions; empty where the model's folder does not list them."""
+        is_listed = (
+            self.folder is not None and (self.folder / WORDS_NAME).is_file() and isinstance(self.text, TextEncoder)
+        )
+        return frozenset(read_words(self.folder)) if self.folder is not None and is_listed else frozenset()
 
     def read(self, prompt: str) -> str:
         """Return what the text encoder reads of a prompt: unknown words are replaced by the nearest name."""
+        if not self.words or all(word in self.words for word in long_words(prompt)):
+            return prompt
         return (self.names and self.names.reading(prompt)) or prompt
+
+    def has_trained_word(self, prompt: str) -> bool:
+        """Return whether a training caption has any word of a prompt; True where that cannot be told.
+
+        Emoji characters count by their names. Words of one or two letters do not count.
+        """
+        found = long_words(named_emoji(prompt, lambda _: True))
+        return not self.words or not found or any(word in self.words for word in found)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -198,6 +217,17 @@ class Model:
         """Return the model's default sampling with the given fields that are not None; ValueError as of Sampling."""
         own = {name: value for name, value in self.generation.items() if name in SAMPLING_FIELDS}
         return Sampling(**own | {name: value for name, value in given.items() if value is not None})
+
+
+def long_words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without those of one or two letters."""
+    return [word for word in WORD.findall(text.lower()) if len(word) > SHORT]
+
+
+def may_have_profile(folder: Path) -> bool:
+    """Return whether `lantern tune` has written a profile into a model's folder, or any one into the user's cache."""
+    cached = (path for path in (user_cache() / "profiles").glob("*.json") if not path.name.startswith("passes-"))
+    return (folder / PROFILE_NAME).is_file() or any(cached)
 
 
 def fingerprint_of(folder: Path) -> str:

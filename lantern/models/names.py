@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from lantern.models.llamagen.text import TextEncoder, named_emoji
+from lantern.models.llamagen.text import TextEncoder
 
 WORD = re.compile(r"[^\W_]+(?:['-][^\W_]+)*")
 SHORT = 2  # words of so many letters or fewer ("a", "of", "3d") mean nothing by themselves
@@ -45,14 +45,6 @@ class Names:
             parts += [prompt[end : word.start()], "" if i else self.names[int(cosines.argmax())]]
             end = word.end()
         return " ".join("".join([*parts, prompt[end:]]).split())
-
-    def has_known_word(self, prompt: str) -> bool:
-        """Return whether a training caption has any word of a prompt; True for one whose words are all short.
-
-        Emoji characters count by their names.
-        """
-        found = [word for word in WORD.findall(named_emoji(prompt, lambda _: True).lower()) if len(word) > SHORT]
-        return not found or any(word in self.words for word in found)
 
     @cached_property
     def _means(self) -> Float[Tensor, "n c"]:

@@ -120,6 +120,7 @@ def test_a_class_is_refused_by_a_model_that_takes_prompts(model: str, capsys: Ca
         (["--tokens", "."], "is a folder"),
         (["--tokens", "t.json", "--compare"], "leave one of them out"),
         (["--tokens", "x.png", "--out", "./x.png"], "--tokens and --out are both x.png"),
+        (["--init-image", "x.png", "--keep-rows", "1", "--out", "./x.png"], "--out is x.png, which --init-image reads"),
         (["--tokens", "t.json", "--record", "t.json", "--method", "eagle1"], "--record and --tokens are both t.json"),
         (["--repeats", "2"], "--repeats is an option of --compare"),
         (["--method", "bounded", "--delta", "0.1", "--set", "delta=0.3"], 'delta is given twice, as "0.1" and "0.3"'),

@@ -6,19 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.tiny_folder import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST = 30
 
 
-def test_one_picture_runs_few_files(tmp_path: Path) -> None:
-    model = save_tiny_model(tmp_path / "toy")
-    call = ["--model", str(model), "--method", "gumbel-jacobi", "--prompt", "a red apple", "--quiet"]
+@pytest.mark.parametrize(("model", "method", "most"), [("toy", "gumbel-jacobi", 30), ("lantern-emoji", "auto", 31)])
+def test_one_picture_runs_few_files(model: str, method: str, most: int, tmp_path: Path) -> None:
+    if model == "toy":
+        model = str(save_tiny_model(tmp_path / model))
+    call = ["--model", model, "--method", method, "--prompt", "a red apple", "--quiet"]
     command = [sys.executable, "-m", "studies.trace_files", *call]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     found = re.search(r"(\d+) files run", done.stdout)
-    assert found is not None and int(found[1]) <= MOST, done.stdout
+    assert found is not None and int(found[1]) <= most, done.stdout
     for unused in ("lantern/generation/comparison.py", "lantern/training", "lantern/drafters/eagle/drafter.py"):
         assert unused not in done.stdout

@@ -23,7 +23,7 @@ from lantern.core.io import user_cache, write_json
 from lantern.core.sampling import Sampling
 from lantern.generation.tuning.costs import Costs, costs_of
 from lantern.methods.registry import Method, find
-from lantern.models.folder import DTYPES, PROFILE_NAME, Model
+from lantern.models.folder import DTYPES, PROFILE_NAME, Model, may_have_profile
 
 VERSION = 1
 NAME = PROFILE_NAME
@@ -184,12 +184,9 @@ def _ratio(a: float, b: float) -> float:
 
 
 def _places(model: Model) -> Iterator[Path]:
-    """Yield the existing profiles, that of the model's folder first; weights are hashed only if the cache has any."""
-    if model.folder is None:
+    """Yield the existing profiles, that of the model's folder first; weights are hashed only if there is any."""
+    if model.folder is None or not may_have_profile(model.folder):
         return
-    if (model.folder / NAME).is_file():
-        yield model.folder / NAME
-    if cache_folder().is_dir() and any(cache_folder().glob("*.json")):
-        path = cache_folder() / f"{model.fingerprint}.json"
+    for path in (model.folder / NAME, cache_folder() / f"{model.fingerprint}.json"):
         if path.is_file():
             yield path

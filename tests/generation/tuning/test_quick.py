@@ -111,8 +111,9 @@ def test_windows_without_known_codes_per_pass_must_be_nearly_free() -> None:
 
 
 def test_times_of_a_busy_machine_are_not_trusted() -> None:
-    method = choose({1: 17.4, 2: 2.0, 4: 1.4})
-    assert method.is_plain and "other programs" in method.reason
+    for times in ({1: 17.4, 2: 2.0, 4: 1.4}, {1: 1.1, 2: 489.0, 4: 499.0}):
+        method = choose(times)
+        assert method.is_plain and "other programs" in method.reason
 
 
 def test_batches_and_guidance_count_as_rows(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
