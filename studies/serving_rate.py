@@ -55,8 +55,8 @@ def prompts(count: int) -> list[str]:
 
 def in_batches(model: Model, method: str, args: argparse.Namespace) -> None:
     """Make the images as `lantern-generate` does."""
-    asked = requests(prompts=prompts(args.pictures), seed=7)
-    assert len(list(generate(model, asked, method=method, batch=args.batch))) == args.pictures
+    requested = requests(prompts=prompts(args.pictures), seed=7)
+    assert len(list(generate(model, requested, method=method, batch=args.batch))) == args.pictures
 
 
 def served(model: Model, method: str, args: argparse.Namespace, *, waves: bool) -> None:
@@ -69,8 +69,8 @@ def served(model: Model, method: str, args: argparse.Namespace, *, waves: bool) 
         made.append(value)
 
     worker = Worker(model, batch=args.batch, waiting=args.pictures, waves=waves)
-    asked = requests(prompts=prompts(args.pictures), seed=7)
-    worker.submit([Job(one, method, model.sampling(), send) for one in asked])
+    requested = requests(prompts=prompts(args.pictures), seed=7)
+    worker.submit([Job(one, method, model.sampling(), send) for one in requested])
     while worker.queued or worker.running:
         worker.step()
     assert len(made) == args.pictures

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--recognised",
         type=integer(0, 10**6),
-        help="number of contact-sheet images that a reader who does not know the prompts names right",
+        help="number of contact-sheet images that a reader without the prompts names right",
     )
     add("--out", type=Path, default=EVAL / "results", help=f"folder of {RESULTS_NAME}")
     add("--card", type=Path, help=f"folder of {README_NAME} and the sheets (default: the model's)")

@@ -482,7 +482,7 @@ def _named(argv: Sequence[str]) -> tuple[str | None, str | None]:
 
 
 def _unknown(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
-    """Return the options of `argv` that the parser does not know."""
+    """Return the options of `argv` that the parser does not have."""
     known = {option for action in parser._actions for option in action.option_strings}
     flags = [text.partition("=")[0] for text in argv if text.startswith("--") and len(text) > 2]
     return [flag for flag in flags if flag not in known]

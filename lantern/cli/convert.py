@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         if release is None:
             numbers = add_decoder(args.checkpoint, args.out)
         else:
-            with written_aside(args.out) as trial:  # only a whole model takes its place
+            with temporary_until_complete(args.out) as trial:  # only a whole model takes its place
                 numbers = convert_release(release, trial, dtype=dtype)
                 shape_of(trial)
         print(f"{args.out}: {kind}, {numbers:,} values")
@@ -123,7 +123,7 @@ def write_checked(found: "Checkpoint", out: Path, *, dtype: "torch.dtype | None"
 
     if is_foreign and found.kind not in ("t2i", "c2i"):
         raise ValueError(f"--to hf is for targets, this is a {found.kind} checkpoint: omit it")
-    with written_aside(out) as trial:
+    with temporary_until_complete(out) as trial:
         save_component(found.state, found.config, trial, dtype=dtype)
         try_component(trial, found.kind if found.kind in ("vq", "drafter") else "target")
         if is_foreign:
@@ -143,12 +143,12 @@ def rewrite_model(folder: Path, out: Path, dtype: "torch.dtype | None") -> None:
     pipe = LanternPipeline.from_pretrained(
         folder, dtype=dtype or (stored if stored.is_floating_point else torch.float32)
     )
-    with written_aside(out) as trial:
+    with temporary_until_complete(out) as trial:
         pipe.save_pretrained(trial)
 
 
 @contextmanager
-def written_aside(out: Path) -> Iterator[Path]:
+def temporary_until_complete(out: Path) -> Iterator[Path]:
     """Yield a temporary folder, whose files take their place in `out` if the block succeeds.
 
     Weights that are in `out` under other names are removed then.

@@ -95,8 +95,8 @@ def test_max_flow_on_small_graphs() -> None:
 
 
 def test_tables_are_deterministic_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--codes", "12", "--cases", "2", "--out", str(tmp_path / "price.json")])
-    written = json.loads((tmp_path / "price.json").read_text())
+    main(["--codes", "12", "--cases", "2", "--out", str(tmp_path / "cost.json")])
+    written = json.loads((tmp_path / "cost.json").read_text())
     again = table(12, 2)
     assert written.pop("surroundings")["commit"]
     assert written == json.loads(json.dumps(again))

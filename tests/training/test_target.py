@@ -102,8 +102,8 @@ def test_corruption_by_other_pictures_takes_the_code_at_the_same_place(tmp_path:
     assert torch.equal(given[1], codes[1])
     is_near, is_other = torch.isin(given[0], task._near[3]), given[0] == codes[1]
     assert (is_near | is_other).all()
-    is_told_apart = ~torch.isin(codes[1], task._near[3])
-    assert is_other[is_told_apart].float().mean() == pytest.approx(0.5, abs=0.05)
+    is_distinct = ~torch.isin(codes[1], task._near[3])
+    assert is_other[is_distinct].float().mean() == pytest.approx(0.5, abs=0.05)
 
 
 def test_wrong_shares_of_corruption_are_errors(tmp_path: Path) -> None:

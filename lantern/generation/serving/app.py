@@ -78,18 +78,18 @@ class Call:
     def _jobs(self) -> list[Job]:
         body, service = self.body, self.service
         seed = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed
-        asked = requests(prompts=[body.prompt], seed=seed, count=body.n or 1)
+        requested = requests(prompts=[body.prompt], seed=seed, count=body.n or 1)
         sampling = service.sampling_of(body)
         with refused_for("prompt"):
-            check_requests(service.model, asked)
+            check_requests(service.model, requested)
         with refused_for("method"):
             service.worker.check(body.method, sampling)
-        asked = with_warnings(service.model, asked, warn=lambda line: None)
+        requested = with_warnings(service.model, requested, warn=lambda line: None)
         deadline = time.monotonic() + service.limits.seconds
         partials = (body.partial_images or 0) if body.stream else 0
         return [
             Job(one, body.method, sampling, self._sender(number), partials=partials, deadline=deadline)
-            for number, one in enumerate(asked)
+            for number, one in enumerate(requested)
         ]
 
     def _sender(self, number: int) -> Any:
@@ -196,26 +196,26 @@ class Service:
         if None not in (body.guidance, body.guidance_scale) and body.guidance != body.guidance_scale:
             raise RefusedError(400, "guidance and guidance_scale are one setting: give one of them", param="guidance")
         guidance = body.guidance if body.guidance is not None else body.guidance_scale
-        asked = {"guidance": guidance, "temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p}
-        given = {name: value for name, value in asked.items() if value is not None}
+        requested = {"guidance": guidance, "temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p}
+        given = {name: value for name, value in requested.items() if value is not None}
         for name, value in given.items():
             with refused_for(name):
                 replace(self.model.sampling(), **{name: value})
         return replace(self.model.sampling(), **given)
 
-    def size_of(self, asked: str | None) -> tuple[str, int]:
+    def size_of(self, requested: str | None) -> tuple[str, int]:
         """Return the size in pixels as text, and how much images are enlarged; 400 for another size."""
         assert self.model.vq is not None
         raster, side = self.model.target.config.raster, self.model.vq.config.downsample
         width, height = raster.columns * side, raster.rows * side
         scales = [scale for scale in range(1, 17) if scale == 1 or max(width, height) * scale <= 2048]
         sizes = {f"{width * scale}x{height * scale}": scale for scale in scales}
-        if asked is None or asked == "auto":
-            asked = f"{width * self.model.scale}x{height * self.model.scale}"
-            sizes.setdefault(asked, self.model.scale)
-        if asked not in sizes:
-            raise RefusedError(400, f"size is {asked[:40]!r}, wanted auto or one of {', '.join(sizes)}", param="size")
-        return asked, sizes[asked]
+        if requested is None or requested == "auto":
+            requested = f"{width * self.model.scale}x{height * self.model.scale}"
+            sizes.setdefault(requested, self.model.scale)
+        if requested not in sizes:
+            raise RefusedError(400, f"size is {requested[:40]!r}, wanted auto or one of {', '.join(sizes)}", param="size")
+        return requested, sizes[requested]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Loads a folder in the layout of transformers: its class, its processor, and the family that knows its recipe."""
+"""Loads a folder in the layout of transformers: its class, its processor, and the family with its recipe."""
 
 import warnings
 from collections.abc import Collection, Iterator

@@ -164,7 +164,7 @@ def test_plain_decoding_runs_in_more_variants_than_methods() -> None:
     assert list(map(str, found["others"])) == ["eager bf16"]
 
 
-def test_the_command_runs_plain_decoding_in_every_way_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_runs_plain_decoding_in_every_way_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[BenchOptions] = []
 
     def measure(options: BenchOptions) -> dict[str, Any]:
