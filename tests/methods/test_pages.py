@@ -11,6 +11,7 @@ from lantern.methods import MethodSpec, specs
 PAGES = Path(__file__).resolve().parents[2] / "docs/methods"
 SECTIONS = ("Idea", "Equation", "Settings", "Measured", "Fair test", "Failures", "Reference")
 DESCRIBED = [spec for spec in specs() if spec.name not in ("plain", "auto")]
+PROMISES = {"codes": "in codes", "distribution": "in distribution", "relaxed": "relaxed"}
 OTHER = {"not-included", "specforge"}  # pages of no method
 
 
@@ -31,9 +32,10 @@ def test_a_page_is_complete(page: str) -> None:
 
 
 @pytest.mark.parametrize("spec", DESCRIBED, ids=lambda spec: spec.name)
-def test_a_method_has_a_row_on_its_page(spec: MethodSpec) -> None:
+def test_a_method_has_its_promise_and_a_row_on_its_page(spec: MethodSpec) -> None:
     text = text_of(spec)
     assert spec.name in marks_of(text) and f"`{spec.name}`" in text.partition("\n")[0]
+    assert PROMISES[spec.promise] in " ".join(text.partition("\n## ")[0].lower().split())
 
 
 def test_all_pages_are_of_methods() -> None:
