@@ -1,6 +1,7 @@
 """The documents: their commands and examples run, their links and paths resolve, and their words are the field's."""
 
 import argparse
+import ast
 import os
 import re
 import shlex
@@ -534,3 +535,46 @@ def test_prose_uses_the_words_of_the_field(path: Path) -> None:
     text = re.sub(r"\]\([^)]*\)|`[^`\n]*`", " ", text)
     found = [match[0] for match in re.finditer(rf"\b(?:{OTHER_WORDS})\b", text, re.I)]
     assert not found, f"{shown(path)}: {found}"
+
+
+# Docstrings
+
+STATED = [
+    *("lantern/cli", "lantern/generation", "lantern/methods", "lantern/models", "lantern/training"),
+    *("eval/boards", "eval/metrics", "eval/protocols", "recipes"),
+]
+# a stored result belongs to this source, and any change of it makes the result stale
+UNCHANGED = {ROOT / "lantern/training/sam_tables.py"}
+
+
+def public(
+    body: list[ast.stmt], owner: ast.ClassDef | None = None
+) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
+    """Yield public functions and methods with their docstring, `__init__` and `__post_init__` with the class's."""
+    for node in body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public(node.body, node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            makes_object = owner is not None and node.name in ("__init__", "__post_init__")
+            if makes_object or not node.name.startswith("_"):
+                yield node, ast.get_docstring(owner if owner is not None and makes_object else node) or ""
+
+
+def raised(node: ast.AST) -> Iterator[str]:
+    """Yield the names of exceptions that a body raises, without those of functions and classes in it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Raise) and isinstance(child.exc, ast.Call):
+            yield ast.unparse(child.exc.func).rpartition(".")[2]
+        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from raised(child)
+
+
+@pytest.mark.parametrize("folder", STATED)
+def test_docstrings_state_the_errors(folder: str) -> None:
+    missing = []
+    for path in sorted({*(ROOT / folder).rglob("*.py")} - UNCHANGED):
+        for node, text in public(ast.parse(path.read_text(encoding="utf-8")).body):
+            names = {*raised(node)} - {"NotImplementedError", "AssertionError"}
+            if names and not re.search("|".join((*names, "rais(e|ing)")), text, re.I):
+                missing.append(f"{shown(path)}:{node.lineno} {node.name}: {', '.join(sorted(names))}")
+    assert missing == [], "name the exception in the docstring"

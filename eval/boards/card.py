@@ -121,7 +121,10 @@ def open_study(args: argparse.Namespace, home: Path) -> "Study":
 
 
 def read_card(path: Path, *, weights: Mapping[str, str]) -> dict[str, Any]:
-    """Return the stored card; without figures if there is none or if it belongs to other weights."""
+    """Return the stored card; without figures if there is none or if it belongs to other weights.
+
+    ValueError for a file that is not a card.
+    """
     empty: dict[str, Any] = {"weights": dict(weights), "torch": "", "figures": {}}
     if not path.is_file():
         return empty
@@ -136,7 +139,10 @@ def read_card(path: Path, *, weights: Mapping[str, str]) -> dict[str, Any]:
 
 
 def recognised(figure: Mapping[str, Any], before: Mapping[str, Any], given: int | None) -> int | None:
-    """Return the number of recognised images: as given, or as stored for the same images."""
+    """Return the number of recognised images: as given, or as stored for the same images.
+
+    ValueError for more than the images of the sheet.
+    """
     if given is not None and given > figure["prompts"]:
         raise ValueError(f"--recognised is {given}, but the contact sheet has {figure['prompts']} images")
     is_same = before.get("codes_sha256") == figure["codes_sha256"]

@@ -251,7 +251,7 @@ class Contest:
         return self.name(PLAIN)
 
     def measure(self) -> None:
-        """Run the missing probes and rounds."""
+        """Run the missing probes and rounds. RuntimeError if plain decoding does not run."""
         self.absent, setting = [], self.setting
         known = self.folder.rounds(self.images)
         missing = [number for number in range(self.images) if number not in known]

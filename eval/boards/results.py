@@ -45,7 +45,8 @@ class Result:
     {NAME} for an option of `lantern results` and {commit} for the present commit; "" for a record that is kept.
     source: the result that it is made from.
     of_model: figures of the embedded model. code: git's pathspecs of files whose changes make it stale. needs: "amx"
-    for a processor with AMX. note: further facts for the reader.
+    for a processor with AMX. note: further facts for the reader. ValueError without files, without command and note,
+    and for an unknown need.
     """
 
     name: str

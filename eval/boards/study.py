@@ -222,7 +222,10 @@ class Study:
         return Prompts("heldout", tuple(styled_caption(r) for r in chosen), tuple(r.concepts[0] for r in chosen))
 
     def synonym_prompts(self, *, by_name: bool = False) -> Prompts:
-        """Return words that occur in no training caption, with the concept that they mean."""
+        """Return words that occur in no training caption, with the concept that they mean.
+
+        ValueError for a file that is missing or of another form.
+        """
         path = self.prompts / "synonyms.json"
         try:
             pairs = [(entry["prompt"], entry["concept"]) for entry in json.loads(path.read_text(encoding="utf-8"))]
@@ -232,7 +235,7 @@ class Study:
         return Prompts("synonyms_by_name" if by_name else "synonyms", texts, concepts, by_name)
 
     def sheet_prompts(self) -> Prompts:
-        """Return the prompts of the contact sheet."""
+        """Return the prompts of the contact sheet. ValueError for a file that cannot be read."""
         path = self.prompts / "contact_sheet.txt"
         try:
             lines = path.read_text(encoding="utf-8").splitlines()

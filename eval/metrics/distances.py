@@ -42,7 +42,10 @@ def frechet_gaussian(
     mean_b: Float[Tensor, " c"],
     covariance_b: Float[Tensor, "c c"],
 ) -> float:
-    """Return |mean_a - mean_b|^2 + tr(A + B - 2 (A B)^(1/2)), by the symmetric root of A^(1/2) B A^(1/2)."""
+    """Return |mean_a - mean_b|^2 + tr(A + B - 2 (A B)^(1/2)), by the symmetric root of A^(1/2) B A^(1/2).
+
+    ValueError for means of different lengths.
+    """
     if mean_a.shape != mean_b.shape:
         raise ValueError(f"features of {len(mean_a)} and of {len(mean_b)} values, expected features of one network")
     a, b = covariance_a.double(), covariance_b.double()
@@ -113,6 +116,7 @@ def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: i
 
     All pairs of different images are used, not subsets. The interval is a bootstrap over images, without pairs of a
     image with itself. Of a set larger than MOST_KERNEL a random part is used. Memory does not grow with n or m.
+    ValueError for sets of fewer than 2 features.
     """
     generator = torch.Generator().manual_seed(seed)
     x, y = (_at_most(one, generator) for one in (x, y))

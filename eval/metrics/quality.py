@@ -245,7 +245,10 @@ def _warning(name: str, material: Material) -> str:
 
 
 def fid_of_shards(paths: Sequence[Path], reference: Path, *, seed: int = 0) -> Figure:
-    """Return the FID of images made in shards, from the saved moments of each shard and of the reference."""
+    """Return the FID of images made in shards, from the saved moments of each shard and of the reference.
+
+    ValueError for moments without the names of network and resize.
+    """
     shards = [Moments.load(path) for path in paths]
     theirs, ours = Moments.load(reference), shards[0]
     for shard in shards[1:]:

@@ -56,7 +56,10 @@ def decode(vq: "VQVAE | Pixels", codes: Int[Tensor, "n codes"]) -> UInt8[Tensor,
 
 
 def load_lpips(found: Found, *, device: torch.device | str = "cpu") -> Pair:
-    """Return the LPIPS of pairs of images by torchvision's AlexNet in a file, with the heads of torchmetrics."""
+    """Return the LPIPS of pairs of images by torchvision's AlexNet in a file, with the heads of torchmetrics.
+
+    ValueError for weights of another network.
+    """
     from torchmetrics.functional.image.lpips import _LPIPS
 
     state = read_tensors(found.path)

@@ -39,7 +39,10 @@ class Reference:
 
 
 def open_reference(given: Path | Sequence[Path] | None, *, name: str = "") -> Reference:
-    """Open a folder, files of images, moments (.safetensors), or `mu` and `sigma` (.npz, as of clean-fid and ADM)."""
+    """Open a folder, files of images, moments (.safetensors), or `mu` and `sigma` (.npz, as of clean-fid and ADM).
+
+    ValueError for another kind of file.
+    """
     if given is None:
         return Reference("")
     if not isinstance(given, Path):

@@ -53,7 +53,10 @@ class Material:
         return prdc(theirs, ours, seed=self.seed)
 
     def frechet(self, judge: str) -> Estimate:
-        """Return the FID to images, or to statistics, which the bootstrap holds fixed."""
+        """Return the FID to images, or to statistics, which the bootstrap holds fixed.
+
+        ValueError for statistics of another network or resize.
+        """
         if self.statistics is None:
             ours, theirs = self.sets(judge)
             draws = min(self.draws, 100 if len(ours) + len(theirs) <= MANY else 20)

@@ -38,7 +38,7 @@ Shield = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Shard:
-    """One of `count` equal parts of the work, `number` from 1."""
+    """One of `count` equal parts of the work, `number` from 1. ValueError for a number out of range."""
 
     number: int = 1
     count: int = 1

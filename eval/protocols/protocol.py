@@ -32,6 +32,7 @@ class PromptSet:
     """A file of prompts: name, sha256, number of prompts, and origin.
 
     A "table" is tab-separated with a header that has a column prompt, caption or text; quotes are not special.
+    ValueError for a file with a folder, a malformed sha256, and a count below 1.
     """
 
     file: str

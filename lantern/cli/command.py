@@ -234,7 +234,7 @@ def integer(low: int, high: int) -> Callable[[str], int]:
 
 
 def size_of(text: str) -> tuple[int, int]:
-    """Parse width x height in pixels, such as 720x512, to (height, width)."""
+    """Parse width x height in pixels, such as 720x512, to (height, width). ArgumentTypeError for another form."""
     found = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text[:40]!r}, wanted width and height in pixels, such as 720x720")
@@ -291,7 +291,7 @@ def dtype_of_names(*more: str) -> Names:
 
 
 def existing(text: str) -> Path:
-    """Parse the path of a file or folder that exists."""
+    """Parse the path of a file or folder that exists. ArgumentTypeError if it does not exist."""
     try:
         if Path(text).exists():
             return Path(text)
@@ -360,7 +360,10 @@ def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto")
 
 
 def engine_of(args: argparse.Namespace, *, default: str = "auto", is_quiet: bool = False) -> Engine:
-    """Return the engine that the options describe; warns of deprecated options on stderr, unless it `is_quiet`."""
+    """Return the engine that the options describe; warns of deprecated options on stderr, unless it `is_quiet`.
+
+    ValueError for deprecated options beside --engine or --weights.
+    """
     old = {option: names for option, names in DEPRECATED.items() if getattr(args, option[2:].replace("-", "_"))}
     if not old:
         weights = args.target_weights if args.target_weights in WEIGHTS else "full"
@@ -440,7 +443,10 @@ def add_method_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> 
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, str]:
-    """Return the settings of the method that were given, as texts; `Method.parsed` makes values of them."""
+    """Return the settings of the method that were given, as texts; `Method.parsed` makes values of them.
+
+    ValueError for a setting with two values.
+    """
     options = {name.removeprefix(PREFIX): text for name, text in vars(args).items() if name.startswith(PREFIX)}
     given = {name: text for name, text in options.items() if text is not None}
     for name, text in args.set:

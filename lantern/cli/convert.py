@@ -56,7 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, check, write, and print what was converted."""
+    """Read, check, write, and print what was converted.
+
+    ValueError for options that do not fit the checkpoint, and for a component in `out` without --overwrite.
+    """
     if args.image_size is not None and args.image_size % 16:
         raise ValueError(
             f"--image-size is {args.image_size}, wanted a multiple of 16; or give the codes of a side with --grid"
@@ -151,7 +154,8 @@ def rewrite_model(folder: Path, out: Path, dtype: "torch.dtype | None") -> None:
 def temporary_until_complete(out: Path) -> Iterator[Path]:
     """Yield a temporary folder, whose files take their place in `out` if the block succeeds.
 
-    Weights that are in `out` under other names are removed then.
+    Weights that are in `out` under other names are removed then. A ValueError or OSError of the block is raised with
+    the path of `out` instead of the temporary one.
     """
     import shutil
     import tempfile

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load the model and show the page until SIGINT or SIGTERM."""
+    """Load the model and show the page until SIGINT or SIGTERM. ImportError without gradio."""
     if importlib.util.find_spec("gradio") is None:
         raise ImportError(f"lantern demo needs gradio, which is not installed: {install_hint('demo')}")
     from lantern.generation.demo import SideBySide, build_page, launch_options

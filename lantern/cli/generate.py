@@ -211,7 +211,10 @@ def _results(group: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the arguments, load the model, make the images, save and report them."""
+    """Check the arguments, load the model, make the images, save and report them.
+
+    ValueError for options that cannot be combined.
+    """
     if args.list_words or args.list_names:
         from lantern.core.io import resolve_model
         from lantern.models.folder import list_names, read_words

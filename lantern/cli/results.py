@@ -131,7 +131,10 @@ def obstacle(result: "Result", given: dict[str, Path]) -> str:
 
 
 def words_of(result: "Result", given: dict[str, Path], head: str) -> list[str]:
-    """Return the words of a result's command with this Python, the options and the commit `head` filled in."""
+    """Return the words of a result's command with this Python, the options and the commit `head` filled in.
+
+    ValueError for another program than lantern and python.
+    """
     program, *words = shlex.split(result.command)
     if program not in PROGRAMS:
         raise ValueError(f"the command of {result.name} begins with {program!r}, wanted lantern or python")

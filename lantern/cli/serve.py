@@ -93,7 +93,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM, in a child process with --restarts, on a Ray cluster with --ray."""
+    """Serve until SIGINT or SIGTERM, in a child process with --restarts, on a Ray cluster with --ray.
+
+    ValueError for options that cannot be combined, and for --restarts on Windows.
+    """
     if args.ray is not None:
         if args.restarts:
             raise ValueError("--restarts has no use with --ray, which starts killed replicas again: omit it")
@@ -109,7 +112,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; connections wait in it while no process serves."""
+    """Return a socket that listens; connections wait in it while no process serves.
+
+    OSError if the address is not available.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
@@ -157,7 +163,7 @@ def serve(args: argparse.Namespace, listening: socket.socket | None = None) -> i
 
 
 def serve_on_ray(args: argparse.Namespace) -> int:
-    """Serve with replicas of the model on a Ray cluster until SIGINT or SIGTERM."""
+    """Serve with replicas of the model on a Ray cluster until SIGINT or SIGTERM. ImportError without Ray."""
     setup = setup_of(args)
     from lantern.models.folder import resolve_model
 

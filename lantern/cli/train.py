@@ -112,7 +112,10 @@ def _takers() -> dict[str, tuple[str, ...]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check that the options are the stage's own, read its config and call its function."""
+    """Check that the options are the stage's own, read its config and call its function.
+
+    ValueError for `--minutes 0`.
+    """
     recipe = find_recipe(args.recipe) if args.recipe else _recipe_of(args.stage, args.config)
     known = {**OPTIONS, **(recipe.options if recipe else {})}
     given = {name: getattr(args, name) for name in sorted(vars(args)) if name in known}

@@ -39,7 +39,10 @@ class Step:
 
 @dataclass(frozen=True)
 class AllConfig:
-    """The steps, the components and add-ons of the model folder, and its default options of generation."""
+    """The steps, the components and add-ons of the model folder, and its default options of generation.
+
+    ValueError without steps.
+    """
 
     steps: tuple[Step, ...]
     components: dict[str, str]

@@ -73,7 +73,10 @@ def _bounds(group: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check the arguments, load the model, measure, write the profile and print it."""
+    """Check the arguments, load the model, measure, write the profile and print it.
+
+    ValueError for prompts to a model of classes.
+    """
     from lantern.core.config import read_json_object
     from lantern.generation.tuning.candidates import Bounds
 

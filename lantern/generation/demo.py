@@ -134,7 +134,10 @@ class Moment:
 
 
 class SideBySide:
-    """Decodes a request by plain decoding and by a method, on one thread of its own."""
+    """Decodes a request by plain decoding and by a method, on one thread of its own.
+
+    ValueError for a model without a VQ decoder.
+    """
 
     def __init__(self, model: Model) -> None:
         if model.vq is None:

@@ -203,7 +203,7 @@ def choose_method(
     taken. "auto" is the method that a profile of `lantern tune` recommends for this machine and `sampling`; without a
     profile it is a window that is nearly free for `batch` images at a time, else plain decoding (`tuning.quick`).
     `report` (default: the log, each line once) receives why a profile is not used, and what is chosen without one.
-    ValueError for a setting that the method does not have.
+    ValueError for a setting that the method does not have. TypeError for settings that are not a mapping.
     """
     if not isinstance(settings, Mapping | None):
         raise TypeError(f"settings is of type {type(settings).__name__}, wanted a mapping of names and values")

@@ -591,7 +591,10 @@ class LanternPipeline(DiffusionPipeline):
 
     @torch.no_grad()
     def encode_prompt(self, prompt: str | list[str]) -> tuple[Tensor, Tensor]:
-        """Return the text encoder's embeddings (b slots channels), left-padded, and their mask (b slots)."""
+        """Return the text encoder's embeddings (b slots channels), left-padded, and their mask (b slots).
+
+        ValueError without a text encoder and for a model that reads prompts as tokens.
+        """
         text = self.model.text
         if text is None:
             raise ValueError("the pipeline has no text_encoder and tokenizer, without which it encodes no prompt")

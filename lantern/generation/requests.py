@@ -74,6 +74,7 @@ def as_requests(items: Sequence[Request | str | int], seed: int = 0) -> list[Req
     """Return requests as they are, and prompts (texts) and class labels (integers) as requests with this seed.
 
     The first occurrence of a prompt or class is its image 0, the next one its image 1, and so on.
+    TypeError for items of other types.
     """
     if isinstance(items, str) or not isinstance(items, Sequence):
         raise TypeError(f"requests are of type {type(items).__name__}, wanted a list of prompts or class labels")
@@ -91,7 +92,10 @@ def as_requests(items: Sequence[Request | str | int], seed: int = 0) -> list[Req
 
 
 def subjects_of_call(prompt: Any, labels: Any) -> list[Request]:
-    """Return what the prompts or classes of a call in diffusers' form show; TypeError for what is neither."""
+    """Return what the prompts or classes of a call in diffusers' form show; TypeError for what is neither.
+
+    ValueError for both and for neither.
+    """
     if (prompt is None) == (labels is None):
         raise ValueError("a call takes prompt or class_labels: give one of them")
     if labels is not None:
@@ -103,6 +107,7 @@ def with_noise(subjects: Sequence[Request], images: int, generator: Any) -> list
     """Return `images` requests for each subject, subject by subject.
 
     `generator` is a torch.Generator, a seed, a list with one of these per image, or None for a random seed.
+    ValueError for a list of another length.
     """
     total = len(subjects) * images
     if isinstance(generator, list | tuple):

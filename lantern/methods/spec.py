@@ -211,7 +211,10 @@ class MethodSpec:
     def preset(
         self, name: str, summary: str, *, defaults: Mapping[str, Value] = MappingProxyType({}), **changes: Any
     ) -> "MethodSpec":
-        """Return a method on the same page with other `defaults` of its settings, and `changes` of other fields."""
+        """Return a method on the same page with other `defaults` of its settings, and `changes` of other fields.
+
+        ValueError for a default of an unknown setting.
+        """
         if unknown := [key for key in defaults if all(key != one.name for one in self.settings)]:
             raise ValueError(f'method "{self.name}" has no setting {unknown[0]}, whose default "{name}" changes')
         own = tuple(dataclasses.replace(one, default=defaults.get(one.name, one.default)) for one in self.settings)

@@ -203,7 +203,7 @@ class Model:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the names and bytes of all component files."""
+        """SHA-256 over the names and bytes of all component files. ValueError for a model without a folder."""
         if self.folder is None:
             raise ValueError("a model that was assembled in memory has no files for a fingerprint")
         return fingerprint_of(self.folder)
@@ -485,7 +485,10 @@ def pick_device(device: str | torch.device) -> torch.device:
 
 
 def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype of this name, ours or torch's; "auto" is fp32 on a CPU and bf16 elsewhere."""
+    """Return the dtype of this name, ours or torch's; "auto" is fp32 on a CPU and bf16 elsewhere.
+
+    ValueError for an unknown name.
+    """
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":

@@ -155,7 +155,10 @@ class Prepared:
         return str(self.summary.get("sha256") or sha256_of(self.folder / "pictures.tar"))
 
     def images(self) -> UInt8[Tensor, "n 3 h w"]:
-        """Return all images in order of their numbers, mapped from a cache of decoded images."""
+        """Return all images in order of their numbers, mapped from a cache of decoded images.
+
+        ValueError for a damaged cache and for another number of images than of records.
+        """
         path = self.folder / CACHE
         pictures = None if path.exists() else self._decode()
         try:

@@ -48,7 +48,7 @@ class DrafterConfig(TrainingConfig):
     generates them when they are needed, new ones in every batch if `pictures` is 0. They are sampled at `guidance` with
     `temperature`, `top_k` and `top_p`; the losses compare distributions under the same filters, at a guidance scale
     sampled from `scales` per image of a batch. The first `held_out` images are held out. `unroll` is the number of
-    depths that the drafter learns.
+    depths that the drafter learns. ValueError for an unknown kind and for values out of range.
     """
 
     loop: LoopConfig
@@ -88,7 +88,10 @@ class DrafterConfig(TrainingConfig):
 
 
 class DrafterTask(Task):
-    """The part of training that all drafters share: source of images, losses of drafts, held-out figures."""
+    """The part of training that all drafters share: source of images, losses of drafts, held-out figures.
+
+    ValueError if `unroll` is too small for the drafter's layers.
+    """
 
     def __init__(
         self,
@@ -277,7 +280,7 @@ def train(
 
     `init` is a trained drafter of the same kind to start from, LANTERN's released ones included; it keeps its sizes.
     With `vq`, samples are images. Features of captions and images are cached in `cache`, by default `out`; runs may
-    share them.
+    share them. ValueError for a `kind` other than the config's, and for a component without `text_encoder`.
     """
     if kind is not None and kind != config.kind:
         raise ValueError(f"the config trains kind {config.kind}, got --kind {kind}: give a config of that kind")

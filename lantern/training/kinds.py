@@ -46,7 +46,10 @@ def new_module(kind: str, target: Any, fields: dict[str, Any], *, seed: int) -> 
 
 
 def load_kind(kind: str, folder: Path, target: Any) -> nn.Module:
-    """Load a trained module to continue from and record this target in its config; LANTERN's folders load too."""
+    """Load a trained module to continue from and record this target in its config; LANTERN's folders load too.
+
+    ValueError for a module of another kind or for another target.
+    """
     entry = find_kind(kind)
     build, config = entry.module, entry.config
     raw = read_config(folder)

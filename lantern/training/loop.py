@@ -105,7 +105,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load averages of the same weights."""
+        """Load averages of the same weights. ValueError for other weights."""
         if set(state) != set(self._means):
             raise ValueError(f"the checkpoint averages {len(state)} weights, wanted {len(self._means)}: same config?")
         for name, mean in self._means.items():
@@ -115,7 +115,10 @@ class WeightAverage:
 def load_checkpoint(
     path: Path, task: Task, optimizers: list[torch.optim.Optimizer], config: LoopConfig, average: WeightAverage | None
 ) -> tuple[int, dict[str, float] | None]:
-    """Restore a run; return the next step, 0 if there is no checkpoint, and the plan of a timed run."""
+    """Restore a run; return the next step, 0 if there is no checkpoint, and the plan of a timed run.
+
+    ValueError for a damaged file and for a checkpoint of another training.
+    """
     if not is_there(path):
         return 0, None
     try:

@@ -53,6 +53,7 @@ class Objective:
     """Weights of the losses of a draft. Depth i has weight `fade`**(i - 1).
 
     `form` is the LK loss that `acceptance` weighs: "alpha" or "lambda" (with `kl_scale`, `kl_decay`).
+    ValueError for values out of range.
     """
 
     acceptance: float = 1.0

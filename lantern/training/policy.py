@@ -38,7 +38,7 @@ class PolicyConfig(TrainingConfig):
     """Settings of a policy: `model` changes fields of the network's config, `batch` counts nodes or drafts.
 
     For RADAR `nodes` is the number of nodes scored in a pass, root included, and `curiosity` weighs the entropy of its
-    decisions in the loss.
+    decisions in the loss. ValueError for an unknown kind and for values out of range.
     """
 
     loop: LoopConfig
@@ -153,7 +153,7 @@ class RadarTask(PolicyTask):
     An episode is one recorded draft: after each pass the network continues or stops. Stopping after pass k commits
     min(accepted, k) + 1 codes in the time T of a step with k passes. Speed is not the mean of codes / T over steps but
     the ratio of their means, so the reward is codes - c T with c the codes per second of the best constant depth: a
-    mean above 0 is faster than that.
+    mean above 0 is faster than that. ValueError for records with fewer beams than the network reads.
     """
 
     def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:

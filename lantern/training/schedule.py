@@ -21,7 +21,7 @@ class LoopConfig:
     Every `save_seconds` a checkpoint replaces the previous one; the batch of a step is a pure function of
     (seed, step, rank), so that a resumed run ends with the same weights on a CPU. An update averages the gradients of
     `accumulate` batches. With `ema` above 0, held-out figures and exported weights are those of an exponential moving
-    average with this decay per step.
+    average with this decay per step. ValueError for values out of range.
     """
 
     steps: int

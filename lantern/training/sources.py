@@ -31,6 +31,7 @@ class DataConfig(TrainingConfig):
     source: one of SOURCES. path: the folder or file to read, relative to the folder of the config. size: side of
     an image in pixels, 8 to 4096. held_out: share of images kept from training, from 0 to below 0.5. mirrors: add
     the mirror image of every training image. seed: written to the summary; nothing here is random.
+    ValueError for an unknown source and for values out of range.
     """
 
     source: str = "folder"
@@ -169,7 +170,10 @@ def list_pictures(path: Path) -> list[Path]:
 
 
 def read_shards(path: Path) -> Iterator[Sample]:
-    """Yield samples of one tar file or of all `*.tar` of a folder: members with the same name up to the first dot."""
+    """Yield samples of one tar file or of all `*.tar` of a folder: members with the same name up to the first dot.
+
+    ValueError for a path without tar files and for an incomplete file.
+    """
     shards = sorted(path.glob("*.tar")) if path.is_dir() else [path]
     if not shards or not all(shard.is_file() for shard in shards):
         raise ValueError(f"{path} is no tar file and no folder with *.tar files: check the path")

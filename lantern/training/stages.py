@@ -166,7 +166,7 @@ def find_recipe(name: str) -> Recipe:
 def find_config(name: str, recipe: Recipe | None = None, *, stage: str = "") -> Path:
     """Find a config by its path, or by its name, with or without "STAGE-" before it.
 
-    The recipe's configs come first, then the package's and those of all recipes.
+    The recipe's configs come first, then the package's and those of all recipes. ValueError for an unknown name.
     """
     places = [*([recipe.configs] if recipe else []), CONFIGS, *(each.configs for each in find_recipes().values())]
     for full in (name, f"{stage}-{name}") if Path(name).name == name else ():

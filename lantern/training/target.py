@@ -40,6 +40,7 @@ class TargetConfig(TrainingConfig):
     input codes, never the codes to be predicted, is replaced: each by one of its `corruption_neighbours` nearest codes,
     or, with probability `corruption_others`, by the code at the same place of another image of the batch. The target
     so learns to continue from sampled codes, which differ from those of training images, and to rely on the caption.
+    ValueError for values out of range.
     """
 
     model: TransformerConfig
@@ -102,7 +103,8 @@ def prefix_mask(valid: Bool[Tensor, "b t"], codes: int) -> Bool[Tensor, "b n n"]
 def grow(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
     """Return weights of a deeper model with the same output (block expansion, arXiv:2401.02415).
 
-    Layers keep their order; between them stand copies whose output projections are zero.
+    Layers keep their order; between them stand copies whose output projections are zero. ValueError for fewer layers
+    than the model has.
     """
     depth = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("layers."))
     if layers < depth:
@@ -142,7 +144,10 @@ def translate(
 
 
 class TargetTask(Task):
-    """Next-code cross-entropy; `class_dropout_prob` of the conditions are replaced by the unconditional one."""
+    """Next-code cross-entropy; `class_dropout_prob` of the conditions are replaced by the unconditional one.
+
+    ValueError for a kind without prepared images.
+    """
 
     def __init__(
         self, config: TargetConfig, prepared: Prepared, codes: Tensor, captions: Conditions, vq: VQVAE
@@ -289,7 +294,10 @@ class TargetTask(Task):
 def conditions_of(
     config: TargetConfig, prepared: Prepared, cache: Path, text_encoder: Path | None, tokenizer: Path | None
 ) -> Conditions:
-    """Return the classes of the images, or the features of their captions, which are cached in a file in `cache`."""
+    """Return the classes of the images, or the features of their captions, which are cached in a file in `cache`.
+
+    ValueError for captions without a text encoder.
+    """
     if config.model.model_type == "c2i":
         return Classes.of(prepared)
     if text_encoder is None:

@@ -55,7 +55,8 @@ class EmojiConfig(TrainingConfig):
     size: side of a picture in pixels. seed: of everything random. concepts: files with lists of concepts. styles: which
     art. reserved: the evaluation prompts whose words no caption may hold. held_out: share of cells (concept and style)
     kept from training. mirrors: add a mirror image of each plain picture; shifts: number of shifted ones to add.
-    colours, counts, pairs: number of composites of each kind.
+    colours, counts, pairs: number of composites of each kind. ValueError for another source, for values out of range,
+    for unknown styles, and without concepts.
     """
 
     source: str = "emoji"

@@ -28,7 +28,10 @@ SHOWN = 8  # pictures of a class on the sheet
 
 @dataclass(frozen=True)
 class FidConfig(TrainingConfig):
-    """How pictures are generated: their number, sampling and seed. Classes are as frequent as in training."""
+    """How pictures are generated: their number, sampling and seed. Classes are as frequent as in training.
+
+    ValueError for fewer than 2 pictures and for a batch below 1.
+    """
 
     pictures: int = 2048
     guidance: float = 2.0
@@ -72,6 +75,7 @@ def measure_fid(
 
     Writes `out/generated`, `out/real`, `out/reconstructed` (PNG files), a sheet with a row per class, and fid.json.
     Weights of Inception are searched as by `lantern eval` unless given; FileNotFoundError names the missing file.
+    ValueError without training images.
     """
     from lantern.eval.metrics.weights import find_weights
 

@@ -48,7 +48,7 @@ class Limits:
 
 @contextmanager
 def refused_for(param: str) -> Iterator[None]:
-    """Turn a ValueError into the answer 400 that names a field."""
+    """Turn a ValueError into the answer 400 that names a field, a RefusedError."""
     try:
         yield
     except ValueError as error:
@@ -99,7 +99,7 @@ class Call:
         return send
 
     def submit(self) -> None:
-        """Queue the images; 429 if the queue is full."""
+        """Queue the images; RefusedError 429 if the queue is full."""
         try:
             self.service.worker.submit(self.jobs)
         except QueueFullError:
@@ -192,7 +192,7 @@ class Service:
             raise RefusedError(404, message, param="model", code="model_not_found")
 
     def sampling_of(self, body: ImageRequest) -> Sampling:
-        """Return the model's distribution with the request's changes; 400 names a value out of range."""
+        """Return the model's distribution with the request's changes; RefusedError 400 names a value out of range."""
         if None not in (body.guidance, body.guidance_scale) and body.guidance != body.guidance_scale:
             raise RefusedError(400, "guidance and guidance_scale are one setting: give one of them", param="guidance")
         guidance = body.guidance if body.guidance is not None else body.guidance_scale
@@ -204,7 +204,7 @@ class Service:
         return replace(self.model.sampling(), **given)
 
     def size_of(self, requested: str | None) -> tuple[str, int]:
-        """Return the size in pixels as text, and how much images are enlarged; 400 for another size."""
+        """Return the size in pixels as text, and how much images are enlarged; RefusedError 400 for another size."""
         assert self.model.vq is not None
         raster, side = self.model.target.config.raster, self.model.vq.config.downsample
         width, height = raster.columns * side, raster.rows * side

@@ -31,6 +31,7 @@ class Costs:
     `verify[n - 1]` is the target's pass over n nodes, the root included; `draft` counts the depth of the tree and the
     nodes that the drafter extends beside the root; `host` is everything else, by depth and nodes of the tree. It is
     at least `plain_host`, its value in plain decoding, since a drafted step does all the work of a plain one.
+    ValueError for an empty `verify`.
     """
 
     verify: tuple[float, ...]

@@ -62,7 +62,7 @@ class Decoder(nn.Module):
 
 
 class VQDecoder(nn.Module):
-    """Vectors of codes to pixels."""
+    """Vectors of codes to pixels. ValueError for a config with attention by resolution."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()

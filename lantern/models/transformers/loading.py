@@ -108,7 +108,10 @@ def load(
 
 
 def shape_of(folder: Path, size: tuple[int, int] | None = None) -> Components:
-    """Return the model of a folder's config on the meta device, without prompts; no weights are read or allocated."""
+    """Return the model of a folder's config on the meta device, without prompts; no weights are read or allocated.
+
+    ValueError for a config that the class does not accept.
+    """
     family = family_of(folder)
     kind = class_of(folder, family)
     try:

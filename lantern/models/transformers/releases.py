@@ -154,7 +154,10 @@ def read_release(path: Path) -> Release | None:
 
 
 def add_decoder(checkpoint: Path, folder: Path) -> int:
-    """Write the VQ decoder of `vqgan.ckpt` into a folder of Chameleon or Lumina-mGPT; return its number of values."""
+    """Write the VQ decoder of `vqgan.ckpt` into a folder of Chameleon or Lumina-mGPT; return its number of values.
+
+    ValueError for a folder of another family.
+    """
     from transformers import ChameleonConfig
 
     if not (folder / CONFIG_NAME).is_file() or family_of(folder).CLASS != "ChameleonForConditionalGeneration":
