@@ -214,7 +214,9 @@ class Service:
             requested = f"{width * self.model.scale}x{height * self.model.scale}"
             sizes.setdefault(requested, self.model.scale)
         if requested not in sizes:
-            raise RefusedError(400, f"size is {requested[:40]!r}, wanted auto or one of {', '.join(sizes)}", param="size")
+            raise RefusedError(
+                400, f"size is {requested[:40]!r}, wanted auto or one of {', '.join(sizes)}", param="size"
+            )
         return requested, sizes[requested]
 
 
