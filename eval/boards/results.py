@@ -5,6 +5,7 @@ was measured with (`surroundings.about`). A file made from a result file holds a
 `lantern results` shows the state of all of them and runs their commands.
 """
 
+import ast
 import dataclasses
 import hashlib
 import json
@@ -205,8 +206,16 @@ class Results:
             names = git(self.root, "diff", "--name-only", commit, "--", *code)
             if names is None:
                 return f"commit {commit[:8]} is not in this repository"
-            changed |= set(names.splitlines())
+            changed |= {name for name in names.splitlines() if self._has_other_code(name, commit)}
         return f"{len(changed)} files of its code changed since" if changed else ""
+
+    def _has_other_code(self, name: str, commit: str) -> bool:
+        """Return whether a file that differs from that of a commit differs in more than comments and docstrings."""
+        path = self.root / name
+        if path.suffix != ".py" or not path.is_file():
+            return True
+        before = git(self.root, "show", f"{commit}:{name}")
+        return before is None or bare(before) != bare(path.read_text(encoding="utf-8"))
 
 
 def weight_hashes(folder: Path) -> dict[str, str]:
@@ -247,3 +256,21 @@ def _links(file: str) -> tuple[str, ...]:
 def as_dict(result: Result, state: State) -> dict[str, Any]:
     """Return a result with its state for JSON."""
     return {**dataclasses.asdict(result), **dataclasses.asdict(state), "state": state.word}
+
+
+def bare(source: str) -> str:
+    """Return the syntax of Python source without comments and docstrings; the source itself if it has no syntax."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return source
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                node.body = node.body[1:]
+    return ast.dump(tree)

@@ -50,17 +50,18 @@ def test_a_drafter_of_other_sizes_is_refused_by_name(folder: Path, changes: dict
         assert "lantern train drafter" in text and "--method plain" in text and "\n" not in text
 
 
-def test_the_command_refuses_a_wrong_drafter_and_plain_decoding_ignores_it(
+def test_the_command_refuses_a_wrong_drafter_where_its_method_reads_one(
     folder: Path, capsys: Capture, tmp_path: Path
 ) -> None:
     put_drafter(folder, vocab_size=30)
     arguments = ["--model", str(folder), "--prompt", "a red apple", "--tokens", str(tmp_path / "t.json"), "--quiet"]
-    assert main(arguments) == 2
+    assert main([*arguments, "--method", "eagle1"]) == 2
     output = capsys.readouterr().err
     assert (
         output.startswith(f"lantern: error: drafter {folder / 'drafter'} drafts 30 codes") and output.count("\n") == 1
     )
-    assert main([*arguments, "--method", "plain"]) == 0
+    for method in ("plain", "auto"):  # without a profile, auto chooses among windows
+        assert main([*arguments, "--method", method]) == 0
 
 
 def test_a_drafter_trained_for_other_weights_of_the_same_sizes_is_refused(folder: Path) -> None:

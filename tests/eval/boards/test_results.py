@@ -122,6 +122,22 @@ def test_changed_or_unknown_code_makes_a_result_stale(toy: Path) -> None:
     assert reasons(toy) == ""
 
 
+@pytest.mark.parametrize(
+    ("source", "is_stale"),
+    [
+        ('"""Doc."""\n\n\ndef f():\n    """Return one."""\n    return 1  # one\n', False),
+        ('def f():\n    "Return one."\n    return 2\n', True),
+        ("def f(:\n", True),
+    ],
+)
+def test_comments_and_docstrings_are_no_changes_of_the_code(toy: Path, source: str, is_stale: bool) -> None:
+    (toy / "code" / "method.py").write_text("def f():\n    return 1\n")
+    git(toy, "commit", "-aqm", "Define")
+    edit(toy, surroundings={"commit": git(toy, "rev-parse", "HEAD")})
+    (toy / "code" / "method.py").write_text(source)
+    assert bool(reasons(toy)) is is_stale
+
+
 def test_a_drawing_is_stale_if_its_figures_changed(toy: Path) -> None:
     edit(toy, ratio=2.0)
     assert reasons(toy, "board") == "docs/board.md shows other figures"
