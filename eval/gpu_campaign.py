@@ -344,7 +344,10 @@ def _wait(process: "subprocess.Popen[bytes]", limit: float) -> tuple[bytes, bool
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return machine, versions and commit, found by a process of its own, so that this one holds no GPU memory."""
+    """Return machine, versions and commit, found by a process of its own, so that this one holds no GPU memory.
+
+    ValueError for a device that is missing.
+    """
     code = (
         "import json; from lantern.eval.speed.surroundings import surroundings; "
         f"from lantern.models.folder import pick_device; print(json.dumps(surroundings(pick_device({device!r}))))"

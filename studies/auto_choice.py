@@ -96,7 +96,7 @@ def measure(model: Model, shape: str, *, steps: int, rounds: int) -> Row:
 
 
 def step_seconds(decoder: Decoder, job: Job, steps: int) -> float:
-    """Return the mean seconds of the first `steps` steps after the prompt."""
+    """Return the mean seconds of the first `steps` steps after the prompt; ValueError for an image of fewer."""
     device, begin = job.condition.device, 0.0
 
     def watch(step: Step) -> None:

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the TV per code of every rounding and write it."""
+    """Print the TV per code of every rounding and write it; ValueError for a model of classes."""
     from lantern.core.io import write_json
     from lantern.eval.speed.contenders import PROMPTS
     from lantern.eval.speed.surroundings import about

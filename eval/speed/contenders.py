@@ -269,7 +269,10 @@ def warm_up(lineup: Lineup, run: Callable[[Contender], object]) -> None:
 
 
 def condition_of(model: Model, prompts: Sequence[str], numbers: Sequence[int]) -> Condition:
-    """Return the condition of images with these numbers; prompts, or classes, are used in order and repeated."""
+    """Return the condition of images with these numbers; prompts, or classes, are used in order and repeated.
+
+    ValueError for a model without a text encoder.
+    """
     if not model.takes_prompts:
         classes = model.target.config.num_classes
         return Condition(labels=torch.tensor([number % classes for number in numbers], device=model.device))

@@ -174,7 +174,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare what is missing; return 1 if a code differs where none may."""
+    """Compare what is missing; return 1 if a code differs where none may.
+
+    ValueError for options that contradict each other.
+    """
     from lantern.core.io import write_json
     from lantern.eval.speed.contenders import PROMPTS, method_of
     from lantern.generation.requests import Request
@@ -351,7 +354,10 @@ def rounded(value: float | int) -> float | int:
 
 
 def read(path: Path, fingerprint: str, *, name: str, anew: bool = False) -> dict[str, Any]:
-    """Return the results so far; empty if there are none, if they belong to other weights, or with `anew`."""
+    """Return the results so far; empty if there are none, if they belong to other weights, or with `anew`.
+
+    ValueError for a file of another kind.
+    """
     empty: dict[str, Any] = {"model": name, "fingerprint": fingerprint, "cells": []}
     if anew or not path.is_file():
         return empty

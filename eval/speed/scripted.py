@@ -125,7 +125,7 @@ class ScriptedVerifier(VerifierDefaults):
 class FixedDrafter(DrafterDefaults):
     """A drafter without cost: it always proposes the same `nodes` - 1 children of the root, in mode "point".
 
-    The time of a step is then that of scoring `nodes` nodes.
+    The time of a step is then that of scoring `nodes` nodes. ValueError for a tree without children.
     """
 
     mode: DraftMode = "point"

@@ -113,7 +113,10 @@ def network_of(drafter: str) -> AddOn:
 
 
 class ShapeBench:
-    """The measurements of one size: plain decoding and one scripted method per tau."""
+    """The measurements of one size: plain decoding and one scripted method per tau.
+
+    ValueError for a tree that is too shallow for the scripted acceptance.
+    """
 
     def __init__(self, options: ShapeOptions, device: torch.device) -> None:
         self.options, self.device = options, device

@@ -114,7 +114,7 @@ def save_component(
 
     `config` is a mapping or a config dataclass. `dtype` converts floating tensors (torch.bfloat16
     halves a folder). Tensors named in `int8` are stored as int8 with one scale per row, under their
-    own name and `<name>.scale`.
+    own name and `<name>.scale`. OSError if a file cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -171,7 +171,7 @@ def check_there(path: Path) -> None:
 
 
 def load_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Load one safetensors file; see `load_state`."""
+    """Load one safetensors file; see `load_state`. ValueError for a file that is not complete."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -227,7 +227,7 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, 
 
 
 def check_dtype(name: str, tensor: Tensor, *, is_floating: bool, source: str | Path) -> None:
-    """Refuse a tensor of a kind that weights are not stored in.
+    """Raise ValueError for a tensor of a kind that weights are not stored in.
 
     Floating-point tensors are fp64, fp32, fp16 or bf16; others are signed or unsigned integers or booleans. Complex,
     float8, quantised, sparse and meta tensors are refused.
@@ -305,7 +305,7 @@ def resolve_model(name: str | Path) -> Path:
 
 
 def embedded_model() -> Path:
-    """Return the folder of the embedded model."""
+    """Return the folder of the embedded model. ValueError for an installation without it."""
     folder = shipped_folder("assets", EMBEDDED_MODEL)
     if not any(folder.glob(f"*/{CONFIG_NAME}")):
         raise ValueError(f"this installation has no embedded model {EMBEDDED_MODEL!r}; reinstall lantern")
@@ -413,7 +413,10 @@ class _NoInitialisation(TorchFunctionMode):
 
 
 def read_header(path: str | Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file on the meta device; int8 rows become the fp32 tensors they stand for."""
+    """Return the tensors of a safetensors file on the meta device; int8 rows become the fp32 tensors they stand for.
+
+    ValueError for a file that is not complete and for tensors of another kind.
+    """
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)

@@ -100,7 +100,7 @@ class Noise:
 
     Gumbel noise is a table `(b positions v)` per purpose, made at first use in blocks of positions. With `is_silent`
     (greedy decoding) Gumbel noise is 0 and no table is made. `make_uniforms` is a faster function with the numbers of
-    `random_uniforms`.
+    `random_uniforms`. ValueError for a key out of range.
     """
 
     def __init__(

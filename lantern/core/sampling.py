@@ -66,7 +66,7 @@ class Sampling:
     def guide(self, rows: Float[Tensor, "b r n c"], positions: Int[Tensor, "b n"]) -> Float[Tensor, "b n c"]:
         """Combine guidance rows to u + s (c - u) in fp32: rows of logits, or of the features that the head reads.
 
-        The head is linear, so guided features have guided logits.
+        The head is linear, so guided features have guided logits. ValueError for another number of rows.
         """
         if rows.shape[1] != self.rows:
             raise ValueError(f"got {rows.shape[1]} rows per image, wanted {self.rows} at guidance {self.guidance}")

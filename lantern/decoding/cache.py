@@ -429,6 +429,7 @@ def start(
     where codes are sampled (`ForcedCodes`).
 
     With `reproducible` prompts are read one by one, and the cache is that of reproducible decoding (`make_cache`).
+    ValueError for a target in training mode and for another number of noise keys.
     """
     if len(keys) != condition.batch:
         raise ValueError(f"got {len(keys)} noise keys for {condition.batch} images, wanted one (seed, number) each")

@@ -72,7 +72,7 @@ class Engine(ABC):
     `reproducible`: the bits of a code's logits do not depend on the number of codes scored with it, in fp32 and bf16,
     so exact drafted methods give the codes of plain decoding. On CPUs only, at most MAX_REPRODUCIBLE codes per pass.
     `compiles_steps`: drafting and verification are compiled by torch.compile too.
-    `reason` is why `auto` chose this engine; empty if it was given.
+    `reason` is why `auto` chose this engine; empty if it was given. ValueError for an unknown kind of weights.
     """
 
     weights: Weights = "full"
@@ -129,7 +129,7 @@ class Engine(ABC):
         return self._prepare(target)
 
     def quantized(self, target: "nn.Module") -> "nn.Module":
-        """Return the target with the engine's kind of weights."""
+        """Return the target with the engine's kind of weights. ValueError for layers that have no such form."""
         if self.weights == "full":
             return target
         if not target.is_llamagen:

@@ -65,7 +65,10 @@ def agreement(tables: SamTables, codes: Int[Tensor, "p n"]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Write the match lengths, and the tables if a folder of parts is given."""
+    """Write the match lengths, and the tables if a folder of parts is given.
+
+    ValueError for a model without a VQ decoder.
+    """
     parser = argparse.ArgumentParser(prog="python -m lantern.training.sam_tables", description=__doc__)
     parser.add_argument("--model", default="lantern-emoji")
     parser.add_argument("--prompts", default=str(ROOT / "assets" / "prompts" / "contact_sheet.txt"))

@@ -35,7 +35,7 @@ class CouplingVerifier(VerifierDefaults):
     `relaxation` replaces the test and what a rejection leaves, as in grouped speculative decoding (GSD,
     arXiv:2508.07747). It needs `redraw` "independent": codes behind the first change are then samples of p itself,
     which is the q of their next test. The reported total variation of a code is that of its test,
-    `lantern.verifiers.rejection.cost_of`.
+    `lantern.verifiers.rejection.cost_of`. ValueError for a relaxation that it cannot test.
     """
 
     redraw: Literal["coupled", "independent", "reuse"] = "coupled"
@@ -69,7 +69,10 @@ class CouplingVerifier(VerifierDefaults):
     def walk(
         self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
     ) -> Verdict:
-        """Sample what follows every node; commit up to the first sample that is not the node's child."""
+        """Sample what follows every node; commit up to the first sample that is not the node's child.
+
+        ValueError for a window without log q.
+        """
         if tree.log_q is None:
             raise ValueError("the window has no log q, which coupling reads: set keeps_distributions=True")
         # Every step decides at least one code, so the number of the first undecided code identifies the step.

@@ -18,6 +18,7 @@ class GreedyVerifier(VerifierDefaults):
     Mass is measured on the distribution at temperature 1 without filters (`reads_untruncated`). The reported total
     variation is the mass claimed from neighbours under it. Neighbours keep their own mass, which cannot change which
     code is the largest. Several siblings may match; the test is deterministic, so the one that leads deepest is taken.
+    ValueError for a relaxation without a greedy form.
     """
 
     relaxation: Claimant

@@ -73,6 +73,7 @@ class RejectionVerifier(VerifierDefaults):
     variation is a bound: per test, the probability that this test and an exact test from the same state differ, in
     accepting x or in what they leave (`cost_of`). The expectation over drafts of the sum over the tests of a code is at
     least the total variation between the output distribution and p. Single sums vary around it; each is capped at 1.
+    ValueError for a relaxation of distributions.
     """
 
     relaxation: Acceptance | None = None

@@ -91,7 +91,7 @@ def read_checkpoint(
 
 
 def recognise(state: Mapping[str, Tensor]) -> Kind:
-    """Return the kind of a state dict, from its tensor names."""
+    """Return the kind of a state dict, from its tensor names. ValueError for tensors of another architecture."""
     if lantern_layout.is_drafter(state):
         return "drafter"
     if any(name.startswith(("encoder.", "decoder.", "quantize.")) for name in state):

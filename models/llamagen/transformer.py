@@ -60,7 +60,7 @@ class TransformerConfig:
     """Shape of a LlamaGen transformer, in the reference's field names.
 
     `block_size` is the number of codes of a picture, a perfect square; `cls_token_num` the number of
-    conditioning slots (1 for classes, the caption length for text).
+    conditioning slots (1 for classes, the caption length for text). ValueError for a value out of range.
     """
 
     dim: int = 768

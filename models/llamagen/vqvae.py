@@ -23,7 +23,7 @@ class VQConfig:
     """Shape of a VQ tokenizer, in the reference's field names.
 
     Each entry of `encoder_ch_mult` is one resolution; between two of them the picture halves, so the
-    downsampling is 2 ** (len - 1).
+    downsampling is 2 ** (len - 1). ValueError for a value out of range.
     """
 
     codebook_size: int = 16384
@@ -56,7 +56,7 @@ class VQConfig:
 
     @classmethod
     def named(cls, name: str, **changes: object) -> "VQConfig":
-        """A released tokenizer, "VQ-16" or "VQ-8", with fields changed."""
+        """A released tokenizer, "VQ-16" or "VQ-8", with fields changed. ValueError for an unknown name."""
         mults = {"VQ-16": (1, 1, 2, 2, 4), "VQ-8": (1, 2, 2, 4)}
         if name not in mults:
             raise ValueError(f'tokenizer is "{name}", wanted one of {", ".join(mults)}')

@@ -28,6 +28,7 @@ class CascadeDrafter(TreeDrafter):
     The inner drafter grows a chain of length - 1, and the small model resamples it in `rounds` passes. With 0 rounds it
     does so until a round changes no code, at most `length` times: all codes are then its own samples. Trees carry in
     `log_q` the small model's distributions, given the codes of the round before.
+    ValueError for a width beyond the codebook and for a chain of another length.
     """
 
     mode: DraftMode = "gumbel"
@@ -87,7 +88,10 @@ class CascadeDrafter(TreeDrafter):
 
 
 def build(method: Method, context: DrafterContext) -> CascadeDrafter:
-    """Build a cascade: the model's own drafter, its small model, with 4-bit layers on request, and the target."""
+    """Build a cascade: the model's own drafter, its small model, with 4-bit layers on request, and the target.
+
+    ValueError for 4-bit layers of a model that is not LlamaGen's.
+    """
     settings, length = method.settings, method.settings["length"]
     model: Any = context.add_on(method)
     if settings["small_bits"] == 4:

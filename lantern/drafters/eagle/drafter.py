@@ -35,6 +35,7 @@ class EagleDrafter(TreeDrafter):
     drafter's own noise (the same top-K trick); "point" takes the most likely codes. q uses the same `sampling` as the
     target's p; at temperature 0 codes are ranked by their logits. Trees carry log q in mode "sampled", whose verifiers
     read it, and with `records_log_q`, for relaxations that read it.
+    ValueError for a tree that is wider than the codebook and for a drafter of other sizes.
     """
 
     reads_kept = True

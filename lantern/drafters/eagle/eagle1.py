@@ -48,6 +48,7 @@ class EagleConfig:
     form "rows", 0 in form "guided". With `sees_padding` it also attends to the features of padded caption slots.
     `layers` decoder layers, of which those after the first have a norm at their input.
     `target` is the digest of the weights it was trained for (`lantern.core.io.weights_digest`), None if unknown.
+    ValueError for a value out of range.
     """
 
     dim: int

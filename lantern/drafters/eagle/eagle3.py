@@ -27,7 +27,7 @@ from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm,
 class Eagle3Config(EagleConfig):
     """Sizes of an EAGLE-3 drafter; `fused` are the target's layers whose inputs it reads.
 
-    Training takes them from `fused_layers`: all three, or the last ones.
+    Training takes them from `fused_layers`: all three, or the last ones. ValueError for a value out of range.
     """
 
     kind: str = "eagle3"

@@ -190,7 +190,10 @@ def table_of(method: Method, context: DrafterContext) -> FrequencyTable:
 
 
 def build(method: Method, context: DrafterContext) -> FrSpecDrafter:
-    """Build EAGLE-1 trees over the `codes` most frequent codes of the part and `near` ones around each neighbour."""
+    """Build EAGLE-1 trees over the `codes` most frequent codes of the part and `near` ones around each neighbour.
+
+    ValueError for `near` out of range and for a model without the add-on.
+    """
     table, codes, near = table_of(method, context), method.settings["codes"], method.settings["near"]
     assert method.tree is not None
     device = context.target.tok_embeddings.weight.device

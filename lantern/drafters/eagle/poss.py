@@ -21,7 +21,10 @@ from lantern.models.llamagen.transformer import rotate
 
 @dataclass(frozen=True)
 class PossConfig(EagleConfig):
-    """Sizes of a PosS-n drafter: specialists for `depths` depths, n = `per_layer` each; the last covers the rest."""
+    """Sizes of a PosS-n drafter: specialists for `depths` depths, n = `per_layer` each; the last covers the rest.
+
+    ValueError for a value out of range.
+    """
 
     kind: str = "poss"
     depths: int = 6

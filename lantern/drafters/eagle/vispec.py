@@ -40,6 +40,7 @@ class ViSpecConfig(EagleConfig):
     """Sizes of a guided EAGLE module with one layer, and of its compressed context.
 
     `summaries` tokens represent the caption, `recent` finished rows are not compressed; `has_globe` enables g.
+    ValueError for a value out of range.
     """
 
     kind: str = "vispec"

@@ -41,6 +41,7 @@ class ParallelSpecConfig(EagleConfig):
     """Sizes of a guided EAGLE module with `depths` guesses per pass, and so `depths` - 1 masks.
 
     `anchors` is the number of codes of an image behind which a training step guesses, chosen anew in every step.
+    ValueError for a value out of range.
     """
 
     kind: str = "parallelspec"

@@ -49,6 +49,7 @@ class ResidualConfig:
     """Sizes of `depths` heads for the codes ahead. With `reads_code` they read the last code and the feature before it.
 
     `target` is the digest of the weights for which they were trained, None if unknown.
+    ValueError for a value out of range.
     """
 
     dim: int

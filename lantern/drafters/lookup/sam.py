@@ -126,7 +126,7 @@ class SamDrafter(TreeDrafter):
 
 
 def matcher_of(tables: SamTables, settings: Any) -> SuffixMatcher | GridMatcher:
-    """Return the matcher that the settings name."""
+    """Return the matcher that the settings name. ValueError for `least` above `reach`."""
     kind, sharp, least = settings["match"], settings["sharp"], settings["least"]
     if least < 1 or settings["reach"] < least:
         raise ValueError(f"least is {least} and reach {settings['reach']}, wanted 1 <= least <= reach")

@@ -15,7 +15,10 @@ MAX_PICTURES = 1 << 16
 
 @dataclass(frozen=True)
 class SamConfig:
-    """Codes of the model and of an image, super-codes, images in the corpus, digest of the target that made them."""
+    """Codes of the model and of an image, super-codes, images in the corpus, digest of the target that made them.
+
+    ValueError for a value out of range.
+    """
 
     vocab_size: int
     block_size: int

@@ -31,7 +31,10 @@ SCALES = {"joint": 10.0, "match": 5.0, "log_q": 10.0, "entropy": 8.0, "gap": 5.0
 
 @dataclass(frozen=True)
 class C2TConfig:
-    """Sizes of a classifier: `hidden` units over the traits of a node. `target` is its target's digest."""
+    """Sizes of a classifier: `hidden` units over the traits of a node. `target` is its target's digest.
+
+    ValueError for a value out of range and for an unknown trait.
+    """
 
     hidden: int = 32
     traits: tuple[str, ...] = TRAITS

@@ -27,7 +27,10 @@ SIDE_INPUTS = 4  # depth, and the acceptance at three neighbours
 
 @dataclass(frozen=True)
 class RadarConfig:
-    """Sizes of the network, which reads the `beam` best log probabilities of a depth; `target` is a digest."""
+    """Sizes of the network, which reads the `beam` best log probabilities of a depth; `target` is a digest.
+
+    ValueError for a value out of range.
+    """
 
     beam: int = 8
     hidden: int = 64

@@ -225,7 +225,10 @@ def random_codes(noise: NoiseSource, where: Int[Tensor, "b n"], vocab_size: int)
 
 
 def build(method: Method, context: DrafterContext) -> JacobiDrafter:
-    """Build windows of the target's own samples, continued by the model's own drafter with init "drafter"."""
+    """Build windows of the target's own samples, continued by the model's own drafter with init "drafter".
+
+    ValueError for `init` by a drafter that the model does not have.
+    """
     window, init = method.settings["window"], method.settings["init"]
     keeps_distributions = method.spec.mode == "jacobi"
     continuation: Continuation | None = None

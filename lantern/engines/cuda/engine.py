@@ -22,7 +22,7 @@ class GraphEngine(Engine):
     A pass has `rows` rows per line (guidance row of an image), fewer in large batches (`rows.constant_rows`). Trees
     of at most so many nodes give plain decoding's codes. Targets that do not fit the kernels run through torch, with
     layers compiled if `compiles_steps`. Without a GPU, Triton's interpreter (TRITON_INTERPRET=1) runs the same kernels
-    for tests, step by step and without graphs.
+    for tests, step by step and without graphs. ValueError for another number of rows.
     """
 
     rows: int = ROWS

@@ -44,6 +44,7 @@ class Bounded(Neighbourhood):
     they have left, y grants in proportion to the requests. Only the `width` codes with the largest deficit make
     requests; p and q alone determine them. The work is n width k; `width` = V is the dense form. At temperature 0 r is
     p; the greedy form there is LANTERN's (arXiv:2410.03355) with the budget min(delta, (cap - 1) p(x)).
+    ValueError for a value out of range.
     """
 
     k: int = 50

@@ -26,7 +26,7 @@ class Cool(RelaxationDefaults):
 
     Total variation has the closed form sum max(min(q, omega_i p) - p, 0). The codes that give mass and those that take
     it are independent of each other. Their root mean square distance, an upper bound of the mean distance, is reported
-    as latent distance; None without `codebook`.
+    as latent distance; None without `codebook`. ValueError for a value out of range.
     """
 
     omega: float | int = 1.1

@@ -21,6 +21,7 @@ class Grouped(RelaxationDefaults):
     and the group / 2 codes on each side of it in the order of p, without those whose p differs by `p_radius` or more
     or whose vector is `d_radius` or farther away. group = 0 is exact decoding. The output distribution has a closed
     form for one draft only; `RejectionVerifier` defines what is reported as total variation.
+    ValueError for a value out of range.
     """
 
     codebook: Float[Tensor, "v d"]

@@ -18,6 +18,7 @@ class LanternPP(ClaimingRule):
     Park et al., "LANTERN++: Enhancing Relaxed Speculative Decoding with Static Tree Drafting for Visual
     Auto-regressive Models", arXiv:2502.06352: a relaxed probability is at most lambda_ p(x), so that an
     improbable code gains little. lambda_ = 1 is exact decoding with residual "paper".
+    ValueError for a value out of range.
     """
 
     lambda_: float | int = 2.0

@@ -35,7 +35,7 @@ class Pcg(RelaxationDefaults):
         r(y) = p(y) + sum over groups G of y of [min(1, P/Q) q(y) - min(1, Q/P) p(y)] / number of groups of y
 
     which is verified here as any relaxation. k = 0 or a threshold of 1 is exact. The latent distance is an upper bound:
-    mass that moves within a group is taken to pass through its seed.
+    mass that moves within a group is taken to pass through its seed. ValueError for a value out of range.
     """
 
     table: Int32[Tensor, "v columns"]

@@ -20,6 +20,7 @@ class Tolerance(RelaxationDefaults):
     available. The samples are not made: x is among them with probability 1 - (1 - p(x))^samples, and samples without x
     are independent samples of p without x. samples = 1 is exact decoding. q is not read, so drafts are tested as point
     drafts. Given the draft, a test moves (1 - (1 - p(x))^samples) - p(x) onto x, in closed form.
+    ValueError for a value out of range.
     """
 
     samples: int = 2

@@ -19,7 +19,7 @@ class Typical(RelaxationDefaults):
 
     Cai et al., "Medusa", arXiv:2401.10774, section 2.3. q is not read, so drafts are tested as point drafts. The code
     after the last accepted one is sampled from p. epsilon = 1 and alpha large accept nothing but codes of probability 1
-    and are plain decoding.
+    and are plain decoding. ValueError for a value out of range.
     """
 
     epsilon: float | int = 0.09

@@ -23,6 +23,7 @@ class Vvs(RelaxationDefaults):
 
     The mass that q has in excess comes from that which p has in excess, independently of it. The root mean square
     distance of both, an upper bound of the mean distance, is reported as latent distance; None without `codebook`.
+    ValueError for a value out of range.
     """
 
     skip: int = 1
