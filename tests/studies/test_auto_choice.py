@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from lantern.drafters.windows.jacobi import TRIAL
-from lantern.generation.tuning import quick
+from lantern.generation import generator
 from lantern.methods import METHODS
 from lantern.models.folder import Model
 from studies.auto_choice import Row, measure, table
@@ -34,6 +34,6 @@ def test_a_choice_that_is_slower_by_more_than_the_spread_is_marked() -> None:
 
 @pytest.mark.parametrize(("two", "label"), [(1.0, "gumbel-jacobi window 2"), (2.0, "plain")])
 def test_a_toy_model_is_measured(two: float, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick, "pass_times", lambda *_, **__: {1: 1.0, 2: two})
+    monkeypatch.setattr(generator, "pass_times", lambda *_, **__: {1: 1.0, 2: two})
     row = measure(Model(name="toy", target=tiny_target()), "toy", steps=3, rounds=2)
     assert row.method.label == label and row.engine == "eager" and row.plain_ms > 0 and row.chosen_ms > 0

@@ -19,7 +19,7 @@ from lantern.eval.speed.bench_table import WIDTH, render
 from lantern.eval.speed.contenders import Job, Lineup, Stable, Variant, kinds_of, line_up, variants
 from lantern.eval.speed.race import Entry, Made, identity, results
 from lantern.eval.speed.surroundings import commit, surroundings
-from lantern.generation.tuning import quick
+from lantern.generation import generator
 from lantern.models.folder import Model, load_model
 from tests.eval.variants import CPU, EAGER
 from tests.tiny import tiny_target
@@ -92,7 +92,7 @@ def test_reproducible_engines_promise_it_in_bf16_too(model: Model) -> None:
 def test_methods_that_are_plain_decoding_here_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(name="bare", target=tiny_target())
     assert speed.own_methods(model) == ["auto"]
-    monkeypatch.setattr(quick, "pass_times", lambda *_, **__: {1: 1.0, 2: 2.0})
+    monkeypatch.setattr(generator, "pass_times", lambda *_, **__: {1: 1.0, 2: 2.0})
     with pytest.raises(ValueError, match="are plain decoding on this machine: give --methods"):
         speed.own_methods(model)
 

@@ -13,9 +13,8 @@ from lantern.core.sampling import Sampling
 from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import Engine
-from lantern.generation.generator import choose_method, generate
-from lantern.generation.tuning import quick
-from lantern.generation.tuning.quick import FLAT, GAIN, choose
+from lantern.generation import generator
+from lantern.generation.generator import FLAT, GAIN, choose, choose_method, generate
 from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
 from tests.tiny_folder import save_tiny_model
@@ -50,7 +49,7 @@ def script(monkeypatch: pytest.MonkeyPatch, seconds: Curve) -> list[int]:
         rows_read.append(rows)
         return {n: seconds(n) for n in NODES}
 
-    monkeypatch.setattr(quick, "pass_times", times)
+    monkeypatch.setattr(generator, "pass_times", times)
     return rows_read
 
 
@@ -59,7 +58,7 @@ def test_windows_shrink_with_the_batch_where_the_engine_limits_them(
     model: Model, monkeypatch: pytest.MonkeyPatch, batch: int, window: int
 ) -> None:
     script(monkeypatch, flat)
-    found = quick.quick_choice(replace(model, engine=GraphEngine()), Sampling(), batch=batch)
+    found = generator.quick_choice(replace(model, engine=GraphEngine()), Sampling(), batch=batch)
     assert found.name == "gumbel-jacobi" and found.settings["window"] == window
 
 
