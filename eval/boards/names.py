@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure the names, write those that are recognised, and print how many they are."""
+    """Measure the names, write those that are recognised, and print how many they are; ValueError if none is."""
     import torch
 
     from lantern.core.io import resolve_model
@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     )
     shares = recognised_shares(study, seeds=range(1, args.images + 1))
     chosen = [name for name, share in shares.items() if share >= args.share]
+    if not chosen:
+        raise ValueError(f"no name reaches --share {args.share:g}: give a smaller one")
     write_names(out, chosen)
     print(f"{out}: {len(chosen)} of {len(shares)} names", file=sys.stderr)
     return DONE
