@@ -33,10 +33,10 @@ PARTS = {
     7: "throughput of training",
 }
 METHODS = (
-    *("gumbel-jacobi", "eagle1", "woven", "optimal", "eagle2", "row-pool"),
-    *("lantern", "lantern++", "bounded-window", "bounded-woven"),
+    *("gumbel-jacobi", "eagle1", "eagle2"),
+    *("lantern", "lantern++", "bounded-window"),
 )
-POINTS = ("gumbel-jacobi", "woven", "bounded-window:delta=0.1/0.2", "lantern:k=100,delta=0.2", "lantern++:lambda_=2/5")
+POINTS = ("gumbel-jacobi", "bounded-window:delta=0.1/0.2", "lantern:k=100,delta=0.2", "lantern++:lambda_=2/5")
 BASELINES = ("--baseline", "eager", "graph", "graph+int8")
 SEVERAL = ("--variants", *BASELINES[1:], *BASELINES)  # those without minutes of compilation
 GRACE = 15.0  # seconds between SIGTERM and SIGKILL
@@ -67,7 +67,7 @@ class Sizes:
     seeds: int = 64
     prompts: int = 4
     guidance: tuple[str, ...] = ("1", "3", "7.5")
-    equality: tuple[str, ...] = ("gumbel-jacobi", "eagle1", "woven")
+    equality: tuple[str, ...] = ("gumbel-jacobi", "eagle1")
     equality_batches: tuple[str, ...] = ("1", "8")
     shapes: tuple[str, ...] = ("XL", "3B", "B")
     shape_words: tuple[str, ...] = ("--tau", "1.5", "2.5", "3.5", "--images", "10", *SEVERAL)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from lantern.core import torchvision_import as _torchvision
 
 if TYPE_CHECKING:
-    from lantern.core.types import Drafter, DraftTree, Relaxation, Scores, Step, Target, TreePolicy, Verdict, Verifier
+    from lantern.core.types import Drafter, DraftTree, Relaxation, Scores, Step, Target, Verdict, Verifier
     from lantern.generation.generator import generate
     from lantern.generation.pipeline import LanternPipeline
     from lantern.methods import Method
@@ -29,7 +29,6 @@ __all__ = [
     "Scores",
     "Step",
     "Target",
-    "TreePolicy",
     "Verdict",
     "Verifier",
     "generate",

@@ -222,7 +222,7 @@ EXERCISES: dict[str, Exercise | Installation] = {
     "lantern-generate --prompts-file prompts.txt --out images": Exercise("--model {model}", prepare=prompts_file),
     "lantern methods": Exercise(),
     "lantern methods bounded-window": Exercise(),
-    'lantern-generate --prompt "a red apple" --method woven': TINY,
+    'lantern-generate --prompt "a red apple" --method eagle2': TINY,
     'lantern-generate --prompt "a red apple" --method bounded-window --delta 0.1': Exercise("--model {model} --k 6"),
     'lantern-generate --prompt "a red apple" --compare': TINY,
     'lantern-generate --prompt "a red apple" --json --overwrite': TINY,

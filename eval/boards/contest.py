@@ -21,7 +21,6 @@ from lantern.eval.boards.rounds import SweepFolder, name_of, open_folder
 from lantern.eval.speed.contenders import PLAIN, Contender, Job, Variant, assemble, method_of
 from lantern.eval.speed.phases import DRAFTING, NetworkClock, time_phases
 from lantern.eval.speed.race import rounded, warm
-from lantern.generation.generator import costs_for
 from lantern.methods.registry import METHODS, add_ons_of, find_add_on
 from lantern.models.folder import FOLDER, Model
 
@@ -71,7 +70,6 @@ class Setting(Board):
         own = {
             "parts": parts_of(self.model),
             "methods": self.specs,
-            "costs": "assumed" if costs_for(self.model) is None else "measured",
         }
         return super().header | own
 
@@ -150,7 +148,7 @@ class NodeCount:
     def __call__(self, step: Step) -> None:
         """Count a step, without synchronising the device."""
         if step.tree is not None:
-            shape = step.tree.scored or step.tree.shape
+            shape = step.tree.shape
             self.nodes, self.steps = self.nodes + shape.num_nodes - 1, self.steps + 1
 
     @property

@@ -76,7 +76,7 @@ def surroundings(figures: Mapping[str, Any]) -> str:
     return (
         f"Model {figures['model']} ({figures['fingerprint'][:12]}), methods as {figures['variant']}; "
         f"{where['gpu'] or where['cpu']}, {where['threads']} threads, torch {where['torch']}, "
-        f"lantern {where['lantern']}, commit {where['commit'][:12]}. Step costs for tree policies: {figures['costs']}."
+        f"lantern {where['lantern']}, commit {where['commit'][:12]}."
     )
 
 

@@ -75,10 +75,7 @@ PAIRS = (
     ("scd:window=64", "sjd:window=64"),
     ("sjd++:window=16", "sjd:window=16"),
     ("gumbel-jacobi:window=16", "scd:window=16"),
-    ("jacobi-parallel:window=16", "gumbel-jacobi:window=16"),
     ("sjd-pac", "gumbel-jacobi:window=26"),  # as many nodes
-    ("row-pool", "gumbel-jacobi:window=30"),
-    ("woven", "gumbel-jacobi:window=29"),
     ("gsd", "sjd-paper"),
     ("specmquant-paper", "specmquant"),
     ("lantern-paper", "eagle2-paper:nodes=58,depth=5"),

@@ -62,7 +62,7 @@ class ForcedCodes:
 
     def tree(self, tree: DraftTree, known: Int[Tensor, " b"]) -> DraftTree:
         """Return a tree below code number `known - 1` that drafts forced codes where there are any."""
-        places = known[:, None] - 1 + (tree.scored or tree.shape).depths
+        places = known[:, None] - 1 + tree.shape.depths
         forced = self.at(places)
         forced[:, 0] = -1  # the root is a committed code
         log_q = tree.log_q

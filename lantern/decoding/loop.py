@@ -285,9 +285,8 @@ def verify(run: "Run", verifier: Verifier, tree: DraftTree, scores: Scores) -> V
 
     Row i of the scores is for the code that follows node i. Codes past the end of the image are dropped.
     """
-    tree = tree.walkable
     places = (run.known[:, None] + tree.shape.depths).clamp(max=run.count - 1)
-    logits = scores.logits.unflatten(0, (len(run.known), run.cache.rows))[:, :, : tree.shape.num_nodes]
+    logits = scores.logits.unflatten(0, (len(run.known), run.cache.rows))
     verdict = judge(run, verifier, tree, logits, places)
     walked = torch.nn.functional.pad(verdict.path, (1, 0))
     run.cache.commit(walked, run.known - 1)
@@ -473,7 +472,7 @@ class Run:
 
     def inputs(self, tree: DraftTree) -> Inputs:
         """Return the pass over the tree; all rows of an image see the same codes."""
-        rows, config, shape = self.cache.rows, self.target.config, tree.scored or tree.shape
+        rows, config, shape = self.cache.rows, self.target.config, tree.shape
         mask = self._mask.update(self.known - 1, shape.ancestors)
         places = (self.known[:, None] - 1 + shape.depths).clamp(max=self.count - 1)
         positions = (places + config.cls_token_num).repeat_interleave(rows, 0)

@@ -1,20 +1,12 @@
-"""Shared by several families of drafters: the chooser of children, and logits of drafted features."""
+"""Shared by several families of drafters: inputs for codes, and logits of drafted features."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from lantern.core.types import Target
-
-
-class Chooser(Protocol):
-    """Chooses the children of a drafter's nodes in its place, given their distributions depth by depth."""
-
-    def children(self, log_q: Float[Tensor, "b f v"], depth: int, width: int) -> Int[Tensor, "b f k"]:
-        """Return the first `width` children of f nodes of a depth, in sampling order; f is 1 if they share a row."""
-        ...
 
 
 def code_embeddings(target: Any, codes: int) -> Float[Tensor, "v c"]:

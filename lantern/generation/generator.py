@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from lantern.drafters.policies.records import Recorder
-    from lantern.generation.tuning.costs import Costs
 
 
 Requested = TypeVar("Requested")
@@ -243,13 +242,6 @@ def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
     return proximity_table(codebook, columns).to(model.device)
 
 
-def costs_for(model: Model) -> "Costs | None":
-    """Return the times of steps on this machine, if `lantern tune` has measured them."""
-    from lantern.generation.tuning.profile import measured_costs
-
-    return measured_costs(model)
-
-
 class Generator:
     """A model with a method and a sampling, assembled once for many batches.
 
@@ -287,7 +279,6 @@ class Generator:
             prompts=model.prompts,
             # only eager layers can be watched
             engine=model.engine.layer_by_layer() if self.debug else model.engine,
-            costs=costs_for(model) if method.spec.policy else None,
         )
         if self.record is not None:
             self.record.watch(self.parts.drafter)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from lantern.decoding.cache import PromptCache
     from lantern.decoding.joint import RowStepper
     from lantern.drafters.eagle.eagle1 import Eagle
-    from lantern.drafters.policies.policy import StepCosts
 
 
 # method: the module whose METHODS declares it
@@ -36,14 +35,12 @@ MODULES: dict[str, str] = {
     "eagle3-paper": "lantern.drafters.eagle.eagle3",
     "poss": "lantern.drafters.eagle.poss",
     "poss-paper": "lantern.drafters.eagle.poss",
-    "woven": "lantern.drafters.combined.woven",
     "sjd": "lantern.drafters.windows.jacobi",
     "sjd-paper": "lantern.drafters.windows.jacobi",
     "scd": "lantern.drafters.windows.jacobi",
     "sjd++": "lantern.drafters.windows.jacobi",
     "scd-paper": "lantern.drafters.windows.jacobi",
     "gumbel-jacobi": "lantern.drafters.windows.jacobi",
-    "jacobi-parallel": "lantern.drafters.heads.parallelspec",
     "parallelspec": "lantern.drafters.heads.parallelspec",
     "parallelspec-paper": "lantern.drafters.heads.parallelspec",
     "medusa": "lantern.drafters.heads.medusa",
@@ -64,12 +61,9 @@ MODULES: dict[str, str] = {
     "radar-paper": "lantern.drafters.policies.radar",
     "adt-tree": "lantern.drafters.policies.adt_tree",
     "adt-tree-paper": "lantern.drafters.policies.adt_tree",
-    "optimal": "lantern.drafters.policies.optimal",
     "sjd-pac": "lantern.drafters.windows.sjd_pac",
-    "row-pool": "lantern.drafters.windows.row_pool",
     "zipar": "lantern.methods.row_front",
     "pjd": "lantern.methods.row_front",
-    "row-cache": "lantern.methods.row_cache",
     "sam": "lantern.drafters.lookup.sam",
     "sam-paper": "lantern.drafters.lookup.sam",
     "sam-eagle1": "lantern.drafters.combined.sam_eagle",
@@ -85,12 +79,10 @@ MODULES: dict[str, str] = {
     "lantern++-paper": "lantern.verifiers.relaxations.lantern_pp",
     "bounded": "lantern.verifiers.relaxations.bounded",
     "bounded-window": "lantern.drafters.windows.jacobi",
-    "bounded-woven": "lantern.drafters.combined.woven",
     "cool": "lantern.verifiers.relaxations.cool",
     "cool-paper": "lantern.verifiers.relaxations.cool",
     "grouped": "lantern.verifiers.relaxations.grouped",
     "gsd": "lantern.verifiers.relaxations.grouped",
-    "pcg": "lantern.verifiers.relaxations.pcg",
     "tolerance": "lantern.verifiers.relaxations.tolerance",
     "vvs": "lantern.verifiers.relaxations.vvs",
     "vadusa": "lantern.drafters.heads.medusa",
@@ -176,10 +168,8 @@ def find_add_on(name: str) -> AddOn | None:
 
 
 def add_ons_of(method: Method) -> tuple[str, ...]:
-    """Return the names of the parts that a method reads: its own, and that of the method whose drafter it contains."""
-    inner = method.settings.get("drafter")
-    names = [method.spec.add_on, spec_of(inner).add_on if inner in MODULES else None]
-    return tuple(name for name in names if name)
+    """Return the name of the part that a method reads beside the model's own drafter."""
+    return (method.spec.add_on,) if method.spec.add_on else ()
 
 
 @dataclass(frozen=True)
@@ -284,14 +274,12 @@ def build_decoder(
     codebook: "Float[Tensor, 'v d'] | None" = None,
     prompts: "PromptCache | None" = None,
     engine: Engine = EAGER,
-    costs: "StepCosts | None" = None,
 ) -> Decoder:
     """Build the decoder of a method.
 
     `drafter_module` is the model's own drafter, `add_ons` its other trained networks by name, as
     `lantern.models.folder` reads them. Relaxations need `neighbours`, the proximity table, or `codebook`, the vectors
-    of the codes; with the codebook they also report the latent distance that they moved. `costs` are seconds of a step,
-    for policies.
+    of the codes; with the codebook they also report the latent distance that they moved.
 
     ValueError for an unknown name, for what the method needs and the model lacks, and for components that do not fit.
     """
@@ -306,7 +294,8 @@ def build_decoder(
         verifier = _verifier(method, sampling, neighbours, codebook)
         read = {name: engine.prepare_drafter(add_ons[name]) for name in add_ons_of(method) if name in add_ons}
         module = None if drafter_module is None else engine.prepare_drafter(drafter_module)
-        drafter = DrafterContext(prepared, sampling, module, read, neighbours, codebook, costs, find).drafter(method)
+        context = DrafterContext(prepared, sampling, module, read, neighbours, codebook)
+        drafter = resolved(method.spec.drafter)(method, context)
         check_modes(drafter, verifier)
         refusal = engine.refuses(drafter)
         if refusal is None:
@@ -362,12 +351,8 @@ def _verifier(
 
 
 def reads_drafter(method: Method) -> bool:
-    """Return whether a method reads the model's own drafter: for trees, for the drafter that it contains, or for the
-    first codes of windows.
-    """
-    inner = method.settings.get("drafter")
-    contains_it = inner in MODULES and spec_of(inner).needs_drafter
-    return method.spec.needs_drafter or contains_it or method.settings.get("init") == "drafter"
+    """Return whether a method reads the model's own drafter, for trees or for the first codes of windows."""
+    return method.spec.needs_drafter or method.settings.get("init") == "drafter"
 
 
 def neighbour_columns(method: Method) -> int:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from lantern.core.sampling import Sampling
     from lantern.core.types import Drafter, DraftMode, Target
     from lantern.drafters.eagle.eagle1 import Eagle
-    from lantern.drafters.policies.policy import StepCosts
 
 
 Value = bool | int | float | str
@@ -162,7 +161,7 @@ class MethodSpec:
     `policy` and `relaxation` are classes, or their "module:name". Fields of theirs and of the verifier that are
     settings take their values. `add_ons` are the trained networks that it reads, each as an AddOn or as the name of
     one that another method declares. `fits_engine` means that the window, on which codes do not depend, is chosen for
-    the engine unless the user sets it, `weavable` that `woven` can use the drafter. `paper` is an arXiv id. `page` is a
+    the engine unless the user sets it. `paper` is an arXiv id. `page` is a
     name in docs/methods, by default the method's.
     """
 
@@ -180,7 +179,6 @@ class MethodSpec:
     add_ons: tuple[AddOn | str, ...] = ()
     engines: tuple[str, ...] = ENGINES
     fits_engine: bool = False
-    weavable: bool = False
     paper: str = ""
     page: str | None = None
 
@@ -218,7 +216,7 @@ class MethodSpec:
         if unknown := [key for key in defaults if all(key != one.name for one in self.settings)]:
             raise ValueError(f'method "{self.name}" has no setting {unknown[0]}, whose default "{name}" changes')
         own = tuple(dataclasses.replace(one, default=defaults.get(one.name, one.default)) for one in self.settings)
-        given = {"settings": own, "page": self.page or self.name, "weavable": False, "fits_engine": False} | changes
+        given = {"settings": own, "page": self.page or self.name, "fits_engine": False} | changes
         return dataclasses.replace(self, name=name, summary=summary, **given)
 
     def method(self) -> "Method":
@@ -336,17 +334,12 @@ def label_of(reference: Any) -> str | None:
     return f"{reference.__module__}:{reference.__qualname__}"
 
 
-def _unknown(name: str) -> Method:
-    raise ValueError(f'method "{name}" is unknown: this context was made without `find`')
-
-
 @dataclass(frozen=True)
 class DrafterContext:
     """The components of a model that drafters read.
 
     `module` is the model's own drafter, `add_ons` its other trained networks by name, `neighbours` the proximity table
-    and `codebook` the vectors of the codes. `costs` are seconds of a step where they were measured, for policies that
-    weigh codes against time. `find` gives the method of a name, for drafters that contain another method's.
+    and `codebook` the vectors of the codes.
     """
 
     target: "Target"
@@ -355,12 +348,6 @@ class DrafterContext:
     add_ons: "Mapping[str, nn.Module]" = field(default_factory=dict)
     neighbours: "Int32[Tensor, 'v k'] | None" = None
     codebook: "Float[Tensor, 'v d'] | None" = None
-    costs: "StepCosts | None" = None
-    find: Callable[[str], Method] = _unknown
-
-    def drafter(self, method: Method) -> "Drafter":
-        """Build the drafter of a method; ValueError for what it needs and the model lacks."""
-        return resolved(method.spec.drafter)(method, self)
 
     def mode(self, method: Method) -> "DraftMode":
         """Return how children are sampled; at temperature 0 a sampled draft is the most likely code."""

@@ -17,11 +17,10 @@ from torch import Tensor
 from lantern.core.config import read_json_object
 from lantern.core.io import save_component
 from lantern.drafters.policies.c2t import C2T, C2TConfig
-from lantern.drafters.policies.costs import AssumedCosts
-from lantern.drafters.policies.policy import TRAITS, StepCosts
+from lantern.drafters.policies.policy import TRAITS
 from lantern.drafters.policies.radar import SIDE_INPUTS, Radar, RadarConfig, side_inputs
 from lantern.drafters.policies.records import Records, load_records
-from lantern.generation.tuning.costs import costs_of
+from lantern.generation.tuning.costs import Costs, costs_of
 from lantern.methods.spec import resolved
 from lantern.training.config import TrainingConfig
 from lantern.training.kinds import find_kind
@@ -56,6 +55,21 @@ class PolicyConfig(TrainingConfig):
             raise ValueError(f"batch {self.batch}, lr {self.lr}, nodes {self.nodes}: wanted at least 1, above 0, 2")
 
 
+@dataclass(frozen=True)
+class AssumedCosts:
+    """Time of a step in units of a plain step: `node` for each further node of the pass, `level` for each draft pass.
+
+    Measured with the embedded model on two slow cores; `lantern tune` measures other machines.
+    """
+
+    node: float = 0.15
+    level: float = 0.35
+
+    def step(self, *, nodes: int, depth: int, inner: int) -> float:
+        """Return the time of a step with a tree of `nodes`, root included."""
+        return 1.0 + self.node * (nodes - 1) + self.level * depth
+
+
 def held_out(records: Records) -> Bool[Tensor, " s"]:
     """Return which drafts are of held-out images, or of the second half of the image if there is only one."""
     pictures = int(records.picture.max()) + 1
@@ -88,7 +102,7 @@ class C2TTask(PolicyTask):
     Held-out figures are reported beside those of the path's own probabilities, the baseline.
     """
 
-    def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
+    def __init__(self, config: PolicyConfig, records: Records, costs: Costs | AssumedCosts) -> None:
         super().__init__(config, records, C2T, C2TConfig)
         assert records.traits is not None
         is_held = held_out(records)
@@ -156,7 +170,7 @@ class RadarTask(PolicyTask):
     mean above 0 is faster than that. ValueError for records with fewer beams than the network reads.
     """
 
-    def __init__(self, config: PolicyConfig, records: Records, costs: StepCosts) -> None:
+    def __init__(self, config: PolicyConfig, records: Records, costs: Costs | AssumedCosts) -> None:
         super().__init__(config, records, Radar, RadarConfig)
         assert records.beams is not None
         self._beams, self._sides = records.beams[..., : self.part.config.beam], sides(records)
@@ -268,7 +282,7 @@ def train(
             f"{records}: the method {found.about.get('method')} records no traits of nodes: use one with dynamic "
             "trees, such as eagle2"
         )
-    costs: StepCosts = AssumedCosts()
+    costs: Costs | AssumedCosts = AssumedCosts()
     if profile is not None:
         costs = costs_of(read_json_object(profile))
     torch.manual_seed(config.loop.seed)

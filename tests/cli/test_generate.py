@@ -125,7 +125,6 @@ def test_every_method_makes_a_picture(model: str, method: str, capsys: Capture) 
         "lantern++": ["--k", "4", "--lambda", "3"],
         "bounded": ["--k", "4", "--cap", "3", "--rounds", "1", "--width", "9"],
         "bounded-window": ["--k", "4", "--window", "3"],
-        "bounded-woven": ["--k", "4", "--window", "3"],
         "cool": ["--omega", "2", "--nu", "0"],
         "grouped": ["--group", "4", "--p-radius", "0.5", "--d-radius", "1"],
         "tolerance": ["--samples", "3"],

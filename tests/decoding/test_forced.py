@@ -60,7 +60,7 @@ def test_codes_beside_forced_ones_have_the_distribution_of_the_target(name: str,
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which the engine is built")
-@pytest.mark.parametrize("name", ["gumbel-jacobi", "row-pool", "eagle1"])
+@pytest.mark.parametrize("name", ["gumbel-jacobi", "sjd-pac", "eagle1"])
 def test_the_cpu_engine_forces_codes_in_its_passes(name: str) -> None:
     target = tiny_target(block_size=64, dim=64, vocab_size=32)
     forced = torch.full((3, 64), -1)
@@ -78,7 +78,7 @@ def test_an_exact_method_takes_forced_codes_for_nothing() -> None:
     assert (made.passes < 8).all()
 
 
-@pytest.mark.parametrize("name", [name for name, method in SPECS.items() if name != "row-cache"])
+@pytest.mark.parametrize("name", SPECS)
 def test_kept_codes_are_read_in_few_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 150 kept codes 149 are read in three passes; the others are those of the slow way, in which all are drafts."""
     target = tiny_target(block_size=169)

@@ -64,7 +64,6 @@ EAGER_TO_STOP = {
     "c2t": {"threshold": 0.999},
     "radar": {"threshold": 1e-6},
     "adt-tree": {"end": 0.96},
-    "optimal": {},
 }
 
 

@@ -1,8 +1,6 @@
 """ParallelSpec: drafts of one pass match training, and continued windows stay exact."""
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -11,20 +9,18 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree
 from lantern.drafters.heads.parallelspec import (
-    ParallelChain,
     ParallelDrafter,
     ParallelSpec,
     ParallelSpecConfig,
     group_mask,
 )
 from lantern.drafters.trees.static import named
-from lantern.drafters.windows.jacobi import JacobiDrafter
 from lantern.methods.registry import METHODS
 from tests.drafters.sampled_trees import drafted
 from tests.drafters.whole import whole_pictures
 from tests.proof.pictures import DISTRIBUTION, SMALL, p_value, pictures
-from tests.tiny import loose_target, select
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, plain_codes, tiny_decoder
+from tests.tiny import select
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder
 from tests.tiny_parts import tiny_part
 
 DRAWING = """
@@ -111,54 +107,6 @@ def test_anchors_are_random_in_training_and_fixed_in_evaluation() -> None:
     assert module.eval()._choose_anchors(15, device).tolist() == [0, 3, 6, 9, 12]
 
 
-@pytest.mark.parametrize("window", [2, 5, 8, 16])
-@pytest.mark.parametrize(
-    "sampling", [Sampling(guidance=1), Sampling(guidance=3, top_k=5), Sampling(guidance=4, guidance_interval=5)]
-)
-def test_continued_windows_equal_plain_decoding(window: int, sampling: Sampling) -> None:
-    parts, required = tiny_decoder("jacobi-parallel", sampling=sampling, window=window), plain_codes(sampling=sampling)
-    for images in ([0, 1, 2], [1]):
-        made = parts.generate(select(CONDITION, images), keys=[KEYS[i] for i in images])
-        assert torch.equal(made.codes, required[images])
-
-
-@torch.no_grad()
-def test_guesses_behind_windows_match_training() -> None:
-    module = tiny_part("parallelspec", TARGET)
-    module.config = replace(module.config, anchors=99)
-    continuation = ParallelChain(module, TARGET, window=6, is_gumbel=False, sampling=SAMPLING)
-    codes = torch.randint(0, 24, (3, 16), generator=torch.Generator().manual_seed(3))
-    given = whole_pictures(TARGET, CONDITION, codes)
-    required = module.training_predictions(given, 5)
-    prefill: Any = SimpleNamespace(features=given.rows[:, :, :1], first=codes[:, 0])
-    noise: Any = SimpleNamespace(uniform=lambda places, lanes, **_: torch.full((*places.shape, lanes), 0.5).double())
-    distributions = [continuation.begin(prefill, noise).log_q]
-    # A window of six codes of which two are committed, then one of six behind these.
-    for start in (1, 3):
-        there = slice(start, start + 6)
-        left = continuation.extend(given.rows[:, :, there], codes[:, there], torch.full((3,), 2))
-        distributions.append(left.log_q)
-    for last, distribution in zip((0, 6, 8), distributions, strict=True):
-        assert distribution is not None and distribution.shape[1] == 5
-        for text in required:
-            assert text.features is not None
-            at = text.places.tolist().index(last + text.depth)
-            expected = SAMPLING.filtered(TARGET.head(text.features[:, at]))
-            torch.testing.assert_close(distribution[:, text.depth - 1], expected, atol=1e-3, rtol=1e-3)
-
-
-def test_continued_windows_take_fewer_passes_than_random_ones() -> None:
-    target, passes = loose_target(), {}
-    module = ParallelSpec(ParallelSpecConfig.for_target(target.config)).eval()
-    module.init_for(target, torch.Generator().manual_seed(0))  # repeats the target's feature
-    how: dict[str, Any] = {"sampling": Sampling(guidance=2), "add_ons": {"parallelspec": module}}
-    for init in ("random", "drafter"):
-        parts = tiny_decoder("jacobi-parallel", target, **how, window=8, init=init)
-        made = parts.generate(select(CONDITION, [0, 1] * 20), keys=[(3, i) for i in range(40)])
-        passes[init] = float(made.passes.float().mean())
-    assert passes["drafter"] < passes["random"] - 0.5
-
-
 # Distributions with the drafter's own noise.
 
 
@@ -167,13 +115,6 @@ def test_sampled_trees_with_rejection_match_the_target_distribution(tree: str) -
     method = METHODS["parallelspec"].with_spec(mode="sampled", verifier="rejection", tree=tree)
     made = pictures(tiny_decoder(method, SMALL, DISTRIBUTION), 5000, seed=7)
     assert p_value(made.codes) > 1e-4 and made.passes.float().mean() < 4
-
-
-def test_continued_coupled_windows_match_the_target_distribution() -> None:
-    chain = ParallelChain(tiny_part("parallelspec", SMALL), SMALL, window=3, is_gumbel=False, sampling=DISTRIBUTION)
-    drafter = JacobiDrafter(SMALL, window=3, init="drafter", continuation=chain)
-    made = pictures(replace(tiny_decoder("scd", SMALL, DISTRIBUTION), drafter=drafter), 5000, seed=7)
-    assert p_value(made.codes) > 1e-4
 
 
 def test_too_deep_trees_raise() -> None:

@@ -26,7 +26,7 @@ def target_in(dtype: torch.dtype, seed: int = 0) -> Transformer:
 
 def narrow(method: Method) -> Method:
     """The method with passes of no more codes than reproducible decoding can score."""
-    small = {"tree": "chain_3", "window": 6, "scouts": 4, "nodes": 12, "length": 4}
+    small = {"tree": "chain_3", "window": 6, "nodes": 12, "length": 4}
     needs = {} if "window" in method.settings or "nodes" in method.settings or method.tree == "chain_40" else {"tree"}
     return method.with_options(**{name: small[name] for name in method.options if name in small and name not in needs})
 

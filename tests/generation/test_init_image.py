@@ -83,7 +83,7 @@ def test_kept_rows_are_read_in_few_passes(
 def test_a_cell_is_generated_if_the_mask_has_a_white_pixel_in_it(model: Model, files: dict[str, Path]) -> None:
     expected = codes_of(model, files["picture"])
     pictures = generate(
-        model, ["a red apple"] * 8, method="row-pool", init_image=files["picture"], mask_image=files["mask"], batch=3
+        model, ["a red apple"] * 8, method="sjd-pac", init_image=files["picture"], mask_image=files["mask"], batch=3
     )
     found = [picture.codes.tolist() for picture in pictures]
     assert all(codes[:6] + codes[7:] == expected[:6] + expected[7:] for codes in found)

@@ -32,8 +32,8 @@ SEED = 7
 # fused passes want widths that are multiples of a panel
 TOY_SHAPE: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_size": 32}
 TOY_NEIGHBOURS = 10
-# of fused passes; the first two would choose their window by a measurement of time
-WINDOWS, WINDOW = ("gumbel-jacobi", "jacobi-parallel", "bounded-window"), 2
+# of fused passes; the first would choose its window by a measurement of time
+WINDOWS, WINDOW = ("gumbel-jacobi", "bounded-window"), 2
 ENGINES = {"eager": EagerEngine(), "fused": CpuEngine(), "compile": CompiledEngine()}
 
 

@@ -14,7 +14,7 @@ COMPILED = ("plain", "eagle1", "gumbel-jacobi")
 # methods of the embedded model by fused passes
 FUSED = ("plain", "eagle1", "gumbel-jacobi", "bounded-window")
 # cases of the embedded model that run by default
-QUICK = ("lantern-emoji-eager-bounded-woven", "lantern-emoji-fused-gumbel-jacobi")
+QUICK = ("lantern-emoji-eager-bounded", "lantern-emoji-fused-gumbel-jacobi")
 # toy cases by fused passes that the default run leaves out: it has their likes
 REPEATED = ("eagle2-rejection", "ddd", "svip", "c2t", "radar", "adt-tree", "grouped", "tolerance", "vadusa")
 REPEATED += tuple(name for name in adapter.methods() if name.endswith("-paper"))

@@ -16,12 +16,20 @@ from lantern.cli.main import main
 from lantern.core.io import load_component
 from lantern.core.signals import Stopped
 from lantern.drafters.policies.c2t import C2T, C2TConfig
-from lantern.drafters.policies.costs import AssumedCosts
 from lantern.drafters.policies.policy import TRAITS
 from lantern.drafters.policies.radar import Radar, RadarConfig
 from lantern.drafters.policies.records import Records
 from lantern.training.loop import LoopConfig
-from lantern.training.policy import C2TTask, PolicyConfig, RadarTask, auc, calibration_error, first_stop, train
+from lantern.training.policy import (
+    AssumedCosts,
+    C2TTask,
+    PolicyConfig,
+    RadarTask,
+    auc,
+    calibration_error,
+    first_stop,
+    train,
+)
 
 LOOP = LoopConfig(steps=150, warmup=5, decay=50, precision="fp32", log_every=50, evaluate_every=150)
 

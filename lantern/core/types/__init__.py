@@ -21,7 +21,7 @@ from lantern.core.types.relaxation import (
 )
 from lantern.core.types.step import Callback, Generation, Step
 from lantern.core.types.target import Condition, Raster, Sampler, Scores, Target, TargetDefaults
-from lantern.core.types.tree import DraftMode, DraftTree, Traits, TreePolicy, TreeShape
+from lantern.core.types.tree import DraftMode, DraftTree, Traits, TreeShape
 from lantern.core.types.verifier import GivenRows, Leftovers, NoiseSource, Rows, Verdict, Verifier, VerifierDefaults
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
     "Target",
     "TargetDefaults",
     "Traits",
-    "TreePolicy",
     "TreeShape",
     "Trial",
     "Verdict",

@@ -1,7 +1,7 @@
 """The draft tree: its shape and its codes."""
 
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -61,9 +61,7 @@ class DraftTree:
     `mode` is how children were chosen: "point" (without randomness), "sampled" (without replacement, in the order of
     sampling), "iid" (independently), "gumbel" (top-K of log q + the target's own noise), "jacobi" (a chain of which
     each code was sampled from its recorded distribution, given the codes before it). Row i of `log_q` is the
-    distribution from which the children of node i were sampled; rows of leaves are undefined. `scored` is set if the
-    target scores more nodes than the verifier may walk: it is the shape of all nodes, those of `shape` first. The
-    others, called scouts, stand `depths` codes behind the root, see the nodes of `ancestors`, and are never accepted.
+    distribution from which the children of node i were sampled; rows of leaves are undefined.
     """
 
     tokens: Int[Tensor, "b n"]
@@ -72,26 +70,3 @@ class DraftTree:
     log_q: Float[Tensor, "b n v"] | None = None
     inner: Int[Tensor, " m"] | None = None
     traits: Traits | None = None
-    scored: TreeShape | None = None
-
-    @property
-    def walkable(self) -> "DraftTree":
-        """Return the tree without scouts."""
-        if self.scored is None:
-            return self
-        return replace(self, tokens=self.tokens[:, : self.shape.num_nodes], scored=None)
-
-
-@runtime_checkable
-class TreePolicy(Protocol):
-    """Chooses the trees of a drafter. The drafter holds it; the loop does not use it."""
-
-    @property
-    def max_nodes(self) -> int:
-        """Nodes of the largest tree, the root included."""
-        ...
-
-    @property
-    def depth(self) -> int:
-        """Depth of the deepest tree."""
-        ...

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
-from lantern.drafters.base import Chooser
 from lantern.drafters.combined.small_model import SMALL, SmallModel
 from lantern.drafters.trees.static import StaticTree, TreeDrafter, named
 from lantern.methods.spec import DrafterContext, Method, MethodSpec
@@ -34,11 +33,6 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
     ) -> None:
         super().__init__(model, target, sampling=sampling, stage=max(tree.depth + 1, tree.num_inner, 1))
         self.tree, self.records_log_q = tree, records_log_q
-        self.chooser: Chooser | None = None
-
-    def weave(self, chooser: Chooser, most_committed: int) -> None:
-        """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
-        self.chooser, self.stage = chooser, max(self.stage, most_committed)
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Read the prompt."""
@@ -62,8 +56,6 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
 
     def _rank(self, log_q: Float[Tensor, "b f v"], depth: int, width: int) -> Int[Tensor, "b f k"]:
         """Return the children of each node in sampling order."""
-        if self.chooser is not None:
-            return self.chooser.children(log_q, depth, width)
         return self.ranked(log_q, self._depths[depth : depth + 1], width)
 
     def observe(self, step: Step) -> None:
@@ -86,7 +78,6 @@ METHODS = (
         drafter=build,
         tree="chain_4",
         add_ons=(SMALL,),
-        weavable=True,
         paper="2408.07978",
     ),
 )

@@ -20,7 +20,6 @@ from lantern.core.types import (
     Target,
 )
 from lantern.decoding.cache import StaticCache, TreeMask
-from lantern.drafters.base import Chooser
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.trees.static import Level, StaticTree, TreeDrafter, chain, named
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
@@ -73,11 +72,6 @@ class EagleDrafter(TreeDrafter):
         self.needs_whole_prefix = module.config.cls_token_num > 0
         self.taps = module.taps
         self.most_committed = 0  # codes that a step may commit, if its tree is deeper than this drafter's
-        self.chooser: Chooser | None = None
-
-    def weave(self, chooser: Chooser, most_committed: int) -> None:
-        """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
-        self.chooser, self.most_committed = chooser, most_committed
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Read the prompt's features; the first pair is the last feature with code 0."""
@@ -167,7 +161,7 @@ class EagleDrafter(TreeDrafter):
 
     def _sampler(self) -> Callable[..., Tensor] | None:
         """Return the function that samples children directly from logits, None where log q is needed."""
-        if self.records_log_q or self.mode == "point" or self.chooser is not None:
+        if self.records_log_q or self.mode == "point":
             return None
         return self.target.sampler(self.draft_sampling, self.noise)
 
@@ -246,8 +240,6 @@ class EagleDrafter(TreeDrafter):
 
     def _rank(self, log_q: Float[Tensor, "b f v"], level: Level, depth: int) -> Int[Tensor, "b f k"]:
         """The children of each node in draw order."""
-        if self.chooser is not None:
-            return self.chooser.children(log_q, depth, level.width)
         if self.mode != "point":
             log_q = log_q + self.noise.gumbel(self._followed(depth), PURPOSE_OF_MODE[self.mode])
         return log_q.topk(level.width, dim=-1).indices
@@ -358,7 +350,6 @@ EAGLE1_SPEC = MethodSpec(
     drafter=build,
     tree="grown_8_2",
     add_ons=(EAGLE1,),
-    weavable=True,
     paper="2401.15077",
 )
 METHODS = (

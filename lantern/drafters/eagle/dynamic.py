@@ -286,8 +286,6 @@ def build(
     kind = resolved(method.spec.policy)
     own = {entry.name for entry in dataclasses.fields(kind)}
     given = {name: value for name, value in method.settings.items() if name in own}
-    if "costs" in own and context.costs is not None:
-        given["costs"] = context.costs
     if "part" in own:  # a learned policy; the trained part is its network
         given["part"] = context.add_on(method)
     module: Any = context.eagle(method) if method.spec.needs_drafter else context.add_on(method)

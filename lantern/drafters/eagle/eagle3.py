@@ -149,7 +149,6 @@ SPEC = MethodSpec(
     drafter="lantern.drafters.eagle.drafter:build",
     tree="grown_15_4",
     add_ons=(AddOn("eagle3", Eagle3, Eagle3Config, training_config="drafter-eagle3", toy={"layers": 2}),),
-    weavable=True,
     paper="2503.01840",
 )
 METHODS = (

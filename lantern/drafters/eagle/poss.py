@@ -124,7 +124,6 @@ SPEC = MethodSpec(
             limits_depth=True,
         ),
     ),
-    weavable=True,
     paper="2506.03566",
 )
 METHODS = (

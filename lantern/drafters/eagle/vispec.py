@@ -312,7 +312,6 @@ SPEC = MethodSpec(
     add_ons=(
         AddOn("vispec", ViSpec, ViSpecConfig, training_config="drafter-vispec", toy={"summaries": 2, "recent": 1}),
     ),
-    weavable=True,
     paper="2509.15235",
 )
 METHODS = (

@@ -11,7 +11,7 @@ from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling
 from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, Target
 from lantern.decoding.cache import READ_CODES
-from lantern.drafters.base import Chooser, target_logits
+from lantern.drafters.base import target_logits
 from lantern.drafters.heads.pairs import Pairs
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.methods.spec import DrafterContext, Method
@@ -43,7 +43,6 @@ class Marginals:
         # At temperature 0 codes are ranked by their logits.
         self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
         self.count = target.config.block_size
-        self.chooser: Chooser | None = None
 
     def begin(self, noise: NoiseSource, device: torch.device) -> None:
         """Create the constants of the tree on a device."""
@@ -79,15 +78,12 @@ class Marginals:
 
     def _sampler(self) -> Callable[..., Tensor] | None:
         """Return the function that samples children directly from logits, None where log q is needed."""
-        if self.records_log_q or self.mode == "point" or self.chooser is not None:
+        if self.records_log_q or self.mode == "point":
             return None
         return self.target.sampler(self.draft_sampling, self.noise)
 
     def _best(self, log_q: Float[Tensor, "b d v"], known: Int[Tensor, " b"]) -> Int[Tensor, "b d k"]:
         """Return the children of the nodes of each depth, in sampling order."""
-        if self.chooser is not None:
-            rows = enumerate(log_q.split(1, dim=1))
-            return torch.cat([self.chooser.children(row, depth, self.width) for depth, row in rows], 1)
         if self.mode != "point":
             log_q = log_q + self.noise.gumbel(self.places(known), PURPOSE_OF_MODE[self.mode])
         return log_q.topk(self.width, dim=-1).indices
@@ -155,10 +151,6 @@ class MarginalDrafter(DrafterDefaults):
         self.marginals = Marginals(tree, mode=mode, sampling=sampling, target=target, records_log_q=records_log_q)
         self.records_log_q = self.marginals.records_log_q
         self.max_nodes, self.depth = tree.max_nodes, tree.depth
-
-    def weave(self, chooser: Chooser, most_committed: int) -> None:
-        """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
-        self.marginals.chooser = chooser
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Start from the prompt's last feature and code 0."""

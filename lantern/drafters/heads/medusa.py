@@ -65,7 +65,6 @@ SPEC = MethodSpec(
     drafter=build,
     tree="grown_8_2",
     add_ons=(MEDUSA,),
-    weavable=True,
     paper="2401.10774",
 )
 METHODS = (

@@ -11,7 +11,6 @@ before it. Guessed codes are not read, so the guesses are independent of each ot
 guesses do not depend on earlier ones as they do in a chain of drafter passes.
 """
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +18,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.noise import Purpose
-from lantern.core.sampling import Sampling, pick
-from lantern.core.types import DraftTree, Leftovers, NoiseSource, Prefill, Target
+from lantern.core.sampling import Sampling
+from lantern.core.types import DraftTree, NoiseSource, Prefill, Target
 from lantern.decoding.cache import StaticCache, TreeMask
-from lantern.drafters.base import Chooser, target_logits
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
-from lantern.drafters.heads.marginals import MarginalDrafter, check_fit, common_arguments
+from lantern.drafters.heads.marginals import MarginalDrafter, common_arguments
 from lantern.drafters.heads.pairs import Pairs
-from lantern.drafters.trees.static import chain
-from lantern.drafters.windows import jacobi
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
 from lantern.models.llamagen.transformer import TransformerConfig
 
@@ -227,11 +222,6 @@ class ParallelDrafter(MarginalDrafter):
         super().__init__(module, target, **common)
         self.context = ParallelContext(module, self.sampling, pairs=self.depth + 1, depths=self.depth)
 
-    def weave(self, chooser: Chooser, most_committed: int) -> None:
-        """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
-        super().weave(chooser, most_committed)
-        self.context = ParallelContext(self.module, self.sampling, pairs=most_committed, depths=self.depth)
-
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Start from the prompt's last feature and code 0."""
         super().begin(prefill, noise)
@@ -253,69 +243,11 @@ class ParallelDrafter(MarginalDrafter):
         return self.marginals.draft(self._pairs.root, guesses, self._pairs.known)
 
 
-class ParallelChain:
-    """Guesses the codes behind windows of up to `window` codes (a `Continuation` of Jacobi windows).
-
-    A step costs one pass for any window. It guesses as many codes as the module has depths, at most the size of the
-    window less one. With `is_gumbel` codes are argmax(log q + g) with the target's noise; otherwise they are sampled
-    from q with the drafter's own noise, and q is returned. At temperature 0 q is one code.
-    """
-
-    needs_whole_prefix = False
-
-    def __init__(
-        self, module: ParallelSpec, target: Target, *, window: int, is_gumbel: bool, sampling: Sampling
-    ) -> None:
-        window = min(window, target.config.block_size)
-        self.length = min(module.config.depths, max(window - 1, 1))
-        tree = chain(self.length)
-        check_fit(module.config, target, tree)
-        self.sampling, self.is_gumbel, self.target = sampling, is_gumbel, target
-        self.context = ParallelContext(module, sampling, pairs=window, depths=self.length)
-        self.count = target.config.block_size
-
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> Leftovers:
-        """Read the prompt and guess behind code 0."""
-        self.noise = noise
-        self.context.begin(prefill)
-        self._ahead = torch.arange(self.length, device=prefill.first.device)
-        self.known = torch.zeros_like(prefill.first)
-        return self.extend(prefill.features[:, :, -1:], prefill.first[:, None], torch.ones_like(prefill.first))
-
-    def extend(
-        self, features: Float[Tensor, "b r n c"], tokens: Int[Tensor, "b n"], counts: Int[Tensor, " b"]
-    ) -> Leftovers:
-        """Guess behind n codes, each given with the feature that predicts it; the first `counts` are committed."""
-        count = tokens.shape[1]
-        places = (self.known[:, None] + torch.arange(count, device=tokens.device)).clamp(max=self.count - 1)
-        pairs = Pairs(self.sampling.guide(features, places), tokens, places, self.known, counts)
-        guesses = self.context.guess(pairs, torch.full_like(tokens[:, :1], count - 1))
-        behind = (self.known[:, None] + count + self._ahead).clamp(max=self.count - 1)
-        # In place: CUDA graphs need fixed memory. All other state belongs to the window.
-        self.known.add_(counts)
-        logits = target_logits(self.target, guesses)
-        log_q = self.sampling.filtered(logits)
-        if self.is_gumbel:
-            return Leftovers((log_q + self.noise.gumbel(behind, Purpose.TARGET)).argmax(-1), log_q)
-        # Lane 0 is used by random initial codes.
-        return Leftovers(pick(log_q.exp(), self.noise.uniform(behind, 2, purpose=Purpose.DRAFT)[..., 1]), log_q)
-
-
 def build(method: Method, context: DrafterContext) -> ParallelDrafter:
     """Build static trees drafted by the model's parallel drafter."""
     module = context.add_on(method)
     assert isinstance(module, ParallelSpec)
     return ParallelDrafter(module, context.target, **common_arguments(method, context))
-
-
-def build_window(method: Method, context: DrafterContext) -> jacobi.JacobiDrafter:
-    """Build windows that the model's parallel drafter continues with init "drafter"."""
-    module, window = context.add_on(method), method.settings["window"]
-    if method.settings["init"] != "drafter":
-        return jacobi.build(method, context)
-    assert isinstance(module, ParallelSpec)
-    chain = ParallelChain(module, context.target, window=window, is_gumbel=True, sampling=context.sampling)
-    return jacobi.JacobiDrafter(context.target, window=window, init="drafter", continuation=chain)
 
 
 PARALLELSPEC = AddOn(
@@ -333,7 +265,6 @@ SPEC = MethodSpec(
     drafter=build,
     tree="grown_8_3",
     add_ons=(PARALLELSPEC,),
-    weavable=True,
     paper="2410.05589",
 )
 METHODS = (
@@ -344,15 +275,5 @@ METHODS = (
         tree="mc_sim_7b_63",
         mode="sampled",
         verifier="rejection",
-    ),
-    MethodSpec(
-        "jacobi-parallel",
-        "as gumbel-jacobi, with new codes of the window guessed by the parallel drafter in one pass",
-        "windows",
-        drafter=build_window,
-        settings=(jacobi.WINDOW, dataclasses.replace(jacobi.INIT, default="drafter")),
-        add_ons=(PARALLELSPEC,),
-        fits_engine=True,
-        paper="2510.24211",
     ),
 )

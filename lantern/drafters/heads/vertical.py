@@ -134,7 +134,6 @@ METHODS = (
                 limits_depth=True,
             ),
         ),
-        weavable=True,
         paper="2510.25739",
     ),
 )

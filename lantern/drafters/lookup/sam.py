@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lantern.core.noise import Purpose
 from lantern.core.types import DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, Target
-from lantern.drafters.base import Chooser
 from lantern.drafters.lookup.matchers import Evidence, GridMatcher, Past, SuffixMatcher
 from lantern.drafters.lookup.tables import SamConfig, SamTables
 from lantern.drafters.trees.static import StaticTree, TreeDrafter, named
@@ -61,11 +60,6 @@ class SamDrafter(TreeDrafter):
         self.tables, self.matcher, self.members, self.tree = tables, matcher, (matcher,), tree
         self.smooth, self.count, self.vocab_size = smooth, config.block_size, config.vocab_size
         self.room = self.count + max(most_committed, tree.depth + 1)
-        self.chooser: Chooser | None = None
-
-    def weave(self, chooser: Chooser, most_committed: int) -> None:
-        """Let `chooser` choose the children, in trees from which a step may commit up to `most_committed` codes."""
-        self.chooser, self.room = chooser, self.count + max(most_committed, self.tree.depth + 1)
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Reset the past and start from the first code."""
@@ -102,8 +96,6 @@ class SamDrafter(TreeDrafter):
 
     def _rank(self, log_q: Float[Tensor, "b f v"], depth: int, width: int) -> Int[Tensor, "b f k"]:
         """Return the children of each node in sampling order."""
-        if self.chooser is not None:
-            return self.chooser.children(log_q, depth, width)
         places = (self._known[:, None] + depth).clamp(max=self.count - 1)
         return (log_q + self.noise.gumbel(places, Purpose.TARGET)).topk(width, dim=-1).indices
 
@@ -175,7 +167,6 @@ SPEC = MethodSpec(
     tree="grown_8_2",
     settings=SETTINGS,
     add_ons=(SAM,),
-    weavable=True,
     paper="2411.10666",
 )
 METHODS = (

@@ -158,14 +158,6 @@ class Limits:
     device: torch.device
 
 
-class StepCosts(Protocol):
-    """Time of a step, in any unit: `nodes` in the target's pass, root included, `inner` of them extended."""
-
-    def step(self, *, nodes: int, depth: int, inner: int) -> float:
-        """Return the time of a step with such a tree."""
-        ...
-
-
 @runtime_checkable
 class Policy(Protocol):
     """Estimates acceptance probabilities. The drafter holds its state, a tuple of tensors of constant size.

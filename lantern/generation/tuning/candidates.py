@@ -4,7 +4,6 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lantern.drafters.trees.static import named
 from lantern.methods import METHODS, Method
 from lantern.methods.registry import add_ons_of, reads_drafter
 
@@ -143,9 +142,8 @@ def _relaxed(method: Method, bounds: Bounds, codes: int, vocabulary: int) -> lis
 
 
 def _sizes(method: Method, codes: int) -> list[int]:
-    """Return the window lengths to try: at most the image's codes, more than the depth of a woven tree."""
-    least = named(method.tree).depth if method.tree else 1
-    return [size for size in WINDOWS if least < size <= codes]
+    """Return the window lengths to try: at most the image's codes."""
+    return [size for size in WINDOWS if 1 < size <= codes]
 
 
 def _is_number(text: str) -> bool:

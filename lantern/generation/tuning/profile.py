@@ -21,7 +21,6 @@ import torch
 from lantern.core.config import read_json_object
 from lantern.core.io import user_cache, write_json
 from lantern.core.sampling import Sampling
-from lantern.generation.tuning.costs import Costs, costs_of
 from lantern.methods.registry import Method, find
 from lantern.models.folder import DTYPES, PROFILE_NAME, Model, may_have_profile
 
@@ -104,19 +103,6 @@ def chosen_method(model: Model, sampling: Sampling, report: Callable[[str], None
             why = why or str(error)
     if why:
         report(f"the model's profile is not used: {why}; `lantern tune` makes one that fits")
-    return None
-
-
-def measured_costs(model: Model) -> Costs | None:
-    """Return the times of steps on this machine by a profile of these weights, at any sampling; None without one."""
-    for path in _places(model):
-        try:
-            profile = read_profile(path)
-            is_here = all(profile["machine"].get(name) == here for name, here in describe_machine(model).items())
-            if is_here and profile["model"].get("fingerprint") == model.fingerprint:
-                return costs_of(profile)
-        except ValueError:  # `chosen_method` reports a profile that cannot be read
-            continue
     return None
 
 

@@ -2,10 +2,26 @@
 
 import torch
 
+from lantern.core.types import DraftTree, Step, TreeShape, Verdict
 from lantern.drafters.policies.history import PRIOR, empty_map, neighbours, outcome, updated_map
-from tests.drafters.policies.test_optimal import chain_step
 
 SIDE, CODES = 4, 16
+
+
+def chain_step(length: int, counts: int | None = None) -> Step:
+    """A chain of two drafted codes in one image, of which `length` were accepted."""
+    shape = TreeShape(
+        torch.tensor([[0, 0, 1]]),
+        torch.tensor([[0, 0, 0]]),
+        torch.tensor([[0, 1, 2]]),
+        torch.ones(1, 3, 3).bool(),
+        (1, 1),
+    )
+    tree = DraftTree(torch.zeros(1, 3, dtype=torch.long), shape, "gumbel")
+    path = torch.tensor([[1, 2]]) * (torch.arange(2) < length)
+    kept = torch.tensor([length + 1 if counts is None else counts])
+    verdict = Verdict(path, torch.tensor([length]), torch.zeros(1, dtype=torch.long))
+    return Step(1, torch.tensor([3]), kept, torch.zeros(1, 3, dtype=torch.long), None, tree, verdict)
 
 
 def test_neighbours_are_the_left_upper_and_upper_right_codes() -> None:

@@ -19,7 +19,7 @@ def recorded(name: str, **options: object) -> tuple[Records, Generation]:
     return recorder.records(), made
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle2", "optimal", "gumbel-jacobi"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle2", "c2t", "gumbel-jacobi"])
 def test_records_add_up_to_the_statistics_of_the_generation(name: str) -> None:
     records, made = recorded(name)
     assert len(records) == int((made.passes - 1).sum())
@@ -43,14 +43,14 @@ def test_recorded_traits_do_not_change_codes() -> None:
 
 
 def test_saved_records_load_unchanged(tmp_path: Path) -> None:
-    records, _ = recorded("optimal")
+    records, _ = recorded("eagle2")
     records.save(tmp_path / "a.safetensors")
     read = Records.load(tmp_path / "a.safetensors")
     for name in ("parents", "depths", "ranks", "is_tested", "is_taken", "start", "length", "picture"):
         assert torch.equal(getattr(read, name), getattr(records, name))
     assert records.traits is not None and read.traits is not None
     assert torch.equal(read.traits, records.traits.half().float())
-    assert read.about["method"] == "optimal" and read.about["target"] == "digest"
+    assert read.about["method"] == "eagle2" and read.about["target"] == "digest"
 
 
 def test_joined_files_have_consecutive_picture_numbers(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_the_claimed_device_refuses_what_a_gpu_refuses_and_records_waits() -> No
     assert isinstance(device, ClaimedDevice)
 
 
-@pytest.mark.parametrize("name", ["plain", "eagle1", "woven", "llama"])
+@pytest.mark.parametrize("name", ["plain", "eagle1", "llama"])
 def test_kernels_get_tensors_of_the_device_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter = pytest.importorskip("triton.runtime.interpreter", reason="Triton is not installed")
     from lantern.engines.cuda import target as module

@@ -32,7 +32,7 @@ def decoder_of(name: str, target: Transformer, guidance: float = 3.0, weights: W
 
 @pytest.mark.parametrize("images", [1, 3])
 @pytest.mark.parametrize("guidance", [1.0, 3.0, 7.5])
-@pytest.mark.parametrize("name", ["gumbel-jacobi", "eagle1", "woven"])
+@pytest.mark.parametrize("name", ["gumbel-jacobi", "eagle1", "sjd-pac"])
 def test_bf16_codes_are_those_of_plain_decoding(name: str, guidance: float, images: int) -> None:
     target, condition = target_in(torch.bfloat16), CONDITION.select(list(range(images)))
     plain, decoder = decoder_of("plain", target, guidance), decoder_of(name, target, guidance)
@@ -80,7 +80,7 @@ def test_codes_are_those_of_torch_in_fp32() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["gumbel-jacobi", "row-pool"])
+@pytest.mark.parametrize("name", ["gumbel-jacobi", "sjd-pac"])
 def test_bf16_codes_of_llamas_layers_are_those_of_plain_decoding(name: str) -> None:
     from tests.engines.cuda.test_llama import target_in as llama_in
 

@@ -31,8 +31,7 @@ TOKENS = torch.tensor([[[1, 12, 9, 10, 7, 4], [0, 0, 0, 1, 2, 4]]])
 CONDITION = Condition(tokens=TOKENS, mask=TOKENS > 0)
 SMALL: dict[str, dict[str, Any]] = {
     "gumbel-jacobi": {"window": 3},
-    "row-pool": {"window": 3, "scouts": 2, "lag": 1, "doubled": 1},
-    "row-cache": {"first_rows": 0, "last_rows": 1},
+    "sjd-pac": {"window": 3, "width": 2, "levels": 1},
 }
 
 
@@ -101,7 +100,7 @@ def test_codes_are_those_of_the_eager_engine_in_fp32() -> None:
         assert torch.equal(graph.generate(CONDITION, keys=KEYS, **how).codes, expected)
 
 
-@pytest.mark.parametrize("name", ["row-cache", "zipar", "pjd"])
+@pytest.mark.parametrize("name", ["zipar", "pjd"])
 def test_passes_that_do_not_see_all_earlier_codes_run_through_torch(name: str) -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=1.0)
     eager, graph = (decoder_of(name, target, sampling, engine) for engine in (EAGER, None))
@@ -126,7 +125,7 @@ def other_logits(name: str) -> int:
     return found
 
 
-@pytest.mark.parametrize("name", ["gumbel-jacobi", "row-pool"])
+@pytest.mark.parametrize("name", ["gumbel-jacobi", "sjd-pac"])
 def test_logits_in_a_tree_are_bit_for_bit_those_of_plain_decoding(name: str) -> None:
     assert other_logits(name) == 0
 

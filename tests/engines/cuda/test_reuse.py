@@ -12,7 +12,7 @@ from tests.engines.cuda.replay import Rehearsed
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_decoder import small_method, tiny_decoder
 
-SHORT = ("plain", "row-cache", "gumbel-jacobi", "eagle1", "eagle2", "lantern++")
+SHORT = ("plain", "gumbel-jacobi", "eagle1", "eagle2", "lantern++")
 REHEARSED = Programs(wrap=Rehearsed, may_look=False)
 
 

@@ -44,7 +44,7 @@ def decoder_of(method: str, target: Any, engine: Engine) -> Decoder:
     return build_decoder(chosen, target, sampling=Sampling(guidance=3.0), engine=engine)
 
 
-@pytest.mark.parametrize("method", ["plain", "gumbel-jacobi", "row-pool"])
+@pytest.mark.parametrize("method", ["plain", "gumbel-jacobi", "sjd-pac"])
 @pytest.mark.parametrize("name", SIZES)
 def test_a_replayed_step_gives_the_codes_of_the_eager_one(name: str, method: str) -> None:
     target = target_of(name)

@@ -12,7 +12,6 @@ from lantern.verifiers.relaxations.grouped import Grouped
 from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.lantern_pp import LanternPP
 from lantern.verifiers.relaxations.neighbours import proximity_table
-from lantern.verifiers.relaxations.pcg import Pcg
 from lantern.verifiers.relaxations.tolerance import Tolerance
 from lantern.verifiers.relaxations.typical import Typical
 from lantern.verifiers.relaxations.vvs import Vvs
@@ -22,7 +21,6 @@ TABLE = proximity_table(LINE, 4)
 NEEDS: dict[type, tuple[Any, ...]] = {
     **dict.fromkeys((Bounded, Lantern, LanternPP), (TABLE,)),
     Grouped: (LINE,),
-    Pcg: (TABLE, LINE),
 }
 
 
@@ -46,8 +44,6 @@ NEEDS: dict[type, tuple[Any, ...]] = {
         (Lantern, {"k": 2, "delta": 1.5}, "delta is 1.5"),
         (LanternPP, {"k": 2, "lambda_": 0.5}, "lambda_ is 0.5"),
         (LanternPP, {"k": 2, "residual": "compat"}, 'residual is "compat"'),
-        (Pcg, {"k": 5}, "k is 5, wanted from 0 to 4"),
-        (Pcg, {"k": 2, "threshold": 2}, "threshold is 2, wanted a cosine"),
         (Tolerance, {"samples": 0}, "samples is 0"),
         (Tolerance, {"samples": 1.5}, "samples is 1.5"),
         (Tolerance, {"samples": True}, "samples is True"),
