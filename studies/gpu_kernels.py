@@ -200,10 +200,10 @@ def record(module: Any, nodes: int) -> Recorder:
 
     config = module.config
     with META:
-        target = (KernelTarget if module.is_llamagen else LlamaTarget)(module)
+        target = (KernelTarget if module.config.family == "llamagen" else LlamaTarget)(module)
         cache = StaticCache(
             **{"layers": config.n_layer, "images": 1, "rows": LINES, "heads": config.n_head},
-            **{"prefix": 2 if module.is_llamagen else PROMPT, "head_dim": config.head_dim},
+            **{"prefix": 2 if module.config.family == "llamagen" else PROMPT, "head_dim": config.head_dim},
             **{"codes": config.block_size, "stage": nodes},
             dtype=torch.bfloat16,
             device=META,
@@ -223,7 +223,7 @@ def record(module: Any, nodes: int) -> Recorder:
 
 def int8_launches(module: Any) -> list[Launch]:
     """Record the products of a pass with int8 weights, which LlamaGen's layers can have."""
-    if not module.is_llamagen:
+    if module.config.family != "llamagen":
         return []
     from lantern.engines.cuda import kernels
     from lantern.engines.cuda.rows import rows_of
@@ -284,8 +284,8 @@ def figures(shape: str, module: Any, nodes: int, made: Recorder) -> dict[str, An
     from lantern.engines.cuda.rows import rows_of
 
     config, half = module.config, module.config.block_size // 2
-    prompt = 0 if module.is_llamagen else PROMPT
-    read = ((module if module.is_llamagen else module.body).layers, module.norm, module.output)
+    prompt = 0 if module.config.family == "llamagen" else PROMPT
+    read = ((module if module.config.family == "llamagen" else module.body).layers, module.norm, module.output)
     dim, hidden, layers, codes = config.dim, config.ffn_dim, config.n_layer, config.vocab_size
     rows, live = LINES * rows_of(LINES, nodes), LINES * nodes
     weights = 2 * sum(weight.numel() for part in read for weight in part.parameters())

@@ -312,7 +312,7 @@ def draw(decoder: "Generator", requested: "Sequence[Request]") -> Made:
 def plain_batch(decoder: "Generator", batch: int, block: int) -> int:
     """Return the batch size of plain decoding: that of the method where its promise holds for equal batches only."""
     is_of_equal_batches = decoder.parts.promise(batch) == "codes" and not (
-        decoder.parts.target.is_batch_invariant or decoder.parts.engine.rounds_wide
+        decoder.parts.engine.name == "cpu" or decoder.parts.engine.rounds_wide
     )
     return batch if is_of_equal_batches else block
 

@@ -212,7 +212,7 @@ def predicted(
     yield Finding(
         f"batch {batch}: {_gib(total)} and what passes allocate for a moment; {where} has {_gib(there)}: {fits}"
     )
-    if not found.target.is_llamagen:
+    if found.target.config.family != "llamagen":
         yield from _engines_of(placed(found.target, where, kind))
     bandwidth, rate = measure_device(where, kind)
     yield Finding(f"{where} copies {bandwidth / 1e9:.3g} GB/s and computes {rate / 1e9:.3g} GFLOP/s in {words}")

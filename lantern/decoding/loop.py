@@ -34,8 +34,9 @@ from lantern.core.types import (
     Verdict,
     Verifier,
 )
-from lantern.decoding.cache import PromptCache, Start, StaticCache, TreeMask, read_codes, start
+from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.decoding.forced import PassScores
+from lantern.decoding.prompt import PromptCache, Start, read_codes, start
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Scores, Step, Target
-from lantern.decoding.cache import Start, by_row, read_codes
+from lantern.decoding.cache import by_row
 from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import Decoding, FiniteSoFar, Stepper, Stopwatch
+from lantern.decoding.prompt import Start, read_codes
 
 
 @torch.no_grad()

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Scores, Step, Target
-from lantern.decoding.cache import Start, by_row, read_codes
+from lantern.decoding.cache import by_row
 from lantern.decoding.loop import Decoding, FiniteSoFar, Readback
+from lantern.decoding.prompt import Start, read_codes
 from lantern.decoding.variation import total_variation
 from lantern.engines.prepared import original
 

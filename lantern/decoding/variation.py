@@ -6,7 +6,8 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Target
-from lantern.decoding.cache import Start, by_row
+from lantern.decoding.cache import by_row
+from lantern.decoding.prompt import Start
 
 
 @torch.no_grad()

@@ -17,4 +17,4 @@ def code_embeddings(target: Any, codes: int) -> Float[Tensor, "v c"]:
 
 def target_logits(target: Target, features: Float[Tensor, "*b c"]) -> Float[Tensor, "*b v"]:
     """Return the fp32 logits of the next code from features, by the target's head."""
-    return target.draft_head(features.to(target.tok_embeddings.weight.dtype))
+    return target.head(features.to(target.tok_embeddings.weight.dtype))

@@ -95,10 +95,10 @@ class Engine(ABC):
 
         With `can_wait` False a wait of more than two seconds (a build) is a reason.
         """
-        if not target.is_llamagen:
+        if target.config.family != "llamagen":
             if (reason := self.refuses_layers(target)) is not None:
                 return reason
-            if target.processes > 1 and self.name != "eager":
+            if target.config.processes > 1 and self.name != "eager":
                 return f"the {self.name} engine runs models in one process, this one is shared: use --engine eager"
             if self.weights != "full" or self.rounds_wide:
                 return OTHER_LAYERS
@@ -132,7 +132,8 @@ class Engine(ABC):
         """Return the target with the engine's kind of weights. ValueError for layers that have no such form."""
         if self.weights == "full":
             return target
-        if not target.is_llamagen:
+        config: Any = target.config
+        if config.family != "llamagen":
             raise ValueError(OTHER_LAYERS)
         from lantern.engines.prepared import quantized
 
@@ -301,7 +302,7 @@ class AutoEngine(Engine):
         for name, reason in PREFERRED.get(device, ()):
             found = engine(name, **settings, reason=reason)
             why_not = found.available(target, can_wait=False)
-            if why_not is None and not target.is_llamagen:
+            if why_not is None and target.config.family != "llamagen":
                 why_not = UNTRIED
             if why_not is None:
                 return found

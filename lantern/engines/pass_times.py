@@ -27,6 +27,7 @@ LOG = logging.getLogger("lantern")
 NODES = (1, 2, 4, 8, 16)
 LEAST = 3  # sizes that are measured whatever they take
 BUDGET = 0.05  # seconds
+WARM_PASSES = 3  # over each number of codes: the first ones of the C++ engine use one thread (`ThreadPolicy`)
 WARM_BUDGET = 1.5  # seconds of passes that are not measured
 TRIALS = 3
 EXCESS = 2.0  # most growth of the time of a pass, as a multiple of that of its codes
@@ -95,7 +96,7 @@ def measure(target: Target, *, rows: int = 2, budget: float = BUDGET) -> dict[in
     next(iter(passes.values()))()  # the first pass allocates memory
     # In ascending order: where time runs out, passes over more codes seem slower, and plain decoding is chosen.
     for run in list(passes.values())[:LEAST]:
-        for _ in range(target.warm_passes):
+        for _ in range(WARM_PASSES):
             if time.perf_counter() - begun < WARM_BUDGET:
                 run()
     begun = time.perf_counter()
@@ -127,7 +128,7 @@ def _passes(target: Target, rows: int, nodes: Sequence[int]) -> dict[int, Callab
         prefix=1,
         codes=config.block_size,
         stage=most,
-        dtype=torch.float32 if device.type == "cpu" and not target.has_token_prompts else weight.dtype,
+        dtype=config.cache_dtype(device, weight.dtype),
         device=device,
         columns=config.raster.columns if config.raster.newlines else 0,
     )

@@ -10,7 +10,7 @@ and the caption projection are unchanged, and so is the head in 4 bits.
 import copy
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lantern.core.config import install_hint
-from lantern.core.types import Scores, Target, TargetDefaults
+from lantern.core.types import Condition, Prompt, Scores, Target, TargetDefaults
 
 T = TypeVar("T")
 GROUP = 32
@@ -76,11 +76,7 @@ class PreparedTarget(TargetDefaults):
     def __init__(self, module: Any) -> None:
         self.module = module
         self.config = module.config
-        self.tok_embeddings, self.cls_embedding, self.output = (
-            module.tok_embeddings,
-            module.cls_embedding,
-            module.output,
-        )
+        self.tok_embeddings, self.output = module.tok_embeddings, module.output
 
     def __call__(self, *args: Any, **kwargs: Any) -> Scores:
         """Score inputs, as `Target.__call__`."""
@@ -91,25 +87,6 @@ class PreparedTarget(TargetDefaults):
         return self.module(*args, **kwargs)
 
     @property
-    def is_llamagen(self) -> bool:  # type: ignore[override]
-        """Whether the original's layers are LlamaGen's."""
-        return self.module.is_llamagen
-
-    @property
-    def processes(self) -> int:  # type: ignore[override]
-        """Number of processes that share the original's layers."""
-        return self.module.processes
-
-    @property
-    def has_token_prompts(self) -> bool:  # type: ignore[override]
-        """Whether prompts are token sequences."""
-        return self.module.has_token_prompts
-
-    def read_tokens(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Read token prompts, as `Target.read_tokens`."""
-        return self.module.read_tokens(*args, **kwargs)
-
-    @property
     def training(self) -> bool:
         """Whether dropout is on."""
         return self.module.training
@@ -118,9 +95,9 @@ class PreparedTarget(TargetDefaults):
         """Return features, as `Target.features`."""
         return self.module.features(*args, **kwargs)
 
-    def read_prompt(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Read a prompt, as `Target.read_prompt`."""
-        return self.module.read_prompt(*args, **kwargs)
+    def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
+        """Read prompts, as `Target.read`."""
+        return self.module.read(condition, rows, whole=whole, taps=taps)
 
     def parameters(self) -> Iterator[Tensor]:
         """Return the weights."""
@@ -141,6 +118,22 @@ class FixedPasses(PreparedTarget):
     def forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Scores:
         """Score inputs, as `Target.__call__`."""
         return self.module(inputs, *args, newlines=inputs.shape[1], **kwargs)
+
+
+def read_in_passes(
+    read: Callable[[Condition], Prompt], condition: Condition, size: int, images: Sequence[int] | None = None
+) -> dict[int, Prompt]:
+    """Read prompts, or those of some `images`, in passes of `size` images, filled up with the last one.
+
+    The bits of a prompt then do not depend on the others.
+    """
+    images = list(range(condition.batch)) if images is None else list(images)
+    found = dict[int, Prompt]()
+    for first in range(0, len(images), size):
+        some = images[first : first + size]
+        together = read(condition.select([*some, *some[-1:] * (size - len(some))]))
+        found |= {image: together.at(i) for i, image in enumerate(some)}
+    return found
 
 
 def original(target: "Target | PreparedTarget") -> Any:

@@ -43,7 +43,7 @@ def with_conditions(
     if prompt_embeds is None and not has_negative:
         return list(subjects)
     name = "prompt_embeds" if prompt_embeds is not None else "negative_prompt"
-    if not model.takes_prompts or model.target.has_token_prompts:
+    if not model.takes_prompts or model.target.config.family != "llamagen":
         takes = "prompts as tokens" if model.takes_prompts else "class labels"
         raise ValueError(f"{name} is not supported: model {model.name} takes {takes}, not caption embeddings")
     if prompt_embeds is not None and subjects:

@@ -35,7 +35,7 @@ from lantern.core.io import (
     weights_digest,
     write_json,
 )
-from lantern.decoding.cache import PromptCache
+from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import Engine
 from lantern.engines.engine import engine as make_engine

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from lantern.core.sampling import Sampling
     from lantern.core.types import Condition, Drafter, Generation, Step, Target, Verifier
-    from lantern.decoding.cache import PromptCache
     from lantern.decoding.joint import RowStepper
+    from lantern.decoding.prompt import PromptCache
     from lantern.drafters.eagle.eagle1 import Eagle
 
 
@@ -244,8 +244,9 @@ class Decoder:
     def promise(self, images: int) -> Promise:
         """Return what the images of a batch have in common with plain decoding's, as this engine keeps it."""
         promise = self.method.spec.promise
-        if promise == "codes" and self.target.processes > 1:  # sums are rounded in another order than in one process
-            return "distribution"
+        config = self.target.config
+        if promise == "codes" and config.family != "llamagen" and config.processes > 1:
+            return "distribution"  # sums are rounded in another order than in one process
         if promise != "codes" or self.drafter is None:
             return promise
         lines = images * self.sampling.rows

@@ -47,7 +47,7 @@ from lantern.core.io import (
     write_json,
 )
 from lantern.core.sampling import Sampling
-from lantern.decoding.cache import PromptCache
+from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
@@ -565,7 +565,7 @@ class AddOns(Mapping[str, nn.Module]):
         if kind is None or self.folder is None:
             raise KeyError(name)
         folder = self.folder / FOLDER / name
-        if kind.is_target and self.target.has_token_prompts:  # a folder of transformers
+        if kind.is_target and isinstance(self.target, TransformersTarget):  # a folder of transformers
             from lantern.models.transformers.loading import load
 
             weight = self.target.tok_embeddings.weight

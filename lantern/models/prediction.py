@@ -66,10 +66,10 @@ def predict(folder: Path, dtype: torch.dtype, *, size: tuple[int, int] | None = 
     own = [weight for weight in target.parameters() if id(weight) not in others]
     tables = {id(weight) for weight in _tables(target)}
     read = sum(weight.numel() for weight in own if id(weight) not in tables)
-    slots = raster.codes + raster.newlines + (PROMPT if target.has_token_prompts else 1)
+    slots = raster.codes + raster.newlines + (1 if config.family == "llamagen" else PROMPT)
     parameters = sum(weight.numel() for weight in own)
     return Prediction(
-        name=config.family if target.has_token_prompts else "llamagen",
+        name=config.family,
         parameters=parameters,
         weights=parameters * width,
         pixels=sum(weight.numel() for weight in pixels) * torch.float32.itemsize,

@@ -164,13 +164,13 @@ class DrafterTask(Task):
 
     def _logits(self, rows: Tensor, examples: Examples) -> Tensor:
         """Return the guided logits of features (b 2 m c); LlamaGen's head is linear, so one product is enough."""
-        if not self.target.has_token_prompts:
+        if self.target.config.family == "llamagen":
             return self.target.head(examples.guide(rows))
         return examples.guide(self._head(rows.flatten(0, 1)).unflatten(0, rows.shape[:2]))
 
     def _head(self, features: Tensor) -> Tensor:
         """Return the logits of features; weights of a transformers target may be narrower."""
-        if not self.target.has_token_prompts:
+        if self.target.config.family == "llamagen":
             return self.target.head(features)
         return self.target.head(features.to(self.target.tok_embeddings.weight.dtype))
 

@@ -34,7 +34,7 @@ def find_kind(name: str, stage: str = "drafter") -> AddOn:
 
 def digest_of(target: Any) -> str | None:
     """Return the digest of a target's weights; None for one of transformers, whose weights are read in any dtype."""
-    return None if target.has_token_prompts else weights_digest(target.state_dict())
+    return weights_digest(target.state_dict()) if target.config.family == "llamagen" else None
 
 
 def new_module(kind: str, target: Any, fields: dict[str, Any], *, seed: int) -> nn.Module:

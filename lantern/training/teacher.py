@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
-from lantern.decoding.cache import read_codes, start
 from lantern.decoding.plain import generate
+from lantern.decoding.prompt import read_codes, start
 from lantern.drafters.examples import fused_layers
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.transformers.components import Prompts

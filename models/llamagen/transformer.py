@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import Raster, TargetDefaults
+from lantern.core.types import Condition, Prompt, Raster, TargetDefaults
+from lantern.models.llamagen import prompt as prompts
 
 # A config past these is a damaged file, not a model: refused before anything is allocated.
 LIMITS = {
@@ -104,6 +105,15 @@ class TransformerConfig:
     def raster(self) -> Raster:
         """The square grid of codes, without newlines."""
         return Raster(self.grid, self.grid)
+
+    @property
+    def family(self) -> str:
+        """The name of this family."""
+        return "llamagen"
+
+    def cache_dtype(self, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of keys and values: on a CPU fp32, as rotated keys are, with which attention is faster."""
+        return torch.float32 if device.type == "cpu" else dtype
 
     @property
     def head_dim(self) -> int:
@@ -470,14 +480,24 @@ class Transformer(nn.Module, TargetDefaults):
             x = block(x, factors, mask, layer=layer, cache=cache, slots=slots)
         return self.norm(x)
 
-    def read_prompt(
+    def read(
+        self,
+        condition: Condition,
+        rows: int,
+        *,
+        whole: bool = False,
+        taps: tuple[int, ...] = (),
+        is_padded: bool = False,
+    ) -> Prompt:
+        """Read prompts, as `Target.read`; with `is_padded` in passes over all conditioning slots."""
+        return prompts.read(self, condition, rows, whole=whole, taps=taps, is_padded=is_padded)
+
+    def read_slots(
         self, inputs: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"], *, entered: dict[int, Tensor] | None = None
     ) -> tuple[Float[Tensor, "b t c"], Float[Tensor, "l b h d"]]:
         """Return features of conditioning slots (padding on the left), and the mean value of each layer over the words.
 
-        Rotary rows of the prompt are zero, so its queries and keys are zero: attention among conditioning slots is a
-        running mean, and to a code the n words of a prompt are one key of zeros with log n added to its score, and
-        these means as its value. `features` computes the same without this shortcut. `entered` as there.
+        `features` computes the same without the shortcut of `prompt.py`. `entered` as there.
         """
         x, means = inputs, []
         for layer, block in enumerate(self.layers):

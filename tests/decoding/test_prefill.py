@@ -2,15 +2,19 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
-from lantern.decoding.cache import PromptCache, TreeMask, make_cache, prefix_scores, read_prompts, start
+from lantern.decoding.cache import TreeMask
+from lantern.decoding.prompt import PromptCache, make_cache, start
+from lantern.engines.prepared import read_in_passes
+from lantern.models.llamagen.prompt import word_scores
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
-from tests.tiny import select, tiny_cache, tiny_condition, tiny_target
+from tests.tiny import select, tiny_condition, tiny_target
 from tests.uncached import uncached
 
 DATA = Path(__file__).parents[1] / "data"
@@ -21,18 +25,16 @@ CONDITION = tiny_condition((4, 1, 6, 2))
 
 def collapsed(target: Transformer, condition: Condition, codes: torch.Tensor, rows: int) -> torch.Tensor:
     """Logits after the prompt and after each code, in one pass over the codes with the prompt in its slot."""
-    state = read_prompts(target, condition, rows=rows, needs_whole_prefix=False)
+    prompt = target.read(condition, rows)
     count = codes.shape[1]
-    assert state.means is not None
-    cache = make_cache(target, state, count)
-    cache.write_prefix(state.means)
+    cache = make_cache(target, prompt, count)
     causal = torch.ones(count, count, dtype=torch.bool).tril()
-    mask = TreeMask(cache, prefix_scores(state.counts, cache), count).update(torch.zeros(len(codes)), causal)
+    mask = TreeMask(cache, cache.fill(prompt), count).update(torch.zeros(len(codes)), causal)
     positions = torch.arange(count).expand(len(codes) * rows, -1)
     inputs = target.tok_embeddings(codes).repeat_interleave(rows, 0)
     slots = positions + cache.first_stage_slot
     scores = target(inputs, positions + target.config.cls_token_num, mask, cache=cache, slots=slots)
-    return torch.cat([target.head(state.features[:, :, -1:].flatten(0, 1)), scores.logits], dim=1)
+    return torch.cat([prompt.logits.flatten(0, 1), scores.logits], dim=1)
 
 
 @torch.no_grad()
@@ -56,7 +58,7 @@ def test_logits_equal_reference() -> None:
 
 @torch.no_grad()
 def test_features_of_all_slots_equal_uncollapsed_forward() -> None:
-    state = read_prompts(TARGET, CONDITION, rows=1, needs_whole_prefix=True)
+    state = TARGET.read(CONDITION, 1, whole=True)
     expected = uncached(TARGET, CONDITION, torch.zeros(4, 0, dtype=torch.long), "features", rows=1)
     assert state.features.shape[2] == 6
     assert (state.features - expected).abs().max() <= TOLERANCE
@@ -64,45 +66,45 @@ def test_features_of_all_slots_equal_uncollapsed_forward() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_prompt_slots_have_the_weight_of_all_words(dtype: torch.dtype) -> None:
-    prefix = 1 if dtype == torch.float32 else 2
-    cache = tiny_cache(prefix=prefix, dtype=dtype)
     counts = torch.arange(1, 121)
-    weights = prefix_scores(counts, cache).double().exp().sum(1)
+    scores = word_scores(counts, dtype)
+    weights = scores.to(dtype).double().exp().sum(1)
+    assert scores.shape[1] == (1 if dtype == torch.float32 else 2)
     assert ((weights - counts) / counts).abs().max() < (1e-6 if dtype == torch.float32 else 5e-4)
 
 
 def test_empty_prompt_has_no_weight() -> None:
-    assert prefix_scores(torch.tensor([0]), tiny_cache()).tolist() == [[-torch.inf]]
+    assert word_scores(torch.tensor([0]), torch.float32).tolist() == [[-torch.inf]]
 
 
 @torch.no_grad()
 def test_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target, read = tiny_target(), []
-    real = target.read_prompt
-    monkeypatch.setattr(target, "read_prompt", lambda x, mask: read.append(len(x)) or real(x, mask))
+    real = target.read_slots
+    monkeypatch.setattr(target, "read_slots", lambda x, mask, **k: read.append(len(x)) or real(x, mask, **k))
     prompts = PromptCache()
-    first = prompts.read(target, CONDITION, rows=2, needs_whole_prefix=False)
-    again = prompts.read(target, select(CONDITION, [2, 0]), rows=2, needs_whole_prefix=False)
-    assert again.means is not None and first.means is not None
-    assert read == [8] and torch.equal(again.means, first.means[[2, 0]])
-    assert torch.equal(again.features, first.features[[2, 0]]) and again.counts.tolist() == [6, 4]
-    prompts.read(target, select(CONDITION, [1]), rows=1, needs_whole_prefix=False)
-    prompts.read(target, tiny_condition((4,), seed=5), rows=2, needs_whole_prefix=False)
+    first = prompts.read(target, CONDITION, 2)
+    again = prompts.read(target, select(CONDITION, [2, 0]), 2)
+    assert read == [8] and torch.equal(again.entries, first.entries[[2, 0]])
+    assert torch.equal(again.features, first.features[[2, 0]])
+    torch.testing.assert_close(again.scores[:, 0, 0].exp(), torch.tensor([6.0, 4.0], dtype=torch.double))
+    prompts.read(target, select(CONDITION, [1]), 1)
+    prompts.read(target, tiny_condition((4,), seed=5), 2)
     assert read == [8, 1, 2]
 
 
 @torch.no_grad()
 def test_reproducible_prefill_does_not_depend_on_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     target, read = tiny_target(), []
-    real, head = target.read_prompt, target.head
-    monkeypatch.setattr(target, "read_prompt", lambda x, mask: read.append(x.shape[:2]) or real(x, mask))
+    real, head = target.read_slots, target.head
+    monkeypatch.setattr(target, "read_slots", lambda x, mask, **k: read.append(x.shape[:2]) or real(x, mask, **k))
     monkeypatch.setattr(target, "head", lambda features: read.append(len(features)) or head(features))
     keys = [(0, number) for number in range(4)]
     begin = partial(start, target, sampling=Sampling(guidance=3.0), stage=1, reproducible=True)
     together = begin(CONDITION, keys=keys)
     # each prompt in both guidance rows, as long as it is; and each head in a product of its own
     assert CONDITION.mask is not None
-    assert read == [(2, int(words)) for words in CONDITION.mask.sum(1)] + [1] * 4
+    assert read == [entry for words in CONDITION.mask.sum(1) for entry in ((2, int(words)), 1)]
     for image in range(4):
         alone = begin(select(CONDITION, [image]), keys=keys[:1])
         assert torch.equal(alone.logits[0], together.logits[image])
@@ -114,42 +116,41 @@ def test_reproducible_prefill_does_not_depend_on_batch(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["weights", "submodule"])
 def test_changed_weights_and_submodules_clear_the_prompt_cache(is_replaced: bool) -> None:
     target, prompts = tiny_target(), PromptCache()
-    before = prompts.read(target, CONDITION, rows=1, needs_whole_prefix=False)
+    before = prompts.read(target, CONDITION, 1)
     if is_replaced:
         target.layers[0] = tiny_target(seed=1).layers[0]
     else:
         target.layers[0].attention.wqkv.weight.mul_(2.0)
-    after = prompts.read(target, CONDITION, rows=1, needs_whole_prefix=False)
+    after = prompts.read(target, CONDITION, 1)
     assert len(prompts) == CONDITION.batch
-    assert before.means is not None and after.means is not None and not torch.equal(before.means, after.means)
+    assert not torch.equal(before.entries, after.entries)
 
 
 @torch.no_grad()
 def test_prompt_cache_keeps_only_the_latest() -> None:
     prompts = PromptCache(limit=3)
     for seed in range(5):
-        prompts.read(TARGET, tiny_condition((4,), seed=seed), rows=1, needs_whole_prefix=False)
+        prompts.read(TARGET, tiny_condition((4,), seed=seed), 1)
     assert len(prompts) == 3
 
 
 @torch.no_grad()
-def test_passes_over_prompts_have_constant_size_if_the_target_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_read_in_passes_of_constant_size_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
     sizes: list[tuple[int, ...]] = []
-    read = target.read_prompt
+    real = target.read_slots
 
-    def watched(inputs: torch.Tensor, *args: torch.Tensor, **named: object) -> tuple[torch.Tensor, torch.Tensor]:
+    def watched(inputs: torch.Tensor, *args: torch.Tensor, **named: Any) -> Any:
         sizes.append(tuple(inputs.shape[:2]))
-        return read(inputs, *args, **named)  # type: ignore[arg-type]
+        return real(inputs, *args, **named)
 
-    how = {"rows": 2, "needs_whole_prefix": False}
-    expected = PromptCache().read(target, CONDITION, **how)  # type: ignore[arg-type]
-    monkeypatch.setattr(target, "read_prompt", watched)
-    monkeypatch.setattr(target, "prompt_rows", 36, raising=False)
-    together = PromptCache().read(target, CONDITION, **how)  # type: ignore[arg-type]
-    alone = [PromptCache().read(target, select(CONDITION, [image]), **how) for image in range(4)]  # type: ignore[arg-type]
+    expected = target.read(CONDITION, 2)
+    monkeypatch.setattr(target, "read_slots", watched)
+    read = partial(target.read, rows=2, is_padded=True)
+    together = read_in_passes(read, CONDITION, 3)
+    alone = [read_in_passes(read, select(CONDITION, [image]), 3)[0] for image in range(4)]
     assert sizes == [(6, 6)] * 6  # three prompts of two rows and six slots: two passes for four prompts, one for each
-    assert together.means is not None and expected.means is not None
-    assert (together.means - expected.means).abs().max() <= TOLERANCE
-    assert torch.equal(together.means, torch.cat([state.means for state in alone if state.means is not None]))
-    assert torch.equal(together.features, torch.cat([state.features for state in alone]))
+    for image in range(4):
+        assert (together[image].entries - expected.entries[image]).abs().max() <= TOLERANCE
+        for name in ("entries", "scores", "logits", "features"):
+            assert torch.equal(getattr(together[image], name), getattr(alone[image], name)), name

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.decoding.cache import PromptCache
+from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle3 import Eagle3, Eagle3Config
 from lantern.drafters.examples import Examples, fused_layers
 from lantern.training.kinds import new_module
@@ -40,9 +40,9 @@ def test_the_layers_are_those_of_the_paper() -> None:
 
 def test_one_prompt_cache_serves_drafters_with_and_without_taps() -> None:
     cache, taps = PromptCache(), (1, 2)
-    plain = cache.read(TARGET, CONDITION, rows=2, needs_whole_prefix=False)
-    tapped = cache.read(TARGET, CONDITION, rows=2, needs_whole_prefix=False, taps=taps)
-    again = cache.read(TARGET, CONDITION, rows=2, needs_whole_prefix=False, taps=taps)
+    plain = cache.read(TARGET, CONDITION, 2)
+    tapped = cache.read(TARGET, CONDITION, 2, taps=taps)
+    again = cache.read(TARGET, CONDITION, 2, taps=taps)
     assert plain.fused is None and len(cache) == 4
     assert tapped.fused is not None and again.fused is not None
     assert tapped.fused.shape == (2, 2, 1, 64) and torch.equal(tapped.fused, again.fused)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.decoding.cache import FP32_ROWS
+from lantern.decoding.prompt import FP32_ROWS
 from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EAGER, MAX_REPRODUCIBLE, EagerEngine

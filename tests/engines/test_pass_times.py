@@ -31,6 +31,7 @@ class Slow(TargetDefaults):
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(timing, "WARM_PASSES", 0)
 
 
 def test_minima_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +49,7 @@ def test_three_sizes_are_measured_whatever_they_take(monkeypatch: pytest.MonkeyP
 
 def test_slower_first_passes_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     slow: Any = Slow(monkeypatch)
-    slow.warm_passes = 2
+    monkeypatch.setattr(timing, "WARM_PASSES", 2)
     assert list(measure(slow, budget=0.0)) == [1, 2, 4]
     assert slow.passes == [1, 1, 1, 2, 2, 4, 4, 1, 2, 4]
     monkeypatch.setattr(timing, "WARM_BUDGET", 0.0)

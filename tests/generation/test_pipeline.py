@@ -11,11 +11,11 @@ import torch
 
 from lantern import LanternPipeline
 from lantern.cli.generate import main
-from lantern.decoding import cache as prefill
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EagerEngine
 from lantern.generation.pipeline import LanternDrafter, LanternOutput, LanternTransformer, LanternVQ
 from lantern.models.folder import load_model, record_codes_per_pass
+from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny_folder import save_tiny_model
 
@@ -74,13 +74,13 @@ def test_a_relaxed_picture_reports_its_total_variation(pipe: LanternPipeline) ->
 
 
 def test_warming_up_caches_the_prompt_for_later_calls(pipe: LanternPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, passes = prefill.read_prompts, list[int]()
+    read, passes = Transformer.read, list[int]()
 
-    def counted(target: Any, condition: Any, **how: Any) -> Any:
+    def counted(target: Any, condition: Any, rows: int, **how: Any) -> Any:
         passes.append(condition.batch)
-        return read(target, condition, **how)
+        return read(target, condition, rows, **how)
 
-    monkeypatch.setattr(prefill, "read_prompts", counted)
+    monkeypatch.setattr(Transformer, "read", counted)
     pipe.warmup("a red apple")
     assert passes == [1]
     call(pipe, "a red apple", generator=6)

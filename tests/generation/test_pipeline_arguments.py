@@ -13,7 +13,7 @@ from lantern import LanternPipeline, generate
 from lantern.core.io import read_config, weights_digest
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
-from lantern.decoding.cache import PromptCache, read_prompts
+from lantern.decoding.prompt import PromptCache
 from lantern.engines.engine import EagerEngine
 from lantern.generation.pipeline import LanternTransformer
 from lantern.models.folder import load_model
@@ -85,18 +85,18 @@ def test_a_negative_row_is_that_of_its_caption(folder: Path) -> None:
     assert model.text is not None
     prompt, other = (model.text.condition([text], slots=6) for text in ("a cat", "a red apple and two dog"))
     with_negative = Condition(embeddings=prompt.embeddings, mask=prompt.mask, negative=other)
-    both = read_prompts(model.target, with_negative, rows=2, needs_whole_prefix=False)
+    both = model.target.read(with_negative, 2)
     for row, condition in enumerate((prompt, other)):
-        one = read_prompts(model.target, condition, rows=1, needs_whole_prefix=False)
-        assert both.means is not None and one.means is not None
-        assert torch.allclose(both.means[:, :, row], one.means[:, :, 0], atol=1e-6)
+        one = model.target.read(condition, 1)
+        assert torch.allclose(both.entries[:, :, :, row], one.entries[:, :, :, 0], atol=1e-6)
         assert torch.allclose(both.features[:, row], one.features[:, 0], atol=1e-6)
-    assert prompt.mask is not None and both.counts.tolist() == [int(prompt.mask.sum())]
-    cache, how = PromptCache(), {"rows": 2, "needs_whole_prefix": False}
-    states = [cache.read(model.target, condition, **how) for condition in (prompt, with_negative)]  # type: ignore[arg-type]
-    assert len(cache) == 2 and not torch.equal(states[0].features, states[1].features)
+    assert prompt.mask is not None
+    torch.testing.assert_close(both.scores.exp(), prompt.mask.sum().double().expand(1, 2, 1))
+    cache = PromptCache()
+    found = [cache.read(model.target, condition, 2) for condition in (prompt, with_negative)]
+    assert len(cache) == 2 and not torch.equal(found[0].features, found[1].features)
     with pytest.raises(ValueError, match="takes no negative prompt: use another method"):
-        read_prompts(model.target, with_negative, rows=2, needs_whole_prefix=True)
+        model.target.read(with_negative, 2, whole=True)
 
 
 def test_negative_embeddings_equal_their_text(pipe: LanternPipeline) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lantern.core.sampling import Sampling
+from lantern.core.types import Condition
 from lantern.generation.generator import generate
 from lantern.models.folder import load_model
 
@@ -21,8 +22,9 @@ def found_by(folder: Path, name: str, processes: int) -> dict[str, Any]:
     model = load_model(folder, size=SIZES.get(name), processes=processes, **how)
     target: Any = model.target
     tokens = torch.tensor([[0, 1, 9, 10, 4], [1, 9, 12, 11, 4]])
+    condition = Condition(tokens=tokens[:, None], mask=tokens[:, None] > 0)
     with torch.inference_mode():
-        found: dict[str, Any] = {"logits": target.head(target.read_tokens(tokens, tokens > 0)[0])}
+        found: dict[str, Any] = {"logits": target.read(condition, 1).logits}
     found["heads"] = target.config.n_head
     for method in METHODS:
         for temperature in (0.0, 1.0):

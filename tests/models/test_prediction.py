@@ -11,7 +11,7 @@ import torch
 from lantern.cli.main import main
 from lantern.core.io import embedded_model
 from lantern.core.sampling import Sampling
-from lantern.decoding import cache as prefill
+from lantern.decoding import prompt as prefill
 from lantern.engines.engine import EAGER
 from lantern.engines.pass_times import measure
 from lantern.models.folder import load_model

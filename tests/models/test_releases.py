@@ -11,6 +11,7 @@ import yaml
 
 from lantern.cli.main import main
 from lantern.core.sampling import Sampling
+from lantern.core.types import Condition
 from lantern.generation.generator import generate
 from lantern.models.folder import Model, load_model
 from lantern.models.transformers import loading
@@ -212,7 +213,8 @@ def test_janus_becomes_the_same_model(tmp_path: Path, capsys: pytest.CaptureFixt
 def assert_same_logits(found: Any, expected: Any) -> None:
     tokens = torch.tensor([[1, 9, 10, 12, 4]])
     mask = torch.ones_like(tokens, dtype=torch.bool)
-    logits = [target.head(target.read_tokens(tokens, mask)[0]) for target in (found, expected)]
+    condition = Condition(tokens=tokens[:, None], mask=mask[:, None])
+    logits = [target.read(condition, 1).logits for target in (found, expected)]
     assert torch.equal(*logits)
 
 

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from lantern.cli import generate as command
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, TreeShape
-from lantern.decoding import cache as prefill
 from lantern.decoding import loop
-from lantern.decoding.cache import PromptCache
+from lantern.decoding import prompt as prefill
 from lantern.decoding.forced import ForcedCodes
+from lantern.decoding.prompt import PromptCache
 from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.generator import generate
@@ -121,29 +121,31 @@ def test_a_picture_does_not_depend_on_prompts_beside_it(name: str) -> None:
 
 def test_states_of_prompts_of_other_lengths_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     target, prompts, read = parts("emu3").target, PromptCache(), list[int]()
-    real = target.read_tokens
-    monkeypatch.setattr(target, "read_tokens", lambda tokens, mask: read.append(len(tokens)) or real(tokens, mask))
+    real = target.read
+    monkeypatch.setattr(
+        target, "read", lambda condition, *a, **k: read.append(condition.batch) or real(condition, *a, **k)
+    )
     sampling, keys = Sampling(guidance=3.0), [(3, 0), (3, 1)]
     decoder = build_decoder("plain", target, sampling=sampling, prompts=prompts)
     decoder.generate(condition_of("emu3", PROMPTS[1:]), keys=keys[:1])
     found = decoder.generate(condition_of("emu3"), keys=keys).codes
-    assert read == [2, 2]  # both rows of one prompt a call
+    assert read == [1, 1]  # one prompt a call
     assert torch.equal(found, plain_codes("emu3", sampling))
 
 
 def test_large_states_of_prompts_are_dropped() -> None:
     target, prompts = parts("emu3").target, PromptCache(limit_bytes=1)
     for prompt in ("a red apple", "the sky", "a blue ring"):
-        prompts.read(target, condition_of("emu3", [prompt]), rows=2, needs_whole_prefix=False)
+        prompts.read(target, condition_of("emu3", [prompt]), 2)
         assert len(prompts) == 1
 
 
 def test_drafters_that_read_the_prompt_are_refused() -> None:
     target, condition = parts("emu3").target, condition_of("emu3")
     with pytest.raises(ValueError, match="reads the prompt slot by slot, but here each guidance row has a prompt"):
-        PromptCache().read(target, condition, rows=2, needs_whole_prefix=True)
+        target.read(condition, 2, whole=True)
     with pytest.raises(ValueError, match="takes token prompts"):
-        PromptCache().read(target, Condition(labels=torch.tensor([1])), rows=2, needs_whole_prefix=False)
+        target.read(Condition(labels=torch.tensor([1])), 2)
 
 
 def test_conditions_are_of_one_kind_with_a_mask_of_its_shape() -> None:
@@ -299,8 +301,6 @@ def test_engines_and_methods_for_other_targets_are_refused(monkeypatch: pytest.M
             build_decoder("plain", target, sampling=Sampling(), engine=make_engine(engine))
     with pytest.raises(ValueError, match="quantized weights"):
         build_decoder("plain", target, sampling=Sampling(), engine=make_engine("eager", weights="int8"))
-    with pytest.raises(TypeError, match="reads tokens, not embedded captions"):
-        target.read_prompt(torch.zeros(1, 1, 32), torch.ones(1, 1, dtype=torch.bool))
     with pytest.raises(ValueError, match="need a cache with its mask and slots"):
         target(torch.zeros(1, 1, 32), torch.zeros(1, 1, dtype=torch.long))
     with pytest.raises(ValueError, match="24x24"):

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree, TreeShape
-from lantern.decoding.cache import start
 from lantern.decoding.loop import Run
+from lantern.decoding.prompt import start
 from tests.tiny import select
 from tests.tiny_decoder import CONDITION, TARGET
 from tests.uncached import uncached

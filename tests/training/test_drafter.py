@@ -115,7 +115,7 @@ def test_teacher_reads_a_prompt_as_decoding_does() -> None:
     words, mask = condition.embeddings, condition.mask
     assert words is not None and mask is not None
     teacher_features = read_pictures(target, words, mask, torch.zeros(2, 16, dtype=torch.long), reads=("prompt",))
-    expected, _ = target.read_prompt(target.cls_embedding(words), mask)
+    expected, _ = target.read_slots(target.cls_embedding(words), mask)
     torch.testing.assert_close(teacher_features["prompt"][:, 0], expected[:, :-1], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(teacher_features["rows"][:, 0, 0], expected[:, -1], atol=1e-5, rtol=1e-4)
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from lantern.cli.main import main
 from lantern.core.sampling import Sampling
-from lantern.decoding.cache import read_codes, start
+from lantern.decoding.prompt import read_codes, start
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.eagle.fr_spec import FrequencyConfig, FrequencyTable
 from lantern.drafters.examples import fused_layers

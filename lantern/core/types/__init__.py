@@ -9,6 +9,7 @@ Imported by all of `lantern`. Imports nothing else of it.
 """
 
 from lantern.core.types.drafter import Drafter, DrafterDefaults, Kept, Prefill, WindowFill
+from lantern.core.types.prompt import Prompt
 from lantern.core.types.relaxation import (
     Acceptance,
     Claim,
@@ -40,6 +41,7 @@ __all__ = [
     "Leftovers",
     "NoiseSource",
     "Prefill",
+    "Prompt",
     "Raster",
     "Relaxation",
     "RelaxationDefaults",

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lantern.core.types.prompt import Prompt
+
 if TYPE_CHECKING:
     from lantern.core.sampling import Sampling
 
@@ -137,42 +139,10 @@ class Scores(Protocol):
 
 
 class TargetDefaults:
-    """Defaults of the optional attributes of `Target`: no faster way of anything."""
+    """What a target without an engine has: no faster way of anything."""
 
-    is_batch_invariant: bool = False
-    reads_masked: bool = True
     follows_masks: bool = True
-    warm_passes: int = 0
-    prompt_rows: int = 0
     make_uniforms: Callable[..., Tensor] | None = None
-    is_llamagen: bool = True
-    processes: int = 1
-    has_token_prompts: bool = False
-
-    def read_prompt(
-        self,
-        inputs: Float[Tensor, "rows t c"],
-        mask: Bool[Tensor, "rows t"],
-        *,
-        entered: dict[int, Tensor] | None = None,
-    ) -> tuple[Float[Tensor, "rows t c"], Float[Tensor, "l rows h d"]]:
-        """Raise TypeError: targets with `has_token_prompts` read no embedded prompts."""
-        raise TypeError(f"{type(self).__name__} reads tokens, not embedded captions or classes")
-
-    def read_tokens(
-        self,
-        tokens: Int[Tensor, "rows t"],
-        mask: Bool[Tensor, "rows t"],
-        *,
-        entered: dict[int, Tensor] | None = None,
-    ) -> tuple[Float[Tensor, "rows 1 c"], Float[Tensor, "l 2 rows h t d"]]:
-        """Raise TypeError: only targets with `has_token_prompts` have it."""
-        raise TypeError(f"{type(self).__name__} reads captions or classes, not tokens")
-
-    def draft_head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
-        """Apply the head."""
-        head: Callable[[Tensor], Tensor] = self.head  # type: ignore[attr-defined]
-        return head(features)
 
     def sampler(self, sampling: "Sampling", noise: Any) -> Sampler | None:
         """Return None: codes are sampled by `Sampling.scores`."""
@@ -184,16 +154,15 @@ class TargetDefaults:
 
 @runtime_checkable
 class Target(Protocol):
-    """The model whose distribution is sampled. It has no notion of trees, temperature or prompts.
+    """The model whose distribution is sampled. It has no notion of trees, temperature or drafters.
 
-    A call scores embedded inputs `(rows n c)` at `positions` (rows of its rotary table: cls_token_num conditioning
-    slots, then the codes in raster order) under a mask over cache slots. `Transformer` is a target, and so is what
-    `Engine.prepare` makes of one. The defaults of what is optional are in `TargetDefaults`.
+    A call scores embedded inputs `(rows n c)` at `positions`: `config.cls_token_num` plus the number of the code in
+    raster order; targets add the length of a prompt (`Prompt.first`) and newlines themselves. The mask is over cache
+    slots. `Transformer` and `TransformersTarget` are targets, and so is what `Engine.prepare` makes of one.
     """
 
     config: Any
     tok_embeddings: Any
-    cls_embedding: Any
     output: Any
 
     @property
@@ -202,51 +171,21 @@ class Target(Protocol):
         ...
 
     @property
-    def is_batch_invariant(self) -> bool:
-        """Whether the bits of a row's logits do not depend on the other rows and nodes of the pass. Optional."""
-        ...
-
-    @property
-    def reads_masked(self) -> bool:
-        """Whether passes read keys and values that a mask hides, which must then be finite. Optional."""
-        ...
-
-    @property
     def follows_masks(self) -> bool:
-        """Whether passes take any mask; if False, all nodes see the codes committed before node 0. Optional."""
-        ...
-
-    @property
-    def warm_passes(self) -> int:
-        """Passes over each number of codes that are not as fast as later ones. Optional."""
-        ...
-
-    @property
-    def prompt_rows(self) -> int:
-        """Rows of every pass over prompts, which are padded to full length; 0: as many as there are. Optional."""
+        """Whether passes take any mask; if False, all nodes see the codes committed before node 0."""
         ...
 
     @property
     def make_uniforms(self) -> Callable[..., Tensor] | None:
-        """A faster `noise.random_uniforms` with the same numbers, or None. Optional."""
+        """A faster `noise.random_uniforms` with the same numbers, or None."""
         ...
 
-    @property
-    def is_llamagen(self) -> bool:
-        """Whether its layers are LlamaGen's, which engines may run by themselves. Optional."""
-        ...
+    def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
+        """Read the first `rows` guidance rows of prompts.
 
-    @property
-    def processes(self) -> int:
-        """Number of processes that share its layers, and round sums in another order than one. Optional."""
-        ...
-
-    @property
-    def has_token_prompts(self) -> bool:
-        """Whether prompts are token sequences with keys and values of their own (`read_tokens`). Optional.
-
-        The attention of such a target needs a cache of its own dtype, and positions count codes from 0: it adds the
-        length of each row's prompt, which the cache keeps, and the newlines before the code.
+        With `whole` features are those of all conditioning slots, padding included. `taps` are layers whose inputs are
+        returned too. ValueError for a condition of another kind or with too many slots, and where a target has no
+        slots that guidance rows share.
         """
         ...
 
@@ -272,33 +211,7 @@ class Target(Protocol):
         cache: Any = None,
         slots: Int[Tensor, "rows n"] | None = None,
     ) -> Float[Tensor, "rows n c"]:
-        """Return the features of n inputs, without the head."""
-        ...
-
-    def read_prompt(
-        self,
-        inputs: Float[Tensor, "rows t c"],
-        mask: Bool[Tensor, "rows t"],
-        *,
-        entered: dict[int, Tensor] | None = None,
-    ) -> tuple[Float[Tensor, "rows t c"], Float[Tensor, "l rows h d"]]:
-        """Return the features of conditioning slots, and each layer's mean value over those that are not padding.
-
-        `entered` is filled with the inputs of the layers that are its keys.
-        """
-        ...
-
-    def read_tokens(
-        self,
-        tokens: Int[Tensor, "rows t"],
-        mask: Bool[Tensor, "rows t"],
-        *,
-        entered: dict[int, Tensor] | None = None,
-    ) -> tuple[Float[Tensor, "rows 1 c"], Float[Tensor, "l 2 rows h t d"]]:
-        """Return the features of the last token of left-padded prompts, and all keys and values. Optional.
-
-        `entered` is filled with the inputs of the layers that are its keys, at the last token.
-        """
+        """Return the features of n inputs, without the head, in passes that need not be compiled for their size."""
         ...
 
     def parameters(self) -> Iterator[Tensor]:
@@ -306,15 +219,11 @@ class Target(Protocol):
         ...
 
     def head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
-        """Map features to fp32 logits."""
-        ...
-
-    def draft_head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
-        """Map features to fp32 logits for drafters, whose logits need not have the bits of `head`. Optional."""
+        """Map features to fp32 logits; their bits may differ from those of a call."""
         ...
 
     def sampler(self, sampling: "Sampling", noise: Any) -> Sampler | None:
-        """Return a function that samples the best codes by log p + g directly from logits, or None. Optional.
+        """Return a function that samples the best codes by log p + g directly from logits, or None.
 
         It takes logits `(b r n v)`, code numbers `(b n)`, `width` and the noise's `purpose`, and returns `(b n width)`,
         best first. With one row of logits the logits count as guided. The best code is bit for bit
@@ -323,5 +232,5 @@ class Target(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Rebuild what was made from the weights if they have changed. Optional."""
+        """Rebuild what was made from the weights if they have changed."""
         ...

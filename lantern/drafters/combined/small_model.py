@@ -11,7 +11,8 @@ from torch import Tensor
 from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling
 from lantern.core.types import Kept, NoiseSource, Prefill, Target
-from lantern.decoding.cache import PromptCache, TreeMask, make_cache, read_codes
+from lantern.decoding.cache import TreeMask
+from lantern.decoding.prompt import PromptCache, make_cache, read_codes
 from lantern.methods.spec import AddOn
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
@@ -27,7 +28,7 @@ class SmallModel:
     """
 
     def __init__(self, model: Target, target: Target, *, sampling: Sampling, stage: int) -> None:
-        for name in (*SIZES, *(TOKEN_SIZES if target.has_token_prompts else ())):
+        for name in (*SIZES, *(() if target.config.family == "llamagen" else TOKEN_SIZES)):
             got, expected = getattr(model.config, name, None), getattr(target.config, name)
             if got != expected:
                 raise ValueError(
@@ -43,10 +44,10 @@ class SmallModel:
         if prefill.condition is None:
             raise ValueError("the prefill has no condition, which the small model reads: set Prefill.condition")
         rows = self.sampling.rows
-        state = self._prompts.read(self.model, prefill.condition, rows=rows, needs_whole_prefix=False)
+        prompt = self._prompts.read(self.model, prefill.condition, rows)
         self.noise, self.count, self.rows = noise, self.model.config.block_size, rows
-        self.cache = make_cache(self.model, state, self.stage)
-        self._prefix = state.fill(self.cache)
+        self.cache = make_cache(self.model, prompt, self.stage)
+        self._prefix = self.cache.fill(prompt)
         self._mask = TreeMask(self.cache, self._prefix, self.stage)
         self._slots = torch.arange(self.stage, device=prefill.first.device) + self.cache.first_stage_slot
         self.known = torch.zeros_like(prefill.first)

@@ -95,7 +95,7 @@ def build(method: Method, context: DrafterContext) -> CascadeDrafter:
     settings, length = method.settings, method.settings["length"]
     model: Any = context.add_on(method)
     if settings["small_bits"] == 4:
-        if not model.is_llamagen:
+        if model.config.family != "llamagen":
             raise ValueError(
                 f'method "{method.name}": small_bits=4 quantizes LlamaGen\'s layers only: leave it at 0 for this model'
             )

@@ -10,7 +10,7 @@ from torch import Tensor
 from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling
 from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, Target
-from lantern.decoding.cache import READ_CODES
+from lantern.decoding.prompt import READ_CODES
 from lantern.drafters.base import target_logits
 from lantern.drafters.heads.pairs import Pairs
 from lantern.drafters.trees.static import StaticTree, named

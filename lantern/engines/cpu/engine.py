@@ -21,6 +21,7 @@ from lantern.core.types import (
     Drafter,
     DraftTree,
     Generation,
+    Prompt,
     Sampler,
     Step,
     Target,
@@ -28,9 +29,10 @@ from lantern.core.types import (
     Verifier,
 )
 from lantern.core.types import Scores as ScoresLike
-from lantern.decoding.cache import Start, StaticCache, start
+from lantern.decoding.cache import StaticCache
 from lantern.decoding.forced import PassScores
 from lantern.decoding.loop import Stopwatch, report
+from lantern.decoding.prompt import Start, start
 from lantern.drafters.windows.jacobi import TRIAL, chain_shape, is_slow, random_codes
 from lantern.engines.cpu import build
 from lantern.engines.cpu.kernels import (
@@ -49,7 +51,7 @@ from lantern.engines.cpu.kernels import (
     uniforms,
 )
 from lantern.engines.engine import Engine, FusedDecoder, Module
-from lantern.engines.prepared import PreparedTarget, WeightCache
+from lantern.engines.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.models.llamagen.transformer import Scores
 
 PATIENCE = 0.1  # seconds of steps per call; between calls the interpreter handles signals
@@ -123,9 +125,6 @@ _PASSES = WeightCache(PackedPass)
 class CpuTarget(PreparedTarget):
     """A target that scores inputs in C++ if its cache is in fp32, and otherwise by torch, which also reads prompts."""
 
-    is_batch_invariant, reads_masked = True, False
-    warm_passes = 3  # they use one thread (`ThreadPolicy`)
-
     def __init__(self, module: Any) -> None:
         super().__init__(module)
         self.make_uniforms = uniforms
@@ -150,8 +149,17 @@ class CpuTarget(PreparedTarget):
             return self.module(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
         return self.program(inputs, positions, mask, cache=cache, slots=slots, taps=taps)
 
-    def draft_head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
-        """Apply the head for drafters, in C++."""
+    def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
+        """Read prompts one by one, so that they are as independent of each other as passes are."""
+        read = partial(self.module.read, rows=rows, whole=whole, taps=taps)
+        return Prompt.joined(list(read_in_passes(read, condition, 1).values()))
+
+    def features(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return features, as `Target.features`, in C++."""
+        return self.forward(*args, **kwargs).features
+
+    def head(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n v"]:
+        """Apply the head in C++."""
         return self.program.head(features)
 
     def sampler(self, sampling: Sampling, noise: Any) -> Sampler | None:
@@ -392,7 +400,7 @@ class FusedPass:
         self._mask = torch.full((rows, nodes, cache.slots), -torch.inf)
         at = 0
         for stepper in steppers:
-            prefix = stepper.prompt.prefix.repeat_interleave(cache.rows, 0)[:, None]
+            prefix = stepper.prompt.prefix.flatten(0, 1)[:, None]
             lines = slice(at, at := at + len(prefix))
             self._mask[lines, :, : cache.prefix] = prefix
             stepper.join(self.logits[lines], self.features[lines])

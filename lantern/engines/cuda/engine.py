@@ -48,7 +48,7 @@ class GraphEngine(Engine):
         """Return why passes do not run as Triton kernels, or that those of this model have not run on a GPU."""
         if (reason := self.without_kernels(target)) is not None:
             return f"passes run through torch: {reason}"
-        return None if target.is_llamagen else UNMEASURED
+        return None if target.config.family == "llamagen" else UNMEASURED
 
     def without_kernels(self, target: "Target") -> str | None:
         """Return why passes of a target run through torch, or None if they are Triton kernels."""
@@ -61,7 +61,7 @@ class GraphEngine(Engine):
             return "the GPU kernels need a CUDA device"
         if self.weights == "int4":
             return "the GPU kernels read weights in full or in int8, int4 was given"
-        if target.is_llamagen:
+        if target.config.family == "llamagen":
             from lantern.engines.cuda.target import refusal
         else:
             from lantern.engines.cuda.llama import refusal
@@ -106,8 +106,8 @@ class GraphEngine(Engine):
             from lantern.engines.cuda.llama import LlamaTarget
             from lantern.engines.cuda.target import KernelTarget
 
-            return (KernelTarget if target.is_llamagen else LlamaTarget)(target, self.rows)
-        if not self.compiles_steps or not target.is_llamagen:
+            return (KernelTarget if target.config.family == "llamagen" else LlamaTarget)(target, self.rows)
+        if not self.compiles_steps or target.config.family != "llamagen":
             return _fixed(target)
         from lantern.engines.compiled import compiled
 

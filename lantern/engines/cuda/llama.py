@@ -4,16 +4,18 @@ Unlike LlamaGen's, prompts have keys and values of their own, positions are one-
 too, queries may share heads of keys and values, and the weights of a layer stay separate, so that none is held twice.
 """
 
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from lantern.core.types import Condition, Prompt
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cuda.target import PROMPT_ROWS, KernelPass, KernelTarget, Linear, Workspace, refuses_dtype
-from lantern.engines.prepared import WeightCache
+from lantern.engines.prepared import WeightCache, read_in_passes
 from lantern.models.transformers.target import CodeEmbedding, TransformersTarget
 
 LEAST_TOKENS = 64  # of a prompt that is read, padding included
@@ -106,7 +108,6 @@ class LlamaPass(KernelPass):
 class LlamaTarget(KernelTarget):
     """A target of transformers that scores codes by kernels, and reads prompts by torch, in passes of few sizes."""
 
-    prompt_rows = 0  # that of LlamaGen's prompts; `read_tokens` does the same for these
     passes: ClassVar[WeightCache[Any]] = WeightCache(LlamaPass)
     program: LlamaPass
 
@@ -116,36 +117,21 @@ class LlamaTarget(KernelTarget):
         self.tok_embeddings = self.program.embedding
 
     @torch.no_grad()
-    def read_tokens(
-        self,
-        tokens: Int[Tensor, "rows t"],
-        mask: Bool[Tensor, "rows t"],
-        *,
-        entered: dict[int, Tensor] | None = None,
-    ) -> tuple[Float[Tensor, "rows 1 c"], Float[Tensor, "l 2 rows h t d"]]:
-        """Read prompts, as `Target.read_tokens`; the bits of each depend on its own tokens only.
+    def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
+        """Read prompts, as `Target.read`; the bits of each depend on its own tokens only.
 
         A prompt is padded to LEAST_TOKENS or the next power of two, and read in a pass of PROMPT_ROWS tokens, if it
-        is longer alone. Passes are filled up with the last prompt.
+        is longer alone.
         """
-        lengths, count = mask.sum(1).tolist(), tokens.shape[1]
+        if condition.tokens is None or condition.mask is None:
+            return self.module.read(condition, rows)  # which refuses it
+        tokens, mask, count = condition.tokens, condition.mask, condition.tokens.shape[-1]
         by_size: dict[int, list[int]] = {}
-        for row, length in enumerate(lengths):
-            by_size.setdefault(max(1 << (length - 1).bit_length(), LEAST_TOKENS), []).append(row)
-        order, found = list[int](), list[list[Tensor]]()
-        for size, rows in by_size.items():
-            together = max(PROMPT_ROWS // size, 1)
-            for first in range(0, len(rows), together):
-                some = rows[first : first + together]
-                filled = some + some[-1:] * (together - len(some))
-                own: dict[int, Any] = dict.fromkeys(entered or ())
-                given = (pad(part[filled], (size - count, 0)) for part in (tokens, mask))
-                features, entries = self.module.read_tokens(*given, entered=own)
-                entries = pad(entries, (0, 0, count - size, 0)).transpose(0, 2)
-                found.append([part[: len(some)] for part in (features, entries, *own.values())])
-                order += some
-        back = torch.tensor(order, device=tokens.device).argsort()
-        features, entries, *others = (torch.cat(parts)[back] for parts in zip(*found, strict=True))
-        if entered is not None:
-            entered.update(zip(entered, others, strict=True))
-        return features, entries.transpose(0, 2)
+        for image, length in enumerate(mask[:, :rows].sum(-1).amax(1).tolist()):
+            by_size.setdefault(max(1 << (length - 1).bit_length(), LEAST_TOKENS), []).append(image)
+        found: dict[int, Prompt] = {}
+        read = partial(self.module.read, rows=rows, whole=whole, taps=taps)
+        for size, images in by_size.items():
+            padded = Condition(tokens=pad(tokens, (size - count, 0)), mask=pad(mask, (size - count, 0)))
+            found |= read_in_passes(read, padded, max(PROMPT_ROWS // (size * rows), 1), images)
+        return Prompt.joined([found[image] for image in range(condition.batch)])

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lantern.decoding.cache import PromptCache
 from lantern.decoding.loop import Run, Stepper
+from lantern.decoding.prompt import PromptCache
 from lantern.engines.prepared import PreparedTarget
 
 Path = tuple[str, ...]

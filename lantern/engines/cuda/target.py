@@ -6,6 +6,7 @@ logits are then the same in every tree and window of at most that many nodes, so
 codes.
 """
 
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -14,12 +15,12 @@ from torch import Tensor
 
 from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import Sampler
+from lantern.core.types import Condition, Prompt, Sampler
 from lantern.core.types import Scores as ScoresLike
 from lantern.decoding.cache import StaticCache
 from lantern.engines.cuda import kernels
 from lantern.engines.cuda.rows import ROWS, rows_of
-from lantern.engines.prepared import PreparedTarget, WeightCache, has_eight_bits, is_quantized
+from lantern.engines.prepared import PreparedTarget, WeightCache, has_eight_bits, is_quantized, read_in_passes
 from lantern.models.llamagen.transformer import Scores, Transformer
 
 PROMPT_ROWS = 512  # rows of a pass over prompts
@@ -177,7 +178,7 @@ class KernelPass:
 class KernelTarget(PreparedTarget):
     """A target that scores codes by kernels, and prompts by torch, always the same number of them."""
 
-    prompt_rows, follows_masks = PROMPT_ROWS, False
+    follows_masks = False
     passes: ClassVar[WeightCache[Any]] = WeightCache(KernelPass)
 
     def __init__(self, module: Any, rows: int = ROWS, block: int = kernels.BLOCK) -> None:
@@ -188,6 +189,13 @@ class KernelTarget(PreparedTarget):
     def refresh(self) -> None:
         """Read the weights again if they have changed."""
         self.program: KernelPass = self.passes.get(self.module)
+
+    @torch.no_grad()
+    def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
+        """Read prompts in passes of PROMPT_ROWS slots, so that the bits of each depend on nothing else."""
+        read = partial(self.module.read, rows=rows, whole=whole, taps=taps, is_padded=True)
+        size = max(PROMPT_ROWS // (rows * self.config.cls_token_num), 1)
+        return Prompt.joined(list(read_in_passes(read, condition, size).values()))
 
     def forward(
         self,

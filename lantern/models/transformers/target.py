@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lantern.core.types import Raster, TargetDefaults
+from lantern.core.types import Condition, Prompt, Raster, TargetDefaults
 from lantern.models.llamagen.transformer import Scores
 
 ATTENTIONS = ("sdpa", "eager")  # of transformers' kinds of attention those that take any mask
@@ -44,6 +44,11 @@ class TargetConfig:
     norm_eps: float = 1e-5
     rope_base: float = 10_000.0  # of drafters, in two dimensions
     words: int = 0
+    processes: int = 1  # that share its layers, and round sums in another order than one
+
+    def cache_dtype(self, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of keys and values: the weights'."""
+        return dtype
 
     @property
     def block_size(self) -> int:
@@ -123,9 +128,6 @@ class TransformersTarget(nn.Module, TargetDefaults):
     take every mask, and for a raster longer than the positions of the model.
     """
 
-    has_token_prompts = True
-    is_llamagen = False
-
     def __init__(
         self, body: Any, words: Any, embedding: Any, head: nn.Module, *, codes: int, family: str, raster: Raster
     ) -> None:
@@ -158,7 +160,7 @@ class TransformersTarget(nn.Module, TargetDefaults):
 
     def share(self, processes: int) -> None:
         """Count the heads of this process: its layers are divided among `processes` (`parallel`)."""
-        self.processes, self.config = processes, replace(self.config, n_head=self.config.n_head // processes)
+        self.config = replace(self.config, n_head=self.config.n_head // processes, processes=processes)
 
     def head(self, features: Float[Tensor, "rows n c"]) -> Float[Tensor, "rows n v"]:
         """Map features to fp32 logits over codes."""
@@ -174,29 +176,36 @@ class TransformersTarget(nn.Module, TargetDefaults):
         """Whether features combined by guidance have the combined logits."""
         return isinstance(self.output, nn.Linear)
 
-    def read_tokens(
-        self,
-        tokens: Int[Tensor, "rows t"],
-        mask: Bool[Tensor, "rows t"],
-        *,
-        entered: dict[int, Tensor] | None = None,
-    ) -> tuple[Float[Tensor, "rows 1 c"], Float[Tensor, "l 2 rows h t d"]]:
-        """Return the features of the last token of left-padded prompts, and all keys and values.
+    def read(self, condition: Condition, rows: int, *, whole: bool = False, taps: tuple[int, ...] = ()) -> Prompt:
+        """Read token prompts, as `Target.read`.
 
-        `entered` is filled with the inputs of the layers that are its keys, at the last token. Positions count the
-        tokens that are not padding, from 0. Padding attends to itself alone, so that its keys and values, which nothing
-        attends to, are finite.
+        Positions count the tokens that are not padding, from 0. Padding attends to itself alone, so that its keys and
+        values, which nothing attends to, are finite. ValueError for captions and labels, and for `whole`.
         """
-        count = tokens.shape[1]
+        if condition.tokens is None or condition.mask is None:
+            raise ValueError("this model takes token prompts: make the condition with its text encoder")
+        if whole:
+            raise ValueError(
+                "this drafter reads the prompt slot by slot, but here each guidance row has a prompt of its own:"
+                " use another method"
+            )
+        tokens, shown = condition.tokens[:, :rows].flatten(0, 1), condition.mask[:, :rows]
+        mask, count = shown.flatten(0, 1), tokens.shape[1]
         seen = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril() & mask[:, None]
         seen = seen | torch.eye(count, dtype=torch.bool, device=tokens.device)
         scores = torch.zeros_like(seen, dtype=self.words.weight.dtype).masked_fill(~seen, -torch.inf)
         kept = Collects()
-        layers = tuple(entered or ())
-        features, inputs = self._run(self.words(tokens), (mask.cumsum(1) - 1).clamp(min=0), scores, kept, layers)
-        if entered is not None:
-            entered.update(zip(layers, (x[:, -1:] for x in inputs), strict=True))
-        return features[:, -1:], torch.stack(kept.layers)
+        features, inputs = self._run(self.words(tokens), (mask.cumsum(1) - 1).clamp(min=0), scores, kept, taps)
+        features, fused = joined(features[:, -1:].unflatten(0, (-1, rows)), [x[:, -1:] for x in inputs])
+        return Prompt(
+            entries=torch.stack(kept.layers).unflatten(2, (-1, rows)).movedim(2, 0),
+            scores=torch.zeros_like(shown, dtype=torch.double).masked_fill(~shown, -torch.inf),
+            first=shown.sum(-1),
+            logits=self.head(features),
+            features=features,
+            mask=shown[:, 0, -1:],
+            fused=None if fused is None else fused.unflatten(0, (-1, rows)),
+        )
 
     def features(
         self,

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lantern.engines.cpu import build as building
-from lantern.engines.cpu.engine import CpuTarget
 from lantern.engines.cpu.kernels import LinearArgs
+from lantern.engines.pass_times import WARM_PASSES
 from lantern.generation.generator import is_out_of_memory
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, with which fused passes are built")
@@ -27,7 +27,7 @@ extern "C" void play(int calls, const double *alone, const double *together, int
     }
 }
 """
-TRIED = CpuTarget.warm_passes  # calls with one thread at the beginning
+TRIED = WARM_PASSES  # calls with one thread at the beginning
 
 
 @pytest.fixture(scope="module")

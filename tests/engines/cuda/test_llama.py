@@ -158,25 +158,29 @@ def test_the_bits_of_a_prompt_do_not_depend_on_the_others() -> None:
     lengths = torch.tensor([5, 90, 64, 65, 5, 1, 2, 3, 4, 5, 6])
     tokens = torch.randint(1, 32, (len(lengths), 90), generator=generator)
     mask = torch.arange(90) >= 90 - lengths[:, None]
-    shapes, read = list[tuple[int, ...]](), target.read_tokens
+    shapes, read = list[tuple[int, ...]](), target.read
 
-    def recorded(tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
-        shapes.append(tuple(tokens.shape))
-        return read(tokens, *args, **kwargs)
+    def recorded(condition: Condition, *args: Any, **kwargs: Any) -> Any:
+        assert condition.tokens is not None
+        shapes.append(tuple(condition.tokens.shape))
+        return read(condition, *args, **kwargs)
 
-    target.read_tokens = recorded  # type: ignore[method-assign]
-    entered: dict[int, Any] = {1: None}
-    features, entries = prepared.read_tokens(tokens, mask, entered=entered)
-    assert sorted(shapes) == [(4, 128), (8, 64), (8, 64)]
-    expected, keys = read(tokens, mask)
-    assert torch.allclose(features.float(), expected.float(), atol=0.1, rtol=0.1)
-    seen = mask[None, None, :, None, :, None]
-    assert torch.allclose((entries * seen).float(), (keys * seen).float(), atol=0.1, rtol=0.1)
+    target.read = recorded  # type: ignore[method-assign]
+    given = Condition(tokens=tokens[:, None], mask=mask[:, None])
+    found = prepared.read(given, 1, taps=(1,))
+    assert sorted(shapes) == [(4, 1, 128), (8, 1, 64), (8, 1, 64)]
+    expected = read(given, 1)
+    assert torch.allclose(found.features.float(), expected.features.float(), atol=0.1, rtol=0.1)
+    seen = mask[:, None, None, None, None, :, None]
+    assert torch.allclose((found.entries * seen).float(), (expected.entries * seen).float(), atol=0.1, rtol=0.1)
+    assert torch.equal(found.scores == 0, mask[:, None]) and found.first[:, 0].tolist() == lengths.tolist()
     for row, length in enumerate(lengths.tolist()):
-        own: dict[int, Any] = {1: None}
-        alone, its = prepared.read_tokens(tokens[row : row + 1, -length:], mask[row : row + 1, -length:], entered=own)
-        assert torch.equal(alone[0], features[row]) and torch.equal(its[:, :, 0], entries[:, :, row, :, -length:])
-        assert torch.equal(own[1][0], entered[1][row])
+        own = Condition(tokens=tokens[row : row + 1, None, -length:], mask=mask[row : row + 1, None, -length:])
+        alone = prepared.read(own, 1, taps=(1,))
+        assert alone.fused is not None and found.fused is not None
+        assert torch.equal(alone.entries[0], found.entries[row, ..., -length:, :])
+        for mine, its in ((alone.features, found.features), (alone.logits, found.logits), (alone.fused, found.fused)):
+            assert torch.equal(mine[0], its[row])
 
 
 def test_inputs_are_read_from_a_table_of_all_codes() -> None:

@@ -77,7 +77,7 @@ class OnCuda:
     """A target of which engines see no more than that it is on a GPU."""
 
     def __init__(self, target: Any) -> None:
-        self.config, self.is_llamagen, self.processes = target.config, target.is_llamagen, target.processes
+        self.config = target.config
         self.tok_embeddings = SimpleNamespace(weight=SimpleNamespace(device=SimpleNamespace(type="cuda")))
 
 

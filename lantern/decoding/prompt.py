@@ -1,0 +1,217 @@
+"""The beginning of a generation: prompts are read, or found among those of earlier calls, and fill a cache."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lantern.core.noise import Noise
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition, Prompt, Target
+from lantern.decoding.cache import StaticCache, by_row
+from lantern.decoding.forced import ForcedCodes
+from lantern.engines.prepared import original, weights_of
+
+READ_CODES = 64  # known codes of a pass
+FP32_ROWS = 16  # measured: fp32 products of this many rows or more round in the same way
+
+
+@dataclass(frozen=True)
+class Start:
+    """Results of the pass over the prompt: a filled cache, its mask, the logits of the first code, and forced codes.
+
+    `prefix` is added to the attention scores of the prompt's slots.
+    """
+
+    cache: StaticCache
+    noise: Noise
+    mask: Bool[Tensor, "b t"]
+    prefix: Float[Tensor, "b r p"]
+    features: Float[Tensor, "b r t c"]
+    logits: Float[Tensor, "b r 1 v"]
+    fused: Float[Tensor, "b r t k"] | None = None
+    forced: ForcedCodes | None = None
+
+
+@dataclass(frozen=True)
+class CodesRead:
+    """Results of `passes` over known codes: the features of each, and the inputs of tapped layers side by side."""
+
+    features: Float[Tensor, "b r m c"]
+    fused: Float[Tensor, "b r m k"] | None
+    passes: int
+
+
+class PromptCache:
+    """Prompts of earlier calls, so that another seed needs no pass over them.
+
+    It holds the latest `limit` prompts, of at most `limit_bytes` together beside those of the last call. They are
+    looked up by the bytes of the condition, and dropped when the target's weights change.
+    """
+
+    def __init__(self, limit: int = 256, limit_bytes: int = 1 << 30) -> None:
+        self.limit, self.limit_bytes = limit, limit_bytes
+        self._weights: tuple[Any, ...] = ()
+        self._prompts: OrderedDict[bytes, Prompt] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def read(
+        self,
+        target: Target,
+        condition: Condition,
+        rows: int,
+        *,
+        whole: bool = False,
+        taps: tuple[int, ...] = (),
+        alone: bool = False,
+    ) -> Prompt:
+        """Return what `target.read` does of these prompts; new ones are read together, or with `alone` in a pass each.
+
+        With `alone` the bits of a prompt do not depend on the others.
+        """
+        weights = weights_of(original(target))
+        if weights != self._weights:
+            self._weights, self._prompts = weights, OrderedDict()
+        names = [_digest(condition, i, f"{rows} {whole} {taps} {alone}") for i in range(condition.batch)]
+        new = {name: i for i, name in enumerate(names) if name not in self._prompts}
+        size = 1 if alone else max(len(new), 1)
+        for first in range(0, len(new), size):
+            some = list(new)[first : first + size]
+            found = target.read(condition.select([new[name] for name in some]), rows, whole=whole, taps=taps)
+            self._prompts |= {name: found.at(i) for i, name in enumerate(some)}
+        prompts = [self._prompts[name] for name in names]
+        for name in names:
+            self._prompts.move_to_end(name)
+        size = sum(prompt.nbytes for prompt in self._prompts.values())
+        while len(self._prompts) > self.limit or (size > self.limit_bytes and len(self._prompts) > len(set(names))):
+            size -= self._prompts.popitem(last=False)[1].nbytes
+        return Prompt.joined(prompts)
+
+
+@torch.no_grad()
+def start(
+    target: Target,
+    condition: Condition,
+    *,
+    sampling: Sampling,
+    keys: Sequence[tuple[int, int]],
+    stage: int,
+    needs_whole_prefix: bool = False,
+    taps: tuple[int, ...] = (),
+    cache: StaticCache | None = None,
+    prompts: PromptCache | None = None,
+    reproducible: bool = False,
+    forced: Int[Tensor, "b n"] | None = None,
+    codes: int | None = None,
+) -> Start:
+    """Score the prompt, or take its state from `prompts`; `cache` is reused if it has the right size.
+
+    The cache has slots for `codes` codes, by default for all of an image. `forced` are given codes, -1
+    where codes are sampled (`ForcedCodes`).
+
+    With `reproducible` prompts are read one by one, and the cache is that of reproducible decoding (`make_cache`).
+    ValueError for a target in training mode and for another number of noise keys.
+    """
+    if len(keys) != condition.batch:
+        raise ValueError(f"got {len(keys)} noise keys for {condition.batch} images, wanted one (seed, number) each")
+    if target.training:
+        raise ValueError("the target is in training mode, in which dropout is random: call .eval() on it first")
+    prompts = prompts if prompts is not None else PromptCache()
+    prompt = prompts.read(target, condition, sampling.rows, whole=needs_whole_prefix, taps=taps, alone=reproducible)
+    cache = make_cache(target, prompt, stage, reproducible, cache, codes)
+    prefix = cache.fill(prompt)
+    config = target.config
+    noise = Noise(
+        keys,
+        positions=config.block_size,
+        vocab_size=config.vocab_size,
+        device=prompt.mask.device,
+        is_silent=sampling.is_greedy,
+        make_uniforms=target.make_uniforms,  # faster ones of an engine, if any
+    )
+    given, logits = None, prompt.logits
+    if forced is not None:
+        given = ForcedCodes(forced.to(logits.device))
+        given.checked(images=len(keys), codes=config.block_size, vocab_size=config.vocab_size)
+        logits = given.logits(logits, forced.new_zeros(len(keys), 1).to(logits.device))
+    return Start(cache, noise, prompt.mask, prefix, prompt.features, logits, prompt.fused, given)
+
+
+@torch.no_grad()
+def read_codes(
+    target: Target, cache: StaticCache, prefix: Tensor, codes: Int[Tensor, "b m"], *, taps: tuple[int, ...] = ()
+) -> CodesRead:
+    """Write keys and values of the first m codes to the cache, READ_CODES in a pass; return their features.
+
+    `prefix` is added to the attention scores of the prompt's slots (`Start`).
+    An engine runs them only if it need not compile their size (`Target.features`), or for taps.
+    """
+    images, rows, count = len(codes), cache.rows, codes.shape[1]
+    numbers = torch.arange(count, device=codes.device)
+    found, entered = list[Tensor](), list[Tensor]()
+    for block in numbers.split(READ_CODES):
+        mask = cache.buffer.new_full((images, rows, len(block), cache.slots), -torch.inf)
+        mask[..., : cache.prefix] = by_row(prefix)
+        mask[..., cache.prefix : cache.prefix + count].masked_fill_(numbers <= block[:, None], 0.0)
+        places = block.expand(images * rows, -1)
+        inputs = target.tok_embeddings(codes[:, block]).repeat_interleave(rows, 0)
+        positions, slots = places + target.config.cls_token_num, places + cache.prefix
+        how: dict[str, Any] = {"cache": cache, "slots": slots}
+        if taps:
+            scores = target(inputs, positions, mask.flatten(0, 1), taps=taps, **how)
+            found.append(scores.features)
+            entered += [] if scores.fused is None else [scores.fused]
+        else:
+            found.append(target.features(inputs, positions, mask.flatten(0, 1), **how))
+    features = torch.cat(found, 1).unflatten(0, (images, rows))
+    fused = torch.cat(entered, 1).unflatten(0, (images, rows)) if taps else None
+    return CodesRead(features, fused, len(found))
+
+
+def make_cache(
+    target: Target,
+    prompt: Prompt,
+    stage: int,
+    reproducible: bool = False,
+    used: StaticCache | None = None,
+    codes: int | None = None,
+) -> StaticCache:
+    """Return a cache of the size that these prompts and `codes` codes need: `used` if it fits, else a new one.
+
+    With `reproducible` it is fp64: codes are at other slots in a tree than in plain decoding, so attention sums them in
+    another order, and in fp64 the difference vanishes when the result is rounded to the model's precision. For fp32
+    models passes then have at least FP32_ROWS rows too, since a matrix product of fewer rows sums in another order.
+    """
+    config, weights = target.config, target.tok_embeddings.weight
+    dtype = torch.float64 if reproducible else prompt.entries.dtype
+    images, _, _, rows, heads, prefix, head_dim = prompt.entries.shape
+    columns = config.raster.columns if config.raster.newlines else 0
+    codes = config.block_size if codes is None else codes
+    expected = {"images": images, "rows": rows, "prefix": prefix, "stage": stage, "codes": codes, "columns": columns}
+    expected["least_rows"] = FP32_ROWS if reproducible and weights.dtype == torch.float32 else 0
+    if used is not None and {name: getattr(used, name) for name in expected} == expected and used.buffer.dtype == dtype:
+        return used
+    sizes = {"layers": config.n_layer, "heads": heads, "head_dim": head_dim} | expected
+    return StaticCache(dtype=dtype, device=prompt.mask.device, **sizes)
+
+
+def _digest(condition: Condition, image: int, kind: str) -> bytes:
+    given = [condition.labels] if condition.labels is not None else [condition.embeddings, condition.mask]
+    if condition.tokens is not None:  # padding depends on the other prompts
+        assert condition.mask is not None
+        longest = int(condition.mask[image].sum(-1).max())
+        given = [condition.tokens[..., -longest:], condition.mask[..., -longest:]]
+    if condition.negative is not None:
+        given += [condition.negative.embeddings, condition.negative.mask]
+    digest = hashlib.sha256(kind.encode())
+    for tensor in given:
+        assert tensor is not None
+        digest.update(tensor[image : image + 1].contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return digest.digest()
