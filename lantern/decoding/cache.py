@@ -97,27 +97,6 @@ class StaticCache:
             part._hold(memory, rows, first[rows])
         return made
 
-    def with_codes(self, codes: int) -> "StaticCache":
-        """Return a cache of the same prompts with empty slots for this many codes."""
-        layers, _, heads, _, head_dim = self.buffer.shape
-        made = StaticCache(
-            layers=layers // 2,
-            images=self.images,
-            rows=self.rows,
-            heads=heads,
-            head_dim=head_dim,
-            prefix=self.prefix,
-            codes=codes,
-            stage=self.stage,
-            dtype=self.buffer.dtype,
-            device=self.buffer.device,
-            least_rows=self.least_rows,
-            columns=self.columns,
-        )
-        made.buffer[..., : self.prefix, :] = self.buffer[..., : self.prefix, :]
-        made.first.copy_(self.first)
-        return made
-
     @property
     def form(self) -> tuple[object, ...]:
         """What caches must have in common to be joined."""

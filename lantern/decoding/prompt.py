@@ -109,12 +109,10 @@ def start(
     prompts: PromptCache | None = None,
     reproducible: bool = False,
     forced: Int[Tensor, "b n"] | None = None,
-    codes: int | None = None,
 ) -> Start:
     """Score the prompt, or take its state from `prompts`; `cache` is reused if it has the right size.
 
-    The cache has slots for `codes` codes, by default for all of an image. `forced` are given codes, -1
-    where codes are sampled (`ForcedCodes`).
+    `forced` are given codes, -1 where codes are sampled (`ForcedCodes`).
 
     With `reproducible` prompts are read one by one, and the cache is that of reproducible decoding (`make_cache`).
     ValueError for a target in training mode and for another number of noise keys.
@@ -125,7 +123,7 @@ def start(
         raise ValueError("the target is in training mode, in which dropout is random: call .eval() on it first")
     prompts = prompts if prompts is not None else PromptCache()
     prompt = prompts.read(target, condition, sampling.rows, whole=needs_whole_prefix, taps=taps, alone=reproducible)
-    cache = make_cache(target, prompt, stage, reproducible, cache, codes)
+    cache = make_cache(target, prompt, stage, reproducible, cache)
     prefix = cache.fill(prompt)
     config = target.config
     noise = Noise(
@@ -181,9 +179,8 @@ def make_cache(
     stage: int,
     reproducible: bool = False,
     used: StaticCache | None = None,
-    codes: int | None = None,
 ) -> StaticCache:
-    """Return a cache of the size that these prompts and `codes` codes need: `used` if it fits, else a new one.
+    """Return a cache of the size that these prompts need: `used` if it fits, else a new one.
 
     With `reproducible` it is fp64: codes are at other slots in a tree than in plain decoding, so attention sums them in
     another order, and in fp64 the difference vanishes when the result is rounded to the model's precision. For fp32
@@ -193,8 +190,8 @@ def make_cache(
     dtype = torch.float64 if reproducible else prompt.entries.dtype
     images, _, _, rows, heads, prefix, head_dim = prompt.entries.shape
     columns = config.raster.columns if config.raster.newlines else 0
-    codes = config.block_size if codes is None else codes
-    expected = {"images": images, "rows": rows, "prefix": prefix, "stage": stage, "codes": codes, "columns": columns}
+    expected = {"images": images, "rows": rows, "prefix": prefix, "stage": stage, "columns": columns}
+    expected["codes"] = config.block_size
     expected["least_rows"] = FP32_ROWS if reproducible and weights.dtype == torch.float32 else 0
     if used is not None and {name: getattr(used, name) for name in expected} == expected and used.buffer.dtype == dtype:
         return used
