@@ -132,11 +132,6 @@ def models_of_transformers(folder: Path) -> None:
     tiny.save("emu3", tiny.tiny_emu3(), tiny.emu3_processor(), folder / "Emu3-Gen-hf")
 
 
-def saved_results(folder: Path) -> None:
-    """The results of this repository, where a clone has them."""
-    (folder / "eval").symlink_to(ROOT / "eval")
-
-
 def released(folder: Path) -> None:
     """Files in the layout of the releases, at toy size: 32 x 32 codes, as 512 pixels have."""
     from lantern.models.llamagen.transformer import SIZES, Transformer, TransformerConfig
@@ -176,10 +171,7 @@ QUICK = "--images 1 --dtype fp32 --no-memory"
 BENCH = Exercise(f"--model {{model}} --variants eager --baseline eager {QUICK} --nodes 1 2")
 EQUALITY = Exercise("--model {model} --guidance 3 --batch 1", is_slow=True)
 INSTALLATION = Installation()
-NO_DATA = Exercise(codes=(2,))  # refused for the missing folder; the tests of the frontier draw the curves
 EMBEDDED = "assets/lantern-emoji"
-# a name that is refused before anything runs: the command writes into this repository
-REFRESHED = {"leaderboard-figures": "leaderboard-figure"}
 SWEPT = "bounded-window:delta=0.05/0.2"
 VENV, INSTALL = "python3 -m venv .venv", ".venv/bin/pip install -q ."
 FIRST = '.venv/bin/lantern-generate --prompt "a red apple"'
@@ -209,7 +201,6 @@ EXERCISES: dict[str, Exercise | Installation] = {
     "lantern doctor --model Janus-Pro-1B --dtype bf16": Exercise(),
     ".venv/bin/lantern doctor": Exercise(codes=(0, 1)),
     "lantern doctor": Exercise(codes=(0, 1)),
-    "python -m studies.verification": Exercise("--rounds 1 --codes 256 --threads 1"),
     # it is refused before it listens; tests/generation/test_serving.py sends requests to a server
     "lantern serve lantern-emoji --port 8000": Exercise(replace={"8000": "80000"}, codes=(2,)),
     "lantern serve lantern-emoji --ray --replicas 2": Exercise(replace={"2": "0"}, codes=(2,)),
@@ -265,19 +256,14 @@ EXERCISES: dict[str, Exercise | Installation] = {
     "lantern bench --shape B --variants cpu+int8": Exercise(
         "--codes 2 --tau 2 --images 1 --nodes --baseline eager", replace={"cpu+int8": "eager"}, is_slow=True
     ),
-    'lantern frontier --points gumbel-jacobi "bounded-window:delta=0.05/0.2" --images 4 --out frontier': Exercise(
-        "--model {model} --baseline eager --run run", replace={"4": "2", SWEPT: f"{SWEPT},k=6"}, is_slow=True
+    f'lantern leaderboard --methods gumbel-jacobi "{SWEPT}" --images 4 --out board.jsonl': Exercise(
+        "--model {model} --baseline eager", replace={"4": "2", SWEPT: f"{SWEPT},k=6"}
     ),
-    "lantern frontier --from eval/results/frontier.json --out frontier --overwrite": Exercise(
-        prepare=saved_results, is_slow=True
+    "lantern leaderboard --from board.jsonl": Exercise(),
+    "python -m lantern.eval.boards.plot board.jsonl": Exercise(),
+    "lantern leaderboard --pairs eagle2-paper==eagle1-paper --images 4 --out pairs.jsonl": Exercise(
+        "--model {model} --engine eager --baseline eager", replace={"4": "1"}
     ),
-    "lantern leaderboard --from eval/results/leaderboard.json --docs board --out board": Exercise(is_slow=True),
-    "lantern frontier --rules --images 64 --baseline cpu --data DATA --packages PACKAGES --references 500": NO_DATA,
-    "lantern leaderboard --pairs eagle2-paper==eagle1-paper --images 4 --out pairs": Exercise(
-        "--model {model} --engine eager --run pairs-run", replace={"4": "1"}
-    ),
-    "lantern results": Exercise(),
-    "lantern results --refresh equality_int8 leaderboard-figures": Exercise(replace=REFRESHED, codes=(2,)),
     "python -m lantern.eval.gpu_campaign --minutes 30 --out gpu": Exercise("--device cpu --toy", is_slow=True),
     "python -m lantern.eval.speed.equality --methods gumbel-jacobi --seeds 2 --prompts 1 --out equality.json": EQUALITY,
 }  # fmt: skip
@@ -506,7 +492,7 @@ def test_relative_links_resolve(path: Path) -> None:
             assert anchor in headings(found), f"{shown(path)}: {link}"
 
 
-PLACES = ("lantern", "models", "eval", "tests", "docs", "recipes", "studies", "assets", "typings", "integrations")
+PLACES = ("lantern", "models", "eval", "tests", "docs", "recipes", "assets", "typings", "integrations")
 
 
 @pytest.mark.parametrize("path", [path for path in EVERYWHERE if path.name != "CHANGELOG.md"], ids=shown)
@@ -539,7 +525,7 @@ def test_prose_uses_the_words_of_the_field(path: Path) -> None:
 
 # Docstrings
 
-STATED = ["lantern", "models", "eval", "recipes", "studies"]
+STATED = ["lantern", "models", "eval", "recipes"]
 
 
 def public(

@@ -27,7 +27,7 @@ TOP_LEVEL = [
 HEAVY = ("transformers", "diffusers", "torchvision", "open_clip", "torchmetrics", "cleanfid", "accelerate")
 # modules that need an optional library when they are imported
 LIBRARIES = {"lantern.engines.cuda.kernels": "triton", "lantern.generation.serving.replicas": "ray"}
-OUTSIDE_THE_WHEEL = ("recipes", "studies", "tests", "integrations")
+OUTSIDE_THE_WHEEL = ("recipes", "tests", "integrations")
 
 
 def _sources() -> dict[str, Path]:

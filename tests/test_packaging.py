@@ -100,7 +100,7 @@ def test_wheel_holds_the_package_only(built: Path) -> None:
     assert {"lantern/models/llamagen/transformer.py", "lantern/py.typed", "lantern/eval/__init__.py"} <= set(names)
     assert {"lantern/eval/protocols/emoji.json", "lantern/assets/prompts/concepts.txt"} <= set(names)
     assert any(name.startswith("lantern/assets/lantern-emoji/") for name in names)
-    assert not [name for name in names if {"recipes", "studies", "tests", "integrations"} & set(name.split("/"))]
+    assert not [name for name in names if {"recipes", "tests", "integrations"} & set(name.split("/"))]
     assert len(names) == len(set(names))
     assert any(name.endswith("licenses/LICENSE") for name in names)
 

@@ -1,5 +1,5 @@
-"""Tables and plots of results: leaderboard, frontier, card, studies at equal budget.
+"""The leaderboard: its measurement as JSON lines, its table and its plot.
 
-Imported by `cli` and by the other folders of `lantern.eval`.
-Imports all of `lantern`.
+Imported by `cli`.
+Imports all of `lantern` and the other folders of `lantern.eval`.
 """

@@ -1,34 +1,123 @@
-"""What the frontier and the leaderboard share: their options, the loaded model, and the images of a round."""
+"""One board: methods and plain decoding make the same images in interleaved rounds; every result is a JSON line.
 
+    {"fingerprint": {...}}                      model, weights, methods, sampling, seed, machine
+    {"round": 0, "contender": "eagle1 | cpu bf16", "seconds": 0.1, "images": [{"passes": 120, ...}], "load": [0.1, ...]}
+    {"absent": "eagle3 | cpu bf16", "reason": "..."}
+    {"quality": "lantern | cpu bf16", "images": 64, "metrics": {"kid": {"value": ..., "low": ..., "high": ...}}}
+
+Lines are only appended: an interrupted run resumes, and one with more images extends a shorter one. `table` computes
+the figures from the lines, `plot` draws them; neither needs the model.
+"""
+
+import base64
+import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lantern.core.types import Generation
-from lantern.eval.boards.results import weight_hashes
-from lantern.eval.boards.rounds import SAME, Progress, SweepFolder, name_of, record
-from lantern.eval.speed.contenders import AUTO, Contender, Job, Stable, Variant, condition_of, kinds_of
-from lantern.eval.speed.race import interleave, step_order
-from lantern.eval.speed.surroundings import load_average, surroundings
-from lantern.models.folder import Model, load_model
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
 
-# decodes a job by a contender and returns the images with further figures of the record; the last argument is a number
-Run = Callable[[Contender, Job, int], tuple[Generation, dict[str, Any]]]
+from lantern.core.config import one_line, read_json_object
+from lantern.core.io import TRAINING_NAME
+from lantern.core.sampling import Sampling
+from lantern.core.types import Generation
+from lantern.decoding.loop import now
+from lantern.eval.json_lines import JsonLines, Line, read_lines
+from lantern.eval.speed.contenders import (
+    AUTO,
+    PLAIN,
+    Contender,
+    Job,
+    Stable,
+    Variant,
+    assemble,
+    condition_of,
+    kinds_of,
+    method_of,
+)
+from lantern.eval.speed.race import step_order, warm
+from lantern.eval.speed.surroundings import file_hashes, load_average, surroundings
+from lantern.generation.images import save_image, to_image
+from lantern.methods.registry import METHODS, Method, add_ons_of, reads_drafter
+from lantern.models.folder import FOLDER, Model, load_model
+
+VERSUS = "=="  # between the methods of a pair on the command line
+SEPARATOR = "/"  # between the values of a setting: "lantern:delta=0.1/0.2" is two methods
+# fields of the surroundings that must be equal when a run resumes
+SAME = ("lantern", "python", "torch", "torchao", "cpu", "cores", "threads", "device", "gpu")
+# what the papers compare with, at the same tree or window
+PAIRS = (
+    ("eagle2-paper", "eagle1-paper"),
+    ("eagle3-paper", "eagle2-paper:depth=7"),
+    ("poss-paper", "eagle2-paper"),
+    ("vispec-paper", "eagle2-paper:nodes=29,width=8,depth=3"),
+    ("fr-spec-paper", "eagle2-paper"),
+    ("ddd-paper", "eagle2-paper:depth=11"),
+    ("c2t-paper", "eagle2-paper"),
+    ("radar-paper", "eagle2-paper:depth=7"),
+    ("adt-tree-paper", "eagle2-paper"),
+    ("parallelspec-paper", "eagle1-paper"),
+    ("medusa-paper", "medusa:tree=grown_63_4"),
+    ("vertical", "medusa"),
+    ("vadusa", "medusa"),
+    ("self-cascade", "eagle1:tree=chain_4"),
+    ("svip-paper", "eagle1:tree=chain_12"),
+    ("sam-eagle1", "eagle1:tree=grown_12_2"),
+    ("scd:window=16", "sjd:window=16"),
+    ("scd:window=64", "sjd:window=64"),
+    ("sjd++:window=16", "sjd:window=16"),
+    ("gumbel-jacobi:window=16", "scd:window=16"),
+    ("sjd-pac", "gumbel-jacobi:window=26"),  # as many nodes
+    ("gsd", "sjd-paper"),
+    ("specmquant-paper", "specmquant"),
+    ("lantern-paper", "eagle2-paper:nodes=58,depth=5"),
+    ("lantern++-paper", "eagle1-rejection:tree=naive_extend_57"),
+    ("cool-paper", "eagle1-rejection:tree=chain_5"),
+    ("eagle1", "eagle1-rejection"),
+    ("eagle2", "eagle2-paper"),
+)
+# one curve per relaxed rule, on the same tree or window, and the exact methods that they start from
+RULES = (
+    "eagle1-rejection",
+    "gumbel-jacobi:window=16/32/64",
+    "lantern:delta=0.02/0.05/0.1/0.2",
+    "lantern++:lambda_=1.5/2/5/20",
+    "grouped:group=2/6/14/40",
+    "tolerance:samples=2/3/5/10",
+    "vadusa:samples=2/3/5/10",
+    "cool:omega=1.1/1.5/2/4",
+    "vvs:skip=1,tree=spine_1_8_2",
+    "vvs:skip=2,tree=spine_2_8_2",
+    "vvs:skip=3,tree=spine_3_8_2",
+    "bounded:delta=0.05/0.1/0.2/0.4",
+    "bounded-window:window=16,delta=0.05/0.1/0.2/0.4",
+    "bounded-window:window=32/64,delta=0.1/0.4",
+)
 
 
 @dataclass(frozen=True)
 class BoardOptions:
-    """How methods are measured: in `variant`, on `prompts`, which are used in order and repeated.
+    """How methods are measured: in `variant`, on `prompts`, which are used in order and repeated; lines go to `out`.
 
-    Plain decoding runs in each of the kinds `baselines` (empty: all kinds of the device) and each of `baseline_dtypes`.
-    `run` is the folder of intermediate results.
+    Empty `methods` and `pairs` mean all methods. Both methods of a pair are measured and compared. Plain decoding also
+    runs in each of the kinds `baselines` (empty: all kinds of the device) and each of `baseline_dtypes`.
     """
 
-    run: Path
+    out: Path
     prompts: Sequence[str]
+    methods: Sequence[str] = ()
+    pairs: Sequence[tuple[str, str]] = ()
+    images: int = 8
+    batch: int = 1
     model: str = "lantern-emoji"
     variant: Variant = field(default_factory=lambda: Variant(AUTO, "fp32"))
     baselines: Sequence[str] = ()
@@ -39,76 +128,237 @@ class BoardOptions:
     is_quiet: bool = False
 
 
+@dataclass(frozen=True)
+class Judging:
+    """Metrics of images, as `lantern eval` computes them: their names, real images or statistics, and weights."""
+
+    metrics: Sequence[str]
+    reference: Path | None
+    weights: Mapping[str, Path]
+    cache: Path | None = None
+
+
 class Board:
-    """A measurement with its model loaded, and its variant resolved to an engine."""
+    """A measurement with its model loaded. ValueError for an unknown method or setting."""
 
     def __init__(self, options: BoardOptions) -> None:
         self.model: Model = load_model(options.model, device=options.device, dtype="fp32", engine="eager")
         self.stable = Stable(self.model)
-        self._options, self.variant = options, options.variant.resolved(self.stable)
-        self.surroundings = surroundings(self.model.device)
+        self.options, self.variant = options, options.variant.resolved(self.stable)
+        self.sampling: Sampling = self.model.sampling(**options.sampling)
+        of_pairs = tuple(itertools.chain.from_iterable(options.pairs))
+        given = (*options.methods, *of_pairs) or [name for name in METHODS if name not in (PLAIN, "auto")]
+        self.specs = list(dict.fromkeys(one for spec in given for one in expand(spec)))
+        for spec in self.specs:
+            if method_of(self.model, spec).is_plain:
+                raise ValueError(f"--methods {spec[:60]!r}: plain decoding is always measured: give methods that draft")
 
-    @property
-    def header(self) -> dict[str, Any]:
-        """The settings of the measurement, without the number of images, so that more can be added later."""
-        options = self._options
+    @cached_property
+    def surroundings(self) -> dict[str, Any]:
+        """Machine, versions and commit."""
+        return surroundings(self.model.device)
+
+    @cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """The settings of the run, without the number of images, so that more can be added later."""
+        folder, options = self.model.folder, self.options
+        parts = sorted((folder / FOLDER).glob("*/")) if folder else ()
         return {
+            "what": "leaderboard",
             "model": self.model.name,
-            "fingerprint": self.model.fingerprint,
-            "weights": weight_hashes(self.model.folder) if self.model.folder else {},
+            "weights": self.model.fingerprint,
+            "parts": {part.name: file_hashes(part) for part in parts},
+            "codes": self.model.target.config.block_size,
             "variant": str(self.variant),
-            "plain": list(map(str, self.plain_variants)),
+            "plain": [name_of(PLAIN, one) for one in self.plain_variants],
+            "methods": {spec: self.facts(spec) for spec in self.specs},
+            "pairs": [list(pair) for pair in options.pairs],
+            "sampling": dataclasses.asdict(self.sampling),
             "seed": options.seed,
+            "batch": options.batch,
             "prompts": hashlib.sha256("\n".join(options.prompts).encode()).hexdigest(),
             "surroundings": {name: self.surroundings[name] for name in SAME},
         }
 
     @property
     def plain_variants(self) -> list[Variant]:
-        """The variants of plain decoding."""
-        kinds = self._options.baselines or kinds_of(self.model.device)
-        return [Variant(kind, dtype) for dtype in self._options.baseline_dtypes for kind in kinds]
+        """The variants of plain decoding, that of the methods first."""
+        kinds = self.options.baselines or kinds_of(self.model.device)
+        more = [Variant(kind, dtype) for dtype in self.options.baseline_dtypes for kind in kinds]
+        return list(dict.fromkeys([self.variant, *more]))
+
+    def facts(self, spec: str) -> dict[str, Any]:
+        """Return what the table states of a method: its promise, and the steps that its networks were trained for."""
+        method = method_of(self.model, spec)
+        return {"promise": promise_of(method, is_greedy=self.sampling.is_greedy), "training": self._training(method)}
+
+    def _training(self, method: Method) -> dict[str, int | None]:
+        names = [f"{FOLDER}/{part}" for part in add_ons_of(method)] + ["drafter"] * reads_drafter(method)
+        return {name: training_steps(self.model, name) for name in names}
+
+    def measure(self) -> None:
+        """Run what is missing of all rounds. RuntimeError if plain decoding does not run in the methods' variant."""
+        rounds = range(-(-self.options.images // self.options.batch))
+        entries = [(PLAIN, one) for one in self.plain_variants] + [(spec, self.variant) for spec in self.specs]
+        with JsonLines(self.options.out, self.fingerprint) as file:
+            _, lines = read_lines(self.options.out)
+            done = {(line["contender"], line["round"]) for line in lines if "round" in line}
+            known = {line["absent"] for line in lines if "absent" in line}
+            missing = {entry: [n for n in rounds if (name_of(*entry), n) not in done] for entry in entries}
+            field, jobs = [], {number: self.job(number) for number in rounds}
+            for entry in (entry for entry in entries if missing[entry]):
+                self._report(f"preparing {name_of(*entry)}")
+                try:
+                    field.append(self._entered(*entry, [jobs[number] for number in missing[entry]]))
+                except Exception as error:  # the reason is shown in the method's row
+                    why = one_line(error)
+                    if entry == entries[0]:
+                        raise RuntimeError(f"plain decoding does not run as {self.variant}: {why}") from error
+                    is_lacking = isinstance(error, ValueError)
+                    status, kind = ("lacking", "") if is_lacking else ("failed", f"{type(error).__name__}: ")
+                    if name_of(*entry) not in known:
+                        file.append({"absent": name_of(*entry), "status": status, "reason": f"{kind}{why}"[:300]})
+            for number in rounds:
+                those = [one for one in field if number in missing[one.label, one.variant]]
+                for place in step_order(len(those), number):
+                    file.append(self._line(those[place], number, jobs[number]))
+                if those:
+                    self._report(f"round {number + 1} of {len(rounds)}")
+
+    def judge(self, judging: Judging) -> None:
+        """Append the quality of plain decoding's images and of each relaxed method's, where it is missing.
+
+        ValueError for a model that makes no images.
+        """
+        if self.model.vq is None:
+            raise ValueError(f"model {self.model.name} has no vqvae/ folder, which quality figures need")
+        with JsonLines(self.options.out, self.fingerprint) as file:
+            _, lines = read_lines(self.options.out)
+            known = {(line["quality"], line["images"]) for line in lines if "quality" in line}
+            relaxed = [spec for spec in self.specs if self.fingerprint["methods"][spec]["promise"] == "relaxed"]
+            for name in (name_of(spec, self.variant) for spec in (PLAIN, *relaxed)):
+                images = [image for line in rounds_of(lines, name).values() for image in line["images"]]
+                images = images[: self.options.images]
+                if images and (name, len(images)) not in known:
+                    self._report(f"metrics of {name}")
+                    file.append({"quality": name, "images": len(images), "metrics": self._metrics(images, judging)})
+
+    def _metrics(self, images: Sequence[Line], judging: Judging) -> dict[str, Any]:
+        from lantern.eval.metrics.quality import Options, measure
+
+        with tempfile.TemporaryDirectory(prefix="lantern-board-") as folder:
+            paths = [Path(folder, f"{number:06}.png") for number in range(len(images))]
+            for path, image in zip(paths, images, strict=True):
+                codes = unpack([image["codes"]]).to(self.model.device)
+                save_image(to_image(self.model.pictures(codes)[0]), path, {})
+            prompts = [self.prompt(number) for number in range(len(images))]
+            options = Options(cache=judging.cache, device=self.model.device, concepts=prompts)
+            found = measure(
+                paths, judging.reference, judging.metrics, prompts=prompts, weights=judging.weights,
+                seed=self.options.seed, options=options,
+            )  # fmt: skip
+        ends = {name: one.interval or (None, None) for name, one in found.items()}
+        return {name: {"value": one.value, "low": ends[name][0], "high": ends[name][1]} for name, one in found.items()}
 
     def prompt(self, number: int) -> str:
         """Return the prompt of an image, or "class N" for a model of classes; both are used in order, repeated."""
         if not self.model.takes_prompts:
             return f"class {number % self.model.target.config.num_classes}"
-        return self._options.prompts[number % len(self._options.prompts)]
+        return self.options.prompts[number % len(self.options.prompts)]
 
-    def job(self, number: int, *, seed: int | None = None) -> Job:
-        """Return the job of a round; another `seed` gives images that are not part of the measurement."""
-        seed = self._options.seed if seed is None else seed
-        return Job(condition_of(self.model, self._options.prompts, [number]), [(seed, number)])
+    def job(self, number: int) -> Job:
+        """Return the images of a round."""
+        of_round = range(number * self.options.batch, (number + 1) * self.options.batch)
+        condition = condition_of(self.model, self.options.prompts, list(of_round))
+        return Job(condition, [(self.options.seed, image) for image in of_round])
 
-    def bar(self, total: int, name: str, unit: str) -> Progress:
-        """Return the progress of some steps: a bar on a terminal, else lines."""
-        return Progress(total, name, unit, is_quiet=self._options.is_quiet)
+    def _entered(self, spec: str, variant: Variant, jobs: Sequence[Job]) -> Contender:
+        """Build and warm a contender; ValueError for missing parts."""
+        model = self.stable.model(variant)
+        method = METHODS[PLAIN] if spec == PLAIN else method_of(model, spec)
+        contender = Contender(spec, method, variant, assemble(model, method, self.sampling))
+        warm(contender, jobs if variant.is_compiled else jobs[:1])
+        return contender
 
-    def run_rounds(
-        self,
-        folder: SweepFolder,
-        missing: Sequence[int],
-        cast: Callable[[int], Sequence[Contender]],
-        run: Run,
-        *,
-        name: str = "rounds",
-        **facts: Any,
-    ) -> None:
-        """Run the missing rounds: one image by every contender of `cast(number)`, stored before the next round starts.
+    def _line(self, contender: Contender, number: int, job: Job) -> Line:
+        load, begin = load_average(), now(self.model.device)
+        made = contender.decode(job)
+        seconds = now(self.model.device) - begin
+        return {
+            "round": number,
+            "contender": name_of(contender.label, contender.variant),
+            "seconds": seconds,
+            "images": [record(made, image) for image in range(len(job.keys))],
+            "load": load,
+            "commit": self.surroundings["commit"],
+        }
 
-        `name` is the label of the bar; `facts` are stored with each round.
-        """
-        bar = self.bar(sum(len(cast(number)) for number in missing), name, "images")
-        for number in missing:
-            everyone = cast(number)
-            order = [everyone[who] for who in step_order(len(everyone), number)]
-            job, before = self.job(number), load_average()
-            seconds, made = interleave([partial(run, one, job) for one in order], 1, device=self.model.device)
-            kept = {
-                name_of(one.label, one.variant): record(found[0][0], spent[0]) | found[0][1]
-                for one, spent, found in zip(order, seconds, made, strict=True)
-            }
-            load = {"before": before, "after": load_average()}
-            folder.write_round(number, {"commit": self.surroundings["commit"], "load": load, **facts, "made": kept})
-            bar.update(len(order))
-        bar.close()
+    def _report(self, text: str) -> None:
+        if not self.options.is_quiet:
+            print(text, file=sys.stderr, flush=True)
+
+
+def expand(spec: str) -> Iterator[str]:
+    """Yield the methods of a spec whose settings may have several values: "lantern:k=10/100" is two methods."""
+    name, _, rest = spec.partition(":")
+    settings = [pair.partition("=") for pair in rest.split(",") if pair]
+    for values in itertools.product(*(value.split(SEPARATOR) for _, _, value in settings)):
+        pairs = [f"{setting}{sign}{value}" for (setting, sign, _), value in zip(settings, values, strict=True)]
+        yield ":".join([name, ",".join(pairs)]) if pairs else name
+
+
+def parse_pair(text: str) -> tuple[str, str]:
+    """Return the two methods of "A==B"; ValueError for another form."""
+    first, sign, second = text.partition(VERSUS)
+    if not sign or not first or not second or VERSUS in second:
+        raise ValueError(f"--pairs {text[:60]!r}, wanted METHOD{VERSUS}METHOD, such as eagle2{VERSUS}eagle1")
+    return first, second
+
+
+def promise_of(method: Method, *, is_greedy: bool) -> str:
+    """Return "codes" for plain decoding's codes, "distribution", or "relaxed"; greedy exact methods promise codes."""
+    if not method.exact:
+        return "relaxed"
+    return "codes" if method.is_identical or is_greedy else "distribution"
+
+
+def training_steps(model: Model, name: str) -> int | None:
+    """Return the steps that a component of a model's folder was trained for, None if it does not record them."""
+    if model.folder is None:
+        return None
+    try:
+        return int(read_json_object(model.folder / name / TRAINING_NAME)["loop"]["steps"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def name_of(spec: str, variant: Variant) -> str:
+    """Return the name of a contender in the lines."""
+    return f"{spec} | {variant}"
+
+
+def record(made: Generation, number: int) -> Line:
+    """Return the record of image `number` of a batch; total variation and relaxed are sums over its codes."""
+    return {
+        "passes": int(made.passes[number]),
+        "total_variation": float(made.total_variation[number]),
+        "relaxed": float(made.relaxed[number]),
+        "codes": pack(made.codes[number]),
+    }
+
+
+def rounds_of(lines: Sequence[Line], name: str) -> dict[int, Line]:
+    """Return the lines of a contender by round, in order."""
+    found = {line["round"]: line for line in lines if line.get("contender") == name}
+    return dict(sorted(found.items()))
+
+
+def pack(codes: Int[Tensor, " n"]) -> str:
+    """Encode codes as text: base64 of 32-bit little-endian numbers."""
+    return base64.b64encode(codes.cpu().numpy().astype("<u4").tobytes()).decode("ascii")
+
+
+def unpack(texts: Sequence[str]) -> Int[Tensor, "b n"]:
+    """Decode the codes of several images from the text of `pack`."""
+    rows = [np.frombuffer(base64.b64decode(text), dtype="<u4").astype(np.int64) for text in texts]
+    return torch.from_numpy(np.stack(rows))

@@ -26,7 +26,8 @@ import torch
 
 import lantern
 from lantern.core.types import Callback
-from lantern.eval.protocols.manifest import Entry, Manifest, read_entries
+from lantern.eval.json_lines import JsonLines
+from lantern.eval.protocols.manifest import Entry, read_entries
 from lantern.generation.generator import Generator, make_batches
 from lantern.generation.images import NotFiniteError, Picture, save_image, to_image
 from lantern.generation.requests import Request
@@ -102,10 +103,10 @@ class Worker:
     ) -> None:
         self.decoder, self.folder, self.fingerprint = decoder, folder, fingerprint
         self.shield, self.callback = shield, callback
-        self.manifest = Manifest(folder, name, fingerprint)
+        self.done = set(finished(folder, fingerprint))
+        self.manifest = JsonLines(folder / f"manifest-{name}.jsonl", fingerprint)
         self._staging = folder / "staging" / name
         shutil.rmtree(self._staging, ignore_errors=True)
-        self.done = set(finished(folder, fingerprint))
 
     def make(self, batch: Sequence[Request]) -> int:
         """Write the missing images of a batch; return their number.
@@ -150,7 +151,8 @@ class Worker:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary.replace(path)
             digest = hashlib.sha256(raw).hexdigest()
-            self.manifest.append(Entry(number, len(raw), digest, picture.tokens_sha256, asdict(picture.statistics)))
+            entry = Entry(number, len(raw), digest, picture.tokens_sha256, asdict(picture.statistics))
+            self.manifest.append(asdict(entry))
             self.done.add(number)
         return True
 

@@ -19,13 +19,12 @@ import lantern
 from lantern.core.config import build_config, install_hint, one_line, read_json_object
 from lantern.core.io import EMBEDDED_MODEL, write_json
 from lantern.engines.engine import EAGER, Engine, engine_from_dict
-from lantern.eval.boards.results import part_hash
 from lantern.eval.protocols.generation import Shard, finished, picture_path, produce
 from lantern.eval.protocols.manifest import Entry
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol
 from lantern.eval.protocols.ray_job import Recipe, produce_on_ray
 from lantern.eval.speed.contenders import method_of
-from lantern.eval.speed.surroundings import installed, surroundings
+from lantern.eval.speed.surroundings import file_hashes, installed, surroundings
 from lantern.generation.generator import choose_method
 from lantern.generation.images import totals
 from lantern.generation.requests import Request, check_requests
@@ -90,7 +89,7 @@ def fingerprint_of(
 ) -> dict[str, Any]:
     """Return everything that an image's bytes depend on besides its number: weights, config, versions."""
     parts = {name: (model.folder or Path()) / PARTS_FOLDER / name for name in add_ons_of(method)}
-    known = {name: part_hash(path) for name, path in parts.items() if model.folder and path.is_dir()}
+    known = {name: file_hashes(path) for name, path in parts.items() if model.folder and path.is_dir()}
     return {
         "weights": {"model": model.fingerprint} | {name: known.get(name) for name in parts},
         "config": {

@@ -1,5 +1,6 @@
 """The setting of a measurement: machine, versions, commit, threads, load."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -84,3 +85,11 @@ def installed(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def file_hashes(folder: Path) -> str:
+    """Return the SHA-256 over the names and bytes of the files of a folder, such as a trained part."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

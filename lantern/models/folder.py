@@ -7,7 +7,7 @@
     drafter/            EAGLE-1, which most methods use
     words.txt           the words of the training captions, if they are recorded
     names.txt           names of what the model generates, for prompts in other words (`lantern.models.names`)
-    recognised.txt      those of the names whose images are recognised (`python -m lantern.eval.boards.names`)
+    recognised.txt      those of the names whose images are recognised
     parts/<name>/       add-ons: other drafters and policies, each read at its first use
 
 Drafters and add-ons are checked against the target: by their sizes, and by the digest of the weights that they were

@@ -39,10 +39,8 @@ BAD: dict[str, list[list[str]]] = {
     "eval": [["nowhere"], ["here", "--metrics", "psnr"]],
     "bench": [["--model", "nowhere"], ["--out", "here"], ["--tau", "2"]],
     "reproduce": [["nowhere"], ["nowhere/row.json"]],
-    "frontier": [["--from", "nowhere.json"], ["--from", "here/config.json"]],
-    "leaderboard": [["--from", "nowhere.json"], ["--from", "here/config.json"]],
+    "leaderboard": [["--from", "nowhere.json"], ["--from", "here/config.json"], ["--out", "here"]],
     "completion": [["tcsh"], []],
-    "results": [["nowhere"]],
     "demo": [["nowhere"], ["--port", "0"]],
     "serve": [["nowhere"], ["--port", "99999"], ["--dtype", "int3"]],
 }
@@ -83,17 +81,6 @@ def test_bad_input_is_refused_in_one_line(name: str, arguments: list[str], capsy
     assert main([name, *arguments]) == 2
     one_line(capsys)
     assert sorted(map(str, Path().rglob("*"))) == ["here", "here/config.json"]
-
-
-@pytest.mark.parametrize("name", ["frontier", "leaderboard"])
-def test_results_in_a_named_folder_are_not_overwritten(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("here", f"{name}.png").write_bytes(b"own")
-    for arguments in ([], ["--from", "here/config.json"]):
-        assert main([name, "--out", "here", *arguments]) == 2
-        assert "exists: give --overwrite" in one_line(capsys)
-    assert main([name, "--out", "here", "--from", "here/config.json", "--overwrite"]) == 2
-    assert f"holds no {name}" in one_line(capsys)
-    assert Path("here", f"{name}.png").read_bytes() == b"own"
 
 
 def stop(number: int) -> Callable[[Any], int]:
@@ -138,9 +125,9 @@ def test_a_signal_while_arguments_are_read_ends_in_one_line(capsys: pytest.Captu
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_process_that_computes_ends_with_the_code_of_its_signal(number: int, code: int) -> None:
     script = (
-        "import dataclasses, sys, time; from lantern.cli import main as program, results;"
+        "import dataclasses, sys, time; from lantern.cli import main as program, methods;"
         "run = lambda args: print('begun', flush=True) or time.sleep(100);"
-        "results.COMMAND = dataclasses.replace(results.COMMAND, run=run); sys.exit(program.main(['results']))"
+        "methods.COMMAND = dataclasses.replace(methods.COMMAND, run=run); sys.exit(program.main(['methods']))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", script]

@@ -1,33 +1,35 @@
 """Session fixtures that are slow to make: a measured leaderboard, and a folder of images."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lantern.eval.boards.contest import LeaderboardOptions
+from lantern.cli.command import run_command
+from lantern.cli.leaderboard import COMMAND
 from lantern.generation.generator import Generator
-from tests.eval.leaderboards import measured, options_of, save_board_model
 from tests.eval.workers import paint, tiny_decoder
 from tests.tiny_folder import save_tiny_model
 
-
-@pytest.fixture(scope="session")
-def board_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with a parallel drafter and without EAGLE-3."""
-    return save_board_model(tmp_path_factory.mktemp("model") / "tiny")
+METHODS = ("eagle1", "eagle1-rejection", "lantern++:k=6", "bounded-window:k=6,window=4,delta=0.05/0.4")
+PAIRS = ("eagle1==eagle1-rejection", "eagle1==gumbel-jacobi")
 
 
 @pytest.fixture(scope="session")
-def board_options(board_model: Path, tmp_path_factory: pytest.TempPathFactory) -> LeaderboardOptions:
-    """Options of the leaderboard."""
-    return options_of(board_model, tmp_path_factory.mktemp("run") / "board")
+def board_words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options of the leaderboard, without its number of images and its file."""
+    folder = tmp_path_factory.mktemp("model")
+    model = save_tiny_model(folder / "tiny")
+    (folder / "prompts.txt").write_text("a red apple\na blue cat\ntwo dog\n")
+    words = ["--model", str(model), "--prompts-file", str(folder / "prompts.txt"), "--engine", "eager", "--quiet"]
+    return [*words, "--baseline", "eager", "--methods", *METHODS, "--pairs", *PAIRS]
 
 
 @pytest.fixture(scope="session")
-def board_figures(board_options: LeaderboardOptions) -> dict[str, Any]:
-    """Figures of the leaderboard."""
-    return measured(board_options)
+def board_file(board_words: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A leaderboard of four images per method."""
+    path = tmp_path_factory.mktemp("run") / "board.jsonl"
+    assert run_command(COMMAND, [*board_words, "--images", "4", "--out", str(path)]) == 0
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -125,13 +125,12 @@ def test_plots_are_drawn_without_a_warning(home: Path, tmp_path: Path) -> None:
     [
         "methods bounded-window",
         "completion bash",
-        "results",
         "convert MODEL written --dtype bf16",
         "assemble MODEL --guidance 2",
         "bench --model MODEL --methods gumbel-jacobi --variants eager --baseline eager --images 1 --nodes 1",
         "reproduce emoji --limit 1 --metrics --quiet",
         "eval pictures --reference others --metrics psnr --draws 10",
-        "frontier --from FRONTIER --out frontier",
+        "leaderboard --model MODEL --methods eagle1 --engine eager --baseline eager --images 1 --out board.jsonl",
         "train drafter --target MODEL --data missing --out trained",
     ],
     ids=lambda words: words.split()[0],
@@ -140,6 +139,6 @@ def test_other_commands_write_nothing_there(words: str, home: Path, folder: Path
     for seed, name in enumerate(("pictures", "others")):
         save_pictures(tmp_path / "work" / name, 3, seed=seed)
     own = shutil.copytree(folder, tmp_path / "work" / "own")
-    given = {"MODEL": str(own), "FRONTIER": str(ROOT / "eval" / "results" / "frontier.json")}
+    given = {"MODEL": str(own)}
     code, _, errors = run(home, tmp_path, *(given.get(word, word) for word in words.split()))
     assert code == (2 if "missing" in words else 0), errors

@@ -18,7 +18,7 @@ def test_one_picture_runs_few_files(model: str, method: str, most: int, tmp_path
     if model == "toy":
         model = str(save_tiny_model(tmp_path / model))
     call = ["--model", model, "--method", method, "--prompt", "a red apple", "--quiet"]
-    command = [sys.executable, "-m", "studies.trace_files", *call]
+    command = [sys.executable, "-m", "tests.generation.trace_files", *call]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     found = re.search(r"(\d+) files run", done.stdout)

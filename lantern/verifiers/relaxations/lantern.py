@@ -18,7 +18,7 @@ class Lantern(ClaimingRule):
 
     Jang et al., "LANTERN: Accelerating Visual Autoregressive Models with Relaxed Speculative Decoding",
     arXiv:2410.03355. k = 0 or delta = 0 is exact decoding with residual "paper". delta bounds the mass that one
-    test moves, not the total variation of the resulting code; `studies.relaxation_cost` compares both.
+    test moves, not the total variation of the resulting code.
     ValueError for a value out of range.
     """
 

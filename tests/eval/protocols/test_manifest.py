@@ -1,11 +1,12 @@
 """Manifests: entries are kept, incomplete lines are dropped, other fingerprints are rejected."""
 
-from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from lantern.eval.protocols.manifest import Entry, Manifest, read_entries
+from lantern.eval.json_lines import JsonLines
+from lantern.eval.protocols.manifest import Entry, read_entries
 from lantern.generation.images import Statistics
 
 HERE = {"weights": {"model": "a"}, "config": {"batch": 1}, "versions": {"torch": "2"}}
@@ -29,9 +30,9 @@ def entry(number: int, size: int = 10) -> Entry:
 
 
 def recorded(folder: Path, *numbers: int, name: str = "1-of-1") -> Path:
-    with closing(Manifest(folder, name, HERE)) as manifest:
+    with JsonLines(folder / f"manifest-{name}.jsonl", HERE) as manifest:
         for number in numbers:
-            manifest.append(entry(number))
+            manifest.append(asdict(entry(number)))
     return manifest.path
 
 
@@ -82,9 +83,8 @@ def test_shards_are_read_together(tmp_path: Path) -> None:
 def test_another_fingerprint_is_rejected_naming_the_difference(tmp_path: Path, part: str) -> None:
     recorded(tmp_path, 0, name="1-of-2")
     (name,) = HERE[part]
-    with pytest.raises(ValueError, match=rf"images with {part}\.{name} .*, now it is other: use another --out"):
-        Manifest(tmp_path, "2-of-2", HERE | {part: {name: "other"}})
-    assert not (tmp_path / "manifest-2-of-2.jsonl").exists()
+    with pytest.raises(ValueError, match=rf"begun with {part}\.{name} .*, now it is other: use another --out"):
+        JsonLines(tmp_path / "manifest-1-of-2.jsonl", HERE | {part: {name: "other"}})
 
 
 def test_a_fingerprint_with_more_fields_differs(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_fingerprint_with_more_fields_differs(tmp_path: Path) -> None:
 
 
 def test_tuples_and_lists_are_the_same_to_a_fingerprint(tmp_path: Path) -> None:
-    Manifest(tmp_path, "1-of-1", HERE | {"sizes": (1, 2)}).close()
+    JsonLines(tmp_path / "manifest-1-of-1.jsonl", HERE | {"sizes": (1, 2)}).close()
     assert read_entries(tmp_path, HERE | {"sizes": [1, 2]}) == {}
 
 
@@ -108,24 +108,18 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
 
 def test_a_file_that_is_not_a_manifest_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "manifest-own.jsonl").write_text('{"mine": 1}\n')
-    with pytest.raises(ValueError, match="is not a manifest"):
+    with pytest.raises(ValueError, match="has no fingerprint"):
         read_entries(tmp_path, HERE)
-
-
-@pytest.mark.parametrize("name", ["", "../x", "A", "a" * 65])
-def test_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="manifest name"):
-        Manifest(tmp_path, name, HERE)
 
 
 def test_a_failed_write_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = recorded(tmp_path, 0)
     before = path.read_bytes()
-    with closing(Manifest(tmp_path, "1-of-1", HERE)) as manifest:
+    with JsonLines(path, HERE) as manifest:
         monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         with pytest.raises(OSError, match=r"No space left on device.*manifest-1-of-1\.jsonl"):
-            manifest.append(entry(1))
+            manifest.append(asdict(entry(1)))
         monkeypatch.undo()
         assert path.read_bytes() == before
-        manifest.append(entry(1))
+        manifest.append(asdict(entry(1)))
     assert set(read_entries(tmp_path)) == {0, 1}

@@ -7,7 +7,7 @@ from torch import Tensor
 from lantern.core.types import Relaxation, Relaxed
 from lantern.verifiers.relaxations.bounded import Bounded
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
-from studies.relaxation_cost import max_flow
+from tests.verifiers.relaxations.enumeration import max_flow
 
 DEPTHS = torch.zeros(1, dtype=torch.long)
 TOLERANCE = 1e-12
@@ -109,7 +109,7 @@ def test_the_latent_distance_of_one_pair_is_mass_times_distance() -> None:
 
 
 def test_proportional_filling_reaches_nine_tenths_of_the_largest_flow() -> None:
-    """On 300 cases without the limit delta; `studies.relaxation_cost` tables the share for larger distributions."""
+    """On 300 cases without the limit delta."""
     reached, largest = 0.0, 0.0
     for seed in range(300):
         sampled, p, q = random_case(seed)

@@ -10,7 +10,7 @@ from lantern.decoding.loop import check_modes
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from lantern.verifiers.relaxations.tolerance import Tolerance
-from studies.relaxation_cost import Case, emitted
+from tests.verifiers.relaxations.enumeration import Case, emitted
 
 P = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
 Q = torch.tensor([0.1, 0.15, 0.25, 0.5], dtype=torch.float64)

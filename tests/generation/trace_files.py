@@ -1,4 +1,4 @@
-"""Lists the files of the project that one `lantern-generate` call runs: `python -m studies.trace_files [OPTION ...]`.
+"""`python -m tests.generation.trace_files [OPTION ...]` lists the files that one `lantern-generate` call runs.
 
 The options are those of `lantern-generate`; by default it makes one image of the embedded model. A file counts as run
 if one of its functions or methods is called. Files that are only imported (protocols, dataclasses, constants) are
@@ -13,8 +13,8 @@ from inspect import CO_NEWLOCALS
 from pathlib import Path
 from types import CodeType, FrameType
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("lantern", "models", "eval", "recipes", "studies")
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("lantern", "models", "eval", "recipes")
 DEFAULT = ("--prompt", "a red apple", "--quiet")
 
 

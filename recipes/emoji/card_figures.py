@@ -12,13 +12,14 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from lantern.core.io import WEIGHTS_NAME
-from lantern.eval.boards.study import Painting, Study, styled_caption, usual_caption
-from lantern.eval.metrics import efficientnet, memorisation, retrieval
-from lantern.eval.metrics.likelihood import nats
-from lantern.eval.metrics.memorisation import nearest_pixels, report, share
+from lantern.eval.metrics import efficientnet, retrieval
 from lantern.eval.metrics.reconstruction import codebook_use, decode, mean_squared_error, psnr
 from lantern.generation.images import save_sheet, sheet, to_image
 from lantern.training.data import Record
+from recipes.emoji import memorisation
+from recipes.emoji.likelihood import nats
+from recipes.emoji.memorisation import nearest_pixels, report, share
+from recipes.emoji.study import Painting, Study, styled_caption, usual_caption
 
 if TYPE_CHECKING:
     from PIL.Image import Image

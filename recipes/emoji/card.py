@@ -1,4 +1,4 @@
-"""`python -m lantern.eval.boards.card`: compute the figures of a model card; write JSON and the table of its README."""
+"""`python -m recipes.emoji.card`: compute the figures of a model card; write JSON and the table of its README."""
 
 import argparse
 import sys
@@ -10,9 +10,10 @@ from lantern.cli.command import DONE, Command, existing, integer, nearest, real,
 from lantern.core.config import read_json_object
 
 if TYPE_CHECKING:
-    from lantern.eval.boards.study import Study
+    from recipes.emoji.study import Study
 
-EVAL = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+COMPONENTS = ("transformer", "vqvae", "text_encoder")
 RESULTS_NAME, README_NAME = "card.json", "README.md"
 # the names for --only; a test compares them with card_figures.FIGURES
 NAMES = ("size", "reconstruction", "loss", "entropy", "retrieval", "memorisation", "sheet")
@@ -21,7 +22,7 @@ DEFAULTS: Mapping[str, Any] = {"seed": 0, "limit": 0, "batch": 32, "model": "lan
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
-    return run_command(CARD, argv, prog="python -m lantern.eval.boards.card")
+    return run_command(CARD, argv, prog="python -m recipes.emoji.card")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--model", default=DEFAULTS["model"], help="name, folder or hub id of the model")
     add("--data", type=existing, required=True, help="folder written by `lantern train data`")
     add("--packages", type=existing, required=True, help="folder with the wheel of the retrieval network")
-    add("--prompts", type=Path, default=EVAL.parent / "assets" / "prompts", help="folder of the evaluation prompts")
+    add("--prompts", type=Path, default=ROOT / "assets" / "prompts", help="folder of the evaluation prompts")
     add("--only", nargs="+", metavar="FIGURE", help=f"figures to compute, of {', '.join(NAMES)} (default all)")
     add(
         "--limit",
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=integer(0, 10**6),
         help="number of contact-sheet images that a reader without the prompts names right",
     )
-    add("--out", type=Path, default=EVAL / "results", help=f"folder of {RESULTS_NAME}")
+    add("--out", type=Path, default=ROOT / "eval" / "results", help=f"folder of {RESULTS_NAME}")
     add("--card", type=Path, help=f"folder of {README_NAME} and the sheets (default: the model's)")
 
 
@@ -65,16 +66,17 @@ def run(args: argparse.Namespace) -> int:
     names = check_names(args.only)
     import torch
 
-    from lantern.core.io import resolve_model
-    from lantern.eval.boards.card_figures import FIGURES, component_sizes
-    from lantern.eval.boards.results import weight_hashes
+    from lantern.core.io import WEIGHTS_NAME, resolve_model, sha256_of
     from lantern.eval.speed.surroundings import HERE, commit
+    from recipes.emoji.card_figures import FIGURES, component_sizes
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     folder = resolve_model(args.model)
     home = args.card or folder
-    card = read_card(args.out / RESULTS_NAME, weights=weight_hashes(folder))
+    card = read_card(
+        args.out / RESULTS_NAME, weights={name: sha256_of(folder / name / WEIGHTS_NAME) for name in COMPONENTS}
+    )
     card["torch"] = torch.__version__.partition("+")[0]
     write(card, args.out, home)
     study = open_study(args, home) if set(names) - {"size"} else None
@@ -101,9 +103,9 @@ def check_names(only: Sequence[str] | None) -> list[str]:
 
 def open_study(args: argparse.Namespace, home: Path) -> "Study":
     """Load model and data."""
-    from lantern.eval.boards.study import Study
     from lantern.models.folder import load_model
     from lantern.training.data import Prepared
+    from recipes.emoji.study import Study
 
     model = load_model(args.model, device=args.device, dtype="fp32", engine="eager", parts=("vq", "text"))
     sampling = model.sampling(guidance=args.guidance, temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
@@ -152,7 +154,6 @@ def recognised(figure: Mapping[str, Any], before: Mapping[str, Any], given: int 
 def write(card: Mapping[str, Any], out: Path, home: Path) -> None:
     """Write the JSON, and the table into the card's README if there is one."""
     from lantern.core.io import atomic_write, write_json
-    from lantern.eval.boards.card import insert, render
 
     write_json(out / RESULTS_NAME, card)
     readme = home / README_NAME
@@ -164,7 +165,7 @@ def write(card: Mapping[str, Any], out: Path, home: Path) -> None:
 
 def command_line(args: argparse.Namespace, name: str) -> str:
     """Return the command that repeats one figure; folders outside the working folder are given by name only."""
-    words = ["python -m lantern.eval.boards.card", "--only", name]
+    words = ["python -m recipes.emoji.card", "--only", name]
     for option in ("data", "packages", "model"):
         value = getattr(args, option)
         if value != DEFAULTS.get(option):
@@ -189,7 +190,7 @@ CARD = Command("card", "Compute the figures of a model card.", add_arguments, ru
 
 # the table of the README: Markdown from the figures, between two marks
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
-COMMAND = "python -m lantern.eval.boards.card"
+COMMAND = "python -m recipes.emoji.card"
 Row = tuple[str, str, str]  # what, value, name of the figure
 
 
@@ -204,15 +205,13 @@ def insert(readme: str, block: str) -> str:
 
 def render(card: Mapping[str, Any]) -> str:
     """Return the block of a card: table, memorisation in words, and commands."""
-    from lantern.eval.boards.results import figures_mark
-
     figures = card.get("figures", {})
     rows = [row for kind, rows_of in ROWS.items() for row in (rows_of(figures[kind]) if kind in figures else [])]
     if not rows:
         return "No figures yet."
     lines = ["| figure | value | `--only` |", "|---|---|---|"]
     lines += [f"| {what} | {value} | {name} |" for what, value, name in rows]
-    parts = [f"<!-- {figures_mark(card)} -->", "\n".join(lines)]
+    parts = ["\n".join(lines)]
     if "memorisation" in figures:
         parts.append(in_words(figures["memorisation"]))
     parts.append("\n".join(["Commands that repeat each figure:", "", *commands(figures)]))

@@ -15,7 +15,6 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.plain import generate
 from lantern.eval.metrics.efficientnet import EfficientNet
-from lantern.eval.metrics.likelihood import EntropyMeter
 from lantern.eval.metrics.reconstruction import PIXEL_BATCH, decode
 from lantern.eval.metrics.retrieval import Gallery
 from lantern.models.folder import RECOGNISED_NAME, Model, read_names
@@ -24,6 +23,7 @@ from lantern.models.llamagen.transformer import Transformer
 from lantern.models.llamagen.vqvae import VQVAE, to_pixels
 from lantern.training.data import Prepared, Record
 from lantern.training.features import background_code, background_patches
+from recipes.emoji.likelihood import EntropyMeter
 
 STYLED_PROMPTS = 160
 

@@ -1,0 +1,132 @@
+"""`python -m lantern.eval.boards.plot FILE.jsonl`: draws a board.
+
+Left: codes per step and speedup of every method. Right: codes per step against total variation, one curve per rule.
+Equal lines give equal bytes.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lantern.cli.command import DONE, Command, existing, run_command
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, each with a mark of its own, so that families differ without colour
+LOOKS = (
+    *(("#0072b2", "o"), ("#e69f00", "s"), ("#009e73", "^"), ("#cc79a7", "D"), ("#56b4e9", "v")),
+    *(("#d55e00", "P"), ("#8a8000", "X"), ("#555555", "p"), ("#000000", "h")),
+)
+SETTINGS: dict[Any, Any] = {"svg.hashsalt": "lantern", "svg.fonttype": "none", "font.size": 8.0}
+LINE, MARGIN, WIDTH, LEAST_HEIGHT = 0.19, 1.3, 11.0, 4.0  # inches
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("file", type=existing, help="lines that `lantern leaderboard` wrote")
+    parser.add_argument("--out", type=Path, help="image to write: .png, .svg or .pdf (default FILE.png)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw the board and print the path of the image."""
+    from lantern.eval.boards.table import figures
+    from lantern.eval.json_lines import read_lines
+
+    header, lines = read_lines(args.file)
+    path = args.out or args.file.with_suffix(".png")
+    save(header, figures(header, lines), path)
+    print(path)
+    return DONE
+
+
+def save(header: Mapping[str, Any], found: Mapping[str, Any], path: Path) -> None:
+    """Write the plot, without time and program names."""
+    from matplotlib import rc_context
+
+    from lantern.core.io import atomic_write
+
+    facts: dict[str, Any] = {"Date": None, "Creator": None} if path.suffix == ".svg" else {}
+    with rc_context(SETTINGS), atomic_write(path) as temporary:
+        figure = draw(header, found)
+        figure.savefig(temporary, dpi=110, metadata=facts or ({"Software": None} if path.suffix == ".png" else None))
+
+
+def draw(header: Mapping[str, Any], found: Mapping[str, Any]) -> "Figure":
+    """Draw the methods that were measured."""
+    from matplotlib.figure import Figure
+
+    rows = sorted((row for row in found["rows"] if "reason" not in row), key=lambda row: row["codes_per_step"]["value"])
+    figure = Figure(figsize=(WIDTH, max(LINE * len(rows) + MARGIN, LEAST_HEIGHT)), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
+    draw_ranks(left, rows)
+    draw_costs(right, rows)
+    figure.suptitle(f"{header['model']}, {header['variant']}; bars: 95 % intervals", fontsize=9)
+    return figure
+
+
+def draw_ranks(panel: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
+    """Draw one line per method: codes per step, and speedup over plain decoding in the same engine."""
+    for place, row in enumerate(rows):
+        speed = row["speedup"]
+        interval: dict[str, Any] = dict(zip(("low", "high"), speed["interval_95"], strict=True))
+        point(panel, (row["codes_per_step"]["value"], place), LOOKS[0], x=row["codes_per_step"])
+        point(panel, (speed["ratio_of_medians"], place), LOOKS[1], x=interval, is_hollow=speed["claim"] is None)
+    for label, (colour, mark) in (("codes per step", LOOKS[0]), ("speedup (hollow: no claim)", LOOKS[1])):
+        panel.plot([], [], mark, color=colour, label=label)
+    panel.axvline(1.0, color="#000000", linewidth=0.6, linestyle=":")
+    panel.set_yticks(range(len(rows)), [row["method"] for row in rows])
+    panel.legend(loc="lower right", fontsize=7)
+    panel.grid(axis="x", color="#dddddd", linewidth=0.5)
+
+
+def draw_costs(panel: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
+    """Draw codes per step against total variation, settings of one method joined by a line."""
+    families: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        families.setdefault(row["method"].partition(":")[0], []).append(row)
+    for number, (name, members) in enumerate(families.items()):
+        look = LOOKS[number % len(LOOKS)]
+        members.sort(key=lambda row: row["total_variation"]["value"])
+        ends = [(row["total_variation"]["value"], row["codes_per_step"]["value"]) for row in members]
+        panel.plot(*zip(*ends, strict=True), color=look[0], linewidth=0.8)
+        for row, end in zip(members, ends, strict=True):
+            point(panel, end, look, x=row["total_variation"], y=row["codes_per_step"])
+        panel.annotate(name, ends[-1], xytext=(5, 3), textcoords="offset points", fontsize=7)
+    panel.set_xlabel("total variation per code")
+    panel.set_ylabel("codes per step")
+    panel.margins(0.15)
+    panel.grid(color="#dddddd", linewidth=0.5)
+
+
+def point(
+    panel: "Axes",
+    at: tuple[float, float],
+    look: tuple[str, str],
+    *,
+    x: Mapping[str, Any],
+    y: Mapping[str, Any] | None = None,
+    is_hollow: bool = False,
+) -> None:
+    """Draw a point with its intervals."""
+    colour, mark = look
+    bars = [
+        [[max(v - e["low"], 0.0)], [max(e["high"] - v, 0.0)]] if e else None for v, e in zip(at, (x, y), strict=True)
+    ]
+    face = "#ffffff" if is_hollow else colour
+    panel.errorbar(
+        [at[0]], [at[1]], xerr=bars[0], yerr=bars[1], fmt=mark, color=colour, markerfacecolor=face, markersize=5,
+        elinewidth=0.7, capsize=1.5,
+    )  # fmt: skip
+
+
+COMMAND = Command("plot", "Draw the methods of a leaderboard.", add_arguments, run)
+
+main = partial(run_command, COMMAND, prog="python -m lantern.eval.boards.plot")
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Append-only JSON lines: a header with a fingerprint, then one object per line, flushed to disk.
+
+A file has one writer at a time, locked until it is closed. An incomplete last line, left by a kill, is ignored by
+readers and removed when the next writer opens the file.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+LOCKED_BYTE = 1 << 40  # far beyond the end of the file: on some systems a locked byte cannot be read
+Line = dict[str, Any]
+
+
+class JsonLines:
+    """A file of JSON lines, open for appending; a context manager.
+
+    ValueError for a file of another fingerprint. BlockingIOError if another process writes the file.
+    """
+
+    def __init__(self, path: Path, fingerprint: Mapping[str, Any]) -> None:
+        self.path = path
+        read_lines(path, fingerprint)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open until close()
+        try:
+            _lock(self._file, path)
+            self._size = self._drop_torn_line()
+            if not self._size:
+                self.append({"fingerprint": fingerprint})
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def append(self, value: Mapping[str, Any]) -> None:
+        """Append one line; on OSError the file is unchanged."""
+        line = json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        try:
+            written = self._file.write(line)
+            if written != len(line):  # a nearly full disk accepts a part
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._file.truncate(self._size)
+            raise OSError(error.errno, error.strerror or str(error), str(self.path)) from error
+        self._size += len(line)
+
+    def close(self) -> None:
+        """Close the file and release the lock."""
+        self._file.close()
+
+    def _drop_torn_line(self) -> int:
+        """Remove an incomplete last line; return the remaining size in bytes."""
+        self._file.seek(0)
+        whole = self._file.read().rfind(b"\n") + 1
+        self._file.truncate(whole)
+        self._file.seek(0, os.SEEK_END)
+        return whole
+
+
+def read_lines(path: Path, fingerprint: Mapping[str, Any] | None = None) -> tuple[Line, list[Line]]:
+    """Return the fingerprint and the lines after it; empty for a missing file. An incomplete last line is left out.
+
+    ValueError for a damaged line, a file without a fingerprint and, if one is given, a file of another one.
+    """
+    if not path.is_file():
+        return {}, []
+    lines = list(_whole_lines(path))
+    if not lines:
+        return {}, []
+    there = lines[0].get("fingerprint")
+    if not isinstance(there, dict):
+        raise ValueError(f"{path}, line 1 has no fingerprint: the file is of another kind, choose another one")
+    if fingerprint is not None:
+        check_fingerprint(there, fingerprint, path)
+    return there, lines[1:]
+
+
+def check_fingerprint(there: Mapping[str, Any], here: Mapping[str, Any], path: Path) -> None:
+    """Raise ValueError if the recorded fingerprint differs from the current one; the message names the difference."""
+    was, now = _flat(there), _flat(json.loads(json.dumps(here)))
+    for name in sorted(was.keys() | now.keys()):
+        if was.get(name) != now.get(name):
+            raise ValueError(
+                f"{path} was begun with {name} {_short(was.get(name))}, now it is {_short(now.get(name))}: "
+                "use another --out or the same settings"
+            )
+
+
+def _whole_lines(path: Path) -> Iterator[Line]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number} is damaged: delete that line") from error
+            if not isinstance(value, dict):
+                raise ValueError(f"{path}, line {number} is not a JSON object: delete that line")
+            yield value
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found
+
+
+def _short(value: Any) -> str:
+    return "none" if value is None else str(value)[:40]
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    """Lock the file for this process until it is closed or the process ends."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            file.seek(LOCKED_BYTE)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        why = "another process is writing it: wait for it, or stop it"
+        raise BlockingIOError(error.errno, why, str(path)) from error

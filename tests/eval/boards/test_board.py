@@ -1,0 +1,203 @@
+"""A board: rounds are measured once and resume, figures are paired, quality is that of `lantern eval`."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lantern.cli.command import run_command
+from lantern.cli.leaderboard import COMMAND, shuffled_prompts
+from lantern.eval.boards import board
+from lantern.eval.boards.board import PAIRS, RULES, expand, name_of, pack, parse_pair, unpack
+from lantern.eval.boards.table import figures
+from lantern.eval.json_lines import read_lines
+from lantern.eval.metrics import quality
+from lantern.eval.speed.contenders import Variant
+from lantern.methods import METHODS
+from tests.eval.tiny_metrics import save_tiny_clip
+
+EAGER = Variant("eager", "fp32")
+RELAXED = "bounded-window:k=6,window=4,delta=0.4"
+
+
+def main(*words: object) -> int:
+    return run_command(COMMAND, [str(word) for word in words])
+
+
+def figures_of(path: Path) -> dict[str, Any]:
+    return figures(*read_lines(path))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of contenders, in the order in which they decode rounds from now on."""
+    names: list[str] = []
+    line = board.Board._line
+
+    def noting(self: Any, contender: Any, number: int, job: Any) -> Any:
+        names.append(contender.label)
+        return line(self, contender, number, job)
+
+    monkeypatch.setattr(board.Board, "_line", noting)
+    return names
+
+
+def test_rows_have_the_figures_of_every_method(board_file: Path) -> None:
+    header, lines = read_lines(board_file)
+    found = figures(header, lines)
+    rows = {row["method"]: row for row in found["rows"]}
+    assert list(rows) == list(header["methods"]) and len(rows) == 6
+    assert found["baseline"] == name_of("plain", EAGER) and found["failures"] == []
+    assert found["codes_per_step"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert rows["eagle1"]["differing_images"] == 0 and rows["eagle1"]["images"] == 4
+    assert rows["eagle1"]["codes_per_step"]["value"] > 1 and rows["eagle1"]["total_variation"]["value"] == 0
+    assert "differing_images" not in rows["eagle1-rejection"]  # it promises the distribution
+    deltas = (0.05, 0.4)
+    gentle, strong = (rows[f"bounded-window:k=6,window=4,delta={delta}"]["total_variation"] for delta in deltas)
+    assert 0 < gentle["value"] <= 0.05 < strong["value"] <= 0.4
+    assert all("no claim" in row["speedup"]["refusal"] for row in rows.values())
+
+
+def test_pairs_are_paired_columns(board_file: Path) -> None:
+    (row,) = [row for row in figures_of(board_file)["rows"] if row["method"] == "eagle1"]
+    assert [pair["method"] for pair in row["against"]] == ["eagle1-rejection", "gumbel-jacobi"]
+    for pair in row["against"]:
+        assert pair["codes_ratio"]["low"] <= pair["codes_ratio"]["value"] <= pair["codes_ratio"]["high"]
+        assert pair["variation"] == {"value": 0.0, "low": 0.0, "high": 0.0} and "verdict" in pair
+
+
+def test_a_longer_run_extends_a_shorter_one(
+    board_file: Path,
+    board_words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "board.jsonl"
+    shutil.copy(board_file, path)
+    before, names = path.read_bytes(), counted(monkeypatch)
+    assert main(*board_words, "--images", 4, "--out", path) == 0
+    assert path.read_bytes() == before and not names
+    path.write_bytes(before[: before[:-1].rfind(b"\n") + 20])  # killed while the last line was written
+    assert main(*board_words, "--images", 4, "--out", path) == 0
+    assert len(names) == 1
+    for one, other in zip(figures_of(path)["rows"], figures_of(board_file)["rows"], strict=True):
+        assert one["codes_per_step"] == other["codes_per_step"] and one["against"] == other["against"]
+    capsys.readouterr()
+    assert main(*board_words, "--images", 5, "--out", path, "--json") == 0
+    assert len(names) == 1 + 8 and json.loads(capsys.readouterr().out)["rows"][0]["images"] == 5
+    assert main(*board_words, "--images", 5, "--out", path, "--seed", 1) == 2
+    assert "begun with" in capsys.readouterr().err
+
+
+def test_batches_make_the_same_images(board_file: Path, board_words: list[str], tmp_path: Path) -> None:
+    assert main(*board_words, "--images", 4, "--batch", 2, "--out", tmp_path / "b.jsonl") == 0
+    assert len(read_lines(tmp_path / "b.jsonl")[1]) * 2 == len(read_lines(board_file)[1])
+    one, other = (figures_of(path)["rows"] for path in (board_file, tmp_path / "b.jsonl"))
+    assert [row["codes_per_step"] for row in one] == [row["codes_per_step"] for row in other]
+
+
+def test_the_table_is_printed_without_the_model(board_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("--from", board_file) == 0
+    text = capsys.readouterr().out
+    assert "| eagle1 | codes | " in text and "| 0 of 4 images | eagle1-rejection | " in text
+    assert all(line.count("|") == 11 for line in text.splitlines() if line.startswith("|"))
+
+
+def test_lacking_and_failing_methods_have_a_row(
+    board_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "tiny"
+    shutil.copytree(board_words[1], folder)
+    shutil.rmtree(folder / "parts")
+    entered = board.Board._entered
+
+    def failing(self: Any, spec: str, *given: Any) -> Any:
+        if spec == "eagle1":
+            raise RuntimeError("the kernel is missing")
+        return entered(self, spec, *given)
+
+    monkeypatch.setattr(board.Board, "_entered", failing)
+    words = ["--model", folder, "--engine", "eager", "--baseline", "eager", "--quiet", "--images", 1]
+    assert main(*words, "--methods", "eagle1", "medusa", "gumbel-jacobi", "--out", tmp_path / "b.jsonl") == 1
+    output = capsys.readouterr()
+    assert "eagle1 failed: RuntimeError: the kernel is missing" in output.err
+    assert "not measured: RuntimeError: the kernel is missing" in output.out and "| medusa | " in output.out
+    rows = figures_of(tmp_path / "b.jsonl")["rows"]
+    assert [row["method"] for row in rows if "reason" not in row] == ["gumbel-jacobi"]
+
+
+def test_quality_is_that_of_eval(
+    board_file: Path, board_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, clip = tmp_path / "board.jsonl", save_tiny_clip(tmp_path / "clip")
+    shutil.copy(board_file, path)
+    seen: list[Any] = []
+    measure = quality.measure
+
+    def noting(paths: Any, *given: Any, **named: Any) -> Any:
+        seen.append(np.stack([np.asarray(Image.open(one)) for one in paths]))
+        return measure(paths, *given, **named)
+
+    monkeypatch.setattr(quality, "measure", noting)
+    words = [*board_words, "--images", 4, "--out", path, "--metrics", "clip", "--weights", f"clip={clip}"]
+    assert main(*words) == 0
+    found = figures_of(path)
+    rows = {row["method"]: row for row in found["rows"]}
+    assert len(seen) == 4 and "changes" not in rows["eagle1"]  # plain decoding and the relaxed methods
+    change = rows[RELAXED]["changes"]["clip"]
+    assert change["low"] <= change["value"] <= change["high"] and found["quality_of_plain"]["clip"]["low"] is not None
+    assert (seen[0] != seen[-1]).any()
+    assert main(*words) == 0 and len(seen) == 4  # measured once
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--methods", "plain"], "always measured"),
+        (["--methods", "eagle9"], "did you mean"),
+        (["--pairs", "eagle1"], "wanted METHOD==METHOD"),
+        (["--metrics", "kidd"], "kidd"),
+        (["--reference", "{file}"], "--metrics, which is missing"),
+        (["--from", "{file}"], "has no fingerprint"),
+    ],
+)
+def test_invalid_input_is_one_line_and_code_2(
+    words: list[str], message: str, board_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "some.json").write_text("{}\n")
+    given = [word.format(file=tmp_path / "some.json") for word in words]
+    assert main("--model", board_words[1], "--out", tmp_path / "run.jsonl", *given) == 2
+    output = capsys.readouterr().err
+    assert message in output and len(output.splitlines()) == 1
+
+
+def test_specs_expand_to_every_value() -> None:
+    assert list(expand("lantern:k=10/100,delta=0.1")) == ["lantern:k=10,delta=0.1", "lantern:k=100,delta=0.1"]
+    assert list(expand("eagle1")) == ["eagle1"]
+
+
+@pytest.mark.parametrize("spec", dict.fromkeys([spec for pair in PAIRS for spec in pair] + list(RULES)))
+def test_published_specs_name_known_methods(spec: str) -> None:
+    for one in expand(spec):
+        name, _, rest = one.partition(":")
+        given = dict(pair.split("=", 1) for pair in rest.split(",") if pair)
+        METHODS[name].with_options(**METHODS[name].parsed(given))
+
+
+def test_a_pair_is_two_methods() -> None:
+    assert parse_pair("sjd:window=4==scd") == ("sjd:window=4", "scd")
+
+
+def test_codes_survive_the_file() -> None:
+    codes = torch.randint(16384, (2, 9), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(unpack([pack(one) for one in codes]), codes)
+
+
+def test_prompts_of_another_seed_have_another_order() -> None:
+    first, again, other = (shuffled_prompts(None, seed) for seed in (0, 0, 1))
+    assert first == again != other and sorted(first) == sorted(other)
