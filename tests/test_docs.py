@@ -355,7 +355,7 @@ def test_commands_of_an_installation_are_run_by_ci() -> None:
         assert not isinstance(exercise, Installation) or command in executed, command
 
 
-VALUES = ("--config", "--kind", "--steps", "--decay", "--minutes", "--recipe", "--stage")
+VALUES = ("--config", "--kind", "--steps", "--decay", "--minutes", "--recipe", "--only")
 
 
 @pytest.mark.parametrize("path", [*PAGES, CARD], ids=shown)

@@ -23,7 +23,7 @@ from lantern.core.config import read_json_object
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
-from lantern.engines.engine import ENGINES, Weights, engine_from_flags
+from lantern.engines.engine import ENGINES, Weights
 from lantern.engines.engine import engine as make_engine
 from lantern.methods.registry import METHODS, Method, add_ons_of
 
@@ -162,10 +162,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of plain decoding (default 32; graph: as the methods)",
     )
     add("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="default fp32: a difference is a failure")
-    add("--engine", choices=tuple(ENGINES), help="how passes are run (default: eager, or by the options below)")
+    add("--engine", choices=tuple(ENGINES), default="eager", help="how passes are run (default eager)")
     add("--reproducible", action="store_true", help="reproducible engine; a difference is always a failure")
-    add("--compile", action="store_true", help="torch.compile for plain decoding and methods")
-    add("--fused", action="store_true", help="fused passes for plain decoding and methods (CPU)")
     add("--int8", action="store_true", help="8-bit weights for plain decoding and methods")
     add("--device", default="auto", help="cpu, cuda or auto")
     add("--threads", type=integer(1, 1024), help="CPU threads to compute on")
@@ -174,10 +172,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare what is missing; return 1 if a code differs where none may.
-
-    ValueError for options that contradict each other.
-    """
+    """Compare what is missing; return 1 if a code differs where none may."""
     from lantern.core.io import write_json
     from lantern.eval.speed.contenders import PROMPTS, method_of
     from lantern.generation.requests import Request
@@ -185,23 +180,15 @@ def run(args: argparse.Namespace) -> int:
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    flags = {name: getattr(args, name) for name in ("reproducible", "compile", "fused", "int8")}
-    if args.engine is not None and any(flags[name] for name in ("compile", "fused")):
-        raise ValueError("--engine cannot be combined with --compile and --fused: use only --engine")
     weights: Weights = "int8" if args.int8 else "full"
-    engine = (
-        engine_from_flags(**flags)
-        if args.engine is None
-        else make_engine(args.engine, weights=weights, reproducible=args.reproducible)
-    )
+    engine = make_engine(args.engine, weights=weights, reproducible=args.reproducible)
     model = load_model(args.model, device=args.device, dtype=args.dtype, parts=("text", "drafter"), engine=engine)
     methods = [method_of(model, spec) for spec in args.methods or promising(model)]
     plan = Plan(
         requested=[Request(prompt=p, seed=s) for s in range(args.seeds) for p in PROMPTS[: args.prompts]],
         what={"prompts": list(PROMPTS[: args.prompts]), "seeds": args.seeds, "dtype": args.dtype}
         | {"reproducible": args.reproducible, "device": model.device.type}
-        | {name: True for name in ("compile", "fused", "int8") if getattr(args, name)}
-        | ({} if args.engine is None else {"engine": model.engine.name}),
+        | {"engine": model.engine.name, "weights": weights},
         block=args.plain_batch,
     )
     report = read(args.out, model.fingerprint, name=model.name, anew=args.anew)

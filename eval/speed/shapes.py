@@ -31,7 +31,7 @@ from lantern.eval.speed.race import Spread, compare, interleave, rounded
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.surroundings import load_average, surroundings
 from lantern.methods.registry import METHODS, Decoder, find
-from lantern.methods.spec import AddOn, DrafterContext
+from lantern.methods.spec import AddOn, DrafterContext, resolved
 from lantern.models.folder import DTYPES, Model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -237,7 +237,8 @@ class ShapeBench:
         engine, method = model.engine, METHODS[self.options.drafter].with_options(tree=self.options.tree)
         module, target = engine.prepare_drafter(model.drafter), engine.prepare(model.target)
         read = {network_of(method.name).name: module}
-        drafter = DrafterContext(target, self.sampling, module, read).drafter(method)
+        context = DrafterContext(target, self.sampling, module, read)
+        drafter = resolved(method.spec.drafter)(method, context)
         verifier = self._scripted(GumbelVerifier(), self._counts(label), deepest(self.tree.shape()))
         return Decoder(method, target, self.sampling, drafter, verifier, engine=engine)
 

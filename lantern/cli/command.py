@@ -16,15 +16,15 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lantern import __version__
 from lantern.core.config import install_hint, is_debugging, one_line
 from lantern.core.signals import Stopped, Stopping
-from lantern.engines.engine import ENGINES, RENAMED_VARIANTS, VARIANTS, WEIGHTS, Engine, engine, engine_from_flags
+from lantern.engines.engine import ENGINES, VARIANTS, WEIGHTS, Engine, engine
 from lantern.methods import METHODS, Setting, find, specs
 
 if TYPE_CHECKING:
@@ -34,14 +34,6 @@ if TYPE_CHECKING:
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 # diffusers imports torchao if it is installed, and the import logs warnings about features that are not used here
 CHATTY = ("torchao", "diffusers.quantizers.torchao", "torch.utils._pytree")
-# deprecated option -> keyword of `engine_from_flags`, and what replaces it
-DEPRECATED = {
-    "--fused": ("fused", "--engine cpu"),
-    "--compile": ("compile", "--engine compile"),
-    "--cuda-graphs": ("graphs", "--engine graph"),
-    "--int8": ("int8", "--weights int8"),
-    "--int4": ("int4", "--weights int4"),
-}
 PREFIX = "setting_"  # of their names in the namespace
 DTYPES = ("fp32", "bf16", "fp16")
 
@@ -241,16 +233,14 @@ def real(low: float, high: float) -> Callable[[str], float]:
 class Names:
     """A type for texts of which the usual ones are known; completion offers them.
 
-    is_strict: others are refused. aliases: other spellings that are accepted.
+    is_strict: others are refused.
     """
 
     names: tuple[str, ...]
     is_strict: bool = True
-    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, text: str) -> str:
-        """Return the text, or what it is an alias of; ArgumentTypeError names the nearest known one."""
-        text = self.aliases.get(text, text)
+        """Return the text; ArgumentTypeError names the nearest known one."""
         if self.is_strict and text not in self.names:
             is_method = self.names == tuple(METHODS)
             known = "a method that `lantern methods` lists" if is_method else f"one of {', '.join(self.names)}"
@@ -258,7 +248,7 @@ class Names:
         return text
 
 
-VARIANT = Names(VARIANTS, aliases=RENAMED_VARIANTS)
+VARIANT = Names(VARIANTS)
 
 
 def one_of(names: Sequence[str]) -> Names:
@@ -267,8 +257,8 @@ def one_of(names: Sequence[str]) -> Names:
 
 
 def dtype_of_names(*more: str) -> Names:
-    """Return a type for our names of dtypes, also under torch's, and for `more` names."""
-    return Names((*more, *DTYPES), aliases={"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"})
+    """Return a type for names of dtypes and `more` names."""
+    return Names((*more, *DTYPES))
 
 
 def existing(text: str) -> Path:
@@ -306,10 +296,10 @@ def add_placement(group: Any) -> None:
     group.add_argument("--dtype", type=dtype_of_names("auto"), default="auto", help=dtypes)
 
 
-def placement_of(args: argparse.Namespace, *, default: str = "auto", is_quiet: bool = False) -> dict[str, Any]:
+def placement_of(args: argparse.Namespace, *, default: str = "auto") -> dict[str, Any]:
     """Return device, dtype and engine that the options describe; see `engine_of`."""
     dtype = dtype_of(args.dtype, args.target_weights)
-    return {"device": args.device, "dtype": dtype, "engine": engine_of(args, default=default, is_quiet=is_quiet)}
+    return {"device": args.device, "dtype": dtype, "engine": engine_of(args, default=default)}
 
 
 def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto") -> None:
@@ -336,30 +326,12 @@ def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto")
         help="slower eager passes on a CPU, of which exact methods give plain decoding's codes in trees and windows of "
         "up to 16 codes",
     )
-    for option in DEPRECATED:
-        add(option, action="store_true", help=argparse.SUPPRESS)
 
 
-def engine_of(args: argparse.Namespace, *, default: str = "auto", is_quiet: bool = False) -> Engine:
-    """Return the engine that the options describe; warns of deprecated options on stderr, unless it `is_quiet`.
-
-    ValueError for deprecated options beside --engine or --weights.
-    """
-    old = {option: names for option, names in DEPRECATED.items() if getattr(args, option[2:].replace("-", "_"))}
-    if not old:
-        weights = args.target_weights if args.target_weights in WEIGHTS else "full"
-        return engine(args.engine or default, weights=weights, reproducible=args.reproducible)
-    if args.engine is not None or args.target_weights is not None:
-        raise ValueError(f"{', '.join(old)} cannot be combined with --engine and --weights: use only these two")
-    flags = dict.fromkeys((name for name, _ in old.values()), True)
-    if {"--fused", "--compile", "--cuda-graphs"} & set(old):
-        chosen = engine_from_flags(**flags, reproducible=args.reproducible)
-    else:
-        chosen = engine(default, weights=engine_from_flags(**flags).weights, reproducible=args.reproducible)
-    if not is_quiet:
-        instead = ", ".join(f"{option} is deprecated: use {new}" for option, (_, new) in old.items())
-        print(f"lantern: {instead}", file=sys.stderr, flush=True)
-    return chosen
+def engine_of(args: argparse.Namespace, *, default: str = "auto") -> Engine:
+    """Return the engine that the options describe."""
+    weights = args.target_weights if args.target_weights in WEIGHTS else "full"
+    return engine(args.engine or default, weights=weights, reproducible=args.reproducible)
 
 
 def dtype_of(dtype: str, weights: str | None) -> str:

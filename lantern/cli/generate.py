@@ -172,7 +172,7 @@ def _results(group: Any) -> None:
     add("--overwrite", action="store_true", help="replace files that exist; a file named by --out is always replaced")
     add(
         "--format",
-        type=Names(tuple(SUFFIXES), aliases={"jpg": "jpeg"}),
+        type=Names(tuple(SUFFIXES)),
         metavar="NAME",
         help=f"file format, of {', '.join(SUFFIXES)} (default png)",
     )
@@ -254,7 +254,7 @@ def run(args: argparse.Namespace) -> int:
         has_pixels = results.place is not None or args.init_image is not None
         return _parts(chosen, args.model, has_prompts=bool(prompts), has_pixels=has_pixels)
 
-    how = placement_of(args, is_quiet=args.quiet)
+    how = placement_of(args)
     model = load_model(args.model, parts=parts, verify=not args.no_verify, size=args.size, processes=processes, **how)
     sampling = model.sampling(**given)
     batch = 1 if args.compare else min(args.batch, args.num_images * max(len(prompts), len(args.class_label)))

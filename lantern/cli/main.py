@@ -33,12 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         complete("lantern", SUMMARIES)
     argv = sys.argv[1:] if argv is None else list(argv)
-    if argv[:1] == ["help"] and len(argv) > 1:  # help COMMAND
-        argv = [argv[1], "--help"]
     if not argv:
         print(_usage(), file=sys.stderr)
         return REFUSED
-    if argv[0] in ("-h", "--help", "help"):
+    if argv[0] in ("-h", "--help"):
         return contained(lambda _: _printed(_usage()))
     if argv[0] in ("-V", "--version"):
         from lantern import __version__

@@ -116,7 +116,7 @@ def _row(args: argparse.Namespace) -> "Row":
         ray=args.ray,
         actors=args.actors,
         is_quiet=args.quiet,
-        **placement_of(args, default="eager", is_quiet=args.quiet),
+        **placement_of(args, default="eager"),
     )
 
 

@@ -52,12 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", required=True, type=Path, help="folder to write to; a stopped run is resumed")
     for name, option in sorted(_every_option().items()):
         help = f"{option.help} ({', '.join(stage for stage, names in takers.items() if name in names)})"
-        flags = [flag(each) for each in (name, option.other_name) if each]
         if option.kind == "flag":
-            add(*flags, dest=name, action="store_true", default=None, help=help)
+            add(flag(name), action="store_true", default=None, help=help)
         else:
-            metavar = name.upper()
-            add(*flags, dest=name, metavar=metavar, type=TYPES[option.kind], help=help)
+            add(flag(name), metavar=name.upper(), type=TYPES[option.kind], help=help)
 
 
 def add_late(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
@@ -126,7 +124,6 @@ def run(args: argparse.Namespace) -> int:
         _check_options(ALL, given, (*ALL_OPTIONS, *(recipe.options if recipe else ())), ())
         return _run_all(args.config or (recipe.name if recipe else ""), args.out, given, recipe)
     stage = find_stage(args.stage, recipe)
-    given = {name: value for name, value in given.items() if name not in stage.ignored}
     _check_options(args.stage, given, stage.options, stage.required)
     result = run_stage(args.stage, _config_of(args, recipe), args.out, given, recipe)
     print(f"{args.out}: {result}" if result is not None else args.out)

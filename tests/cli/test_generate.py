@@ -245,7 +245,6 @@ def test_rounded_weights_are_reported(model: str, capsys: Capture) -> None:
         assert engine["name"] == "eager" and engine["weights"] == weights and "vocab_size" in engine["reason"]
         with Image.open("one.png") as image:
             assert json.loads(image.info["engine"]) == engine
-    assert "choose one of int4 and int8" in refusal(capsys, made(model, "--int4", "--int8"))
 
 
 def test_the_window_of_the_machine_is_reported_unless_one_is_given(

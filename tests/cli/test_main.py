@@ -21,13 +21,6 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in out for name in SUMMARIES)
 
 
-def test_help_of_a_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["help", "methods"]) == main(["methods", "--help"]) == 0
-    first, second = capsys.readouterr().out.split("usage: ")[1:]
-    assert first == second and first.startswith("lantern methods")
-    assert main(["help", "genrate"]) == 2
-
-
 def test_a_call_without_command_prints_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "usage: lantern" in capsys.readouterr().err
@@ -152,16 +145,3 @@ def test_random_arguments_give_an_exit_code(arguments: list[str]) -> None:
 def test_errors_have_distinct_codes() -> None:
     codes = (command_module.DONE, command_module.FAILED, command_module.REFUSED, command_module.INTERRUPTED)
     assert codes == (0, 1, 2, 130)
-
-
-@pytest.mark.parametrize("name", [name for name in SUMMARIES if name not in ("methods", "eval", "train")])
-def test_names_of_torch_dtypes_are_accepted_by_every_command_with_a_dtype(name: str) -> None:
-    from importlib import import_module
-
-    parser = command_module.Parser(exit_on_error=False)
-    import_module(f"lantern.cli.{name}").COMMAND.add_arguments(parser)
-    [action] = [one for one in parser._actions if one.dest == "dtype"] or [None]
-    if action is not None:
-        assert action.type is not None
-        for own, other in (("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")):
-            assert action.type(other) == own  # type: ignore[operator]

@@ -105,7 +105,7 @@ def test_equal_names_of_a_run_are_numbered() -> None:
 @pytest.mark.parametrize(
     ("options", "form", "name"),
     [
-        (["--format", "jpg"], "JPEG", "a-red-apple-eagle1-fp32-g3-seed0-0.jpg"),
+        (["--format", "jpeg"], "JPEG", "a-red-apple-eagle1-fp32-g3-seed0-0.jpg"),
         (["--format", "webp", "--quality", "20"], "WEBP", "a-red-apple-eagle1-fp32-g3-seed0-0.webp"),
         (["--out", "x.jpeg"], "JPEG", "x.jpeg"),
         (["--out", "x.webp"], "WEBP", "x.webp"),

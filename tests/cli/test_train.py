@@ -27,7 +27,7 @@ def test_options_of_a_stage_are_the_keywords_of_its_function(name: str, stage: s
     required = {keyword.name for keyword in keywords if keyword.default is inspect.Parameter.empty}
     assert required == {"out", *stage.required}
     known = {*OPTIONS}.union(*(recipe.options for recipe in RECIPES))
-    assert {*stage.options, *stage.ignored} <= known
+    assert {*stage.options} <= known
     assert callable(getattr(module, stage.config_class).load)
 
 
@@ -136,7 +136,7 @@ def test_a_config_of_another_kind_is_refused(tmp_path: Path) -> None:
         train_drafter(config, out=here, data=here, target=here, text_encoder=here, kind="medusa")
 
 
-def test_data_preparation_reports_progress_and_ignores_packages(
+def test_data_preparation_reports_progress(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def prepare(config: object, *, out: Path, progress: Any) -> str:
@@ -148,20 +148,8 @@ def test_data_preparation_reports_progress_and_ignores_packages(
     monkeypatch.setattr(train, "import_module", lambda name: fake)
     (tmp_path / "x.json").write_text("{}")
     folder = str(tmp_path)
-    assert main(["train", "data", "--config", f"{folder}/x.json", "--out", folder, "--packages", folder]) == 0
+    assert main(["train", "data", "--config", f"{folder}/x.json", "--out", folder]) == 0
     assert "5 images" in capsys.readouterr().out
-
-
-def test_old_keys_of_a_target_config_are_read_with_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from lantern.training.target import TargetConfig
-
-    text = find_config("target-emoji").read_text()
-    old = text.replace("unify_background", "settle_ground").replace("corruption_neighbours", "slip_neighbours")
-    (tmp_path / "old.json").write_text(old.replace('"corruption"', '"slips"'))
-    assert TargetConfig.load(tmp_path / "old.json") == TargetConfig.load(find_config("target-emoji"))
-    assert "key 'slips' is deprecated, use 'corruption'" in capsys.readouterr().err
 
 
 def test_the_error_for_a_misspelt_config_names_the_nearest() -> None:

@@ -84,5 +84,5 @@ def test_class_folders_become_a_model_with_an_fid(
     assert generate.main(["--model", str(out / "model"), *label]) == 0
     with Image.open(tmp_path / "made.png") as picture:
         assert picture.size[0] >= 16
-    assert main([*given, "--steps", "3", "--stage", "fid"]) == 2  # without the option the step is left out
+    assert main([*given, "--steps", "3", "--only", "fid"]) == 2  # without the option the step is left out
     assert "wanted one of data, tokenizer, target" in capsys.readouterr().err

@@ -57,9 +57,9 @@ def test_a_folder_of_captioned_pictures_becomes_a_model(
 ) -> None:
     out = tmp_path / "my-model"
     given = ["train", "all", "--config", str(config), "--path", str(photos), "--out", str(out), "--steps", "3"]
-    assert main([*given, "--stage", "data"]) == 0
+    assert main([*given, "--only", "data"]) == 0
     assert "tokenizer, target, drafter to do" in capsys.readouterr().out
-    assert main([*given, "--stage", "datas"]) == 2
+    assert main([*given, "--only", "datas"]) == 2
     assert "wanted one of data, tokenizer, target, drafter" in capsys.readouterr().err
     assert main(given) == 0
     assert not list(out.glob("*/checkpoint.pt")) and not list(out.glob("*/pictures.npy"))
@@ -83,7 +83,7 @@ def test_minutes_are_shared_among_the_steps(
     out = tmp_path / "timed"
     given = ["train", "all", "--config", str(config), "--path", str(photos), "--out", str(out), "--minutes", "0.2"]
     for step in ("data", "tokenizer"):
-        assert main([*given, "--stage", step]) == 0
+        assert main([*given, "--only", step]) == 0
     allotted = json.loads((out / "state.json").read_text())["minutes"]["tokenizer"]
     assert 0 < allotted <= 0.3 * 0.2 + 1e-6
     assert json.loads((out / "tokenizer" / "training.json").read_text())["loop"]["minutes"] == allotted

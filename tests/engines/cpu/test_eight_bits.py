@@ -14,7 +14,6 @@ from lantern.engines.cpu import compiler as compiling
 from lantern.engines.cpu.drafter import packed_drafter
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cpu.kernels import linear
-from lantern.engines.engine import engine_from_flags
 from lantern.engines.prepared import quantized
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cpu.bytewise import rows, weights
@@ -115,8 +114,3 @@ def test_mixed_weights_are_refused() -> None:
     target.output = nn.Linear(64, 32, bias=False).bfloat16()
     with pytest.raises(ValueError, match="all weights in 8 bits or none, this model has both"):
         CpuEngine().prepare(target)  # type: ignore[arg-type]
-
-
-def test_int4_and_int8_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="choose one of int4 and int8"):
-        engine_from_flags(int4=True, int8=True)

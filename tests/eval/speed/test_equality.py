@@ -97,8 +97,8 @@ def test_compiled_decoding_has_cells_of_its_own(folder: Path, tmp_path: Path, mo
         monkeypatch.setattr(kind, "programs", lambda engine: Programs())
     more = ["--methods", "eagle1", "--reproducible"]
     compare(folder, tmp_path / "equality.json", *more)
-    _, report = compare(folder, tmp_path / "equality.json", *more, "--compile")
-    assert [cell["what"].get("compile") for cell in report["cells"]] == [None, True]
+    _, report = compare(folder, tmp_path / "equality.json", *more, "--engine", "compile")
+    assert [cell["what"]["engine"] for cell in report["cells"]] == ["eager", "compile"]
     assert {engine.name for engine in engines} == {"eager", "compile"} and all(one.reproducible for one in engines)
 
 

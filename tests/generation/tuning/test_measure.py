@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 
 from lantern.core.sampling import Sampling
-from lantern.engines.engine import EagerEngine, Engine, engine_from_flags
+from lantern.engines.engine import EagerEngine, Engine, engine
 from lantern.generation.generator import Generator
 from lantern.generation.requests import Request
 from lantern.generation.tuning import measure
@@ -28,7 +28,7 @@ def test_a_pass_of_plain_decoding_is_timed_and_shorter_than_its_step(
     if is_fused and shutil.which("g++") is None:
         pytest.skip("needs g++, with which fused passes are built")
     monkeypatch.setattr(Generator, "condition", lambda *_: tiny_condition((4,)))
-    setup = setup_of(engine_from_flags(fused=is_fused))
+    setup = setup_of(engine("cpu" if is_fused else "eager"))
     laps = measure.time_plain(setup, steps=16, rounds=2)
     assert (laps.nodes, laps.depth, laps.draft) == (1, 0, 0.0)
     assert 0 < laps.verify <= laps.step

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from lantern.core.sampling import Sampling
+from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cpu.engine import CpuEngine
-from lantern.engines.engine import EagerEngine, engine_from_flags
+from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.engine import EagerEngine
 from lantern.generation.generator import choose_method
 from lantern.generation.tuning.profile import NAME, VERSION, cache_folder, describe_machine, too_far, write_profile
 from lantern.methods.registry import METHODS
@@ -182,10 +184,9 @@ def test_the_api_logs_why_a_profile_is_not_used(model: Model, caplog: pytest.Log
 
 
 def test_engines_of_different_speed_have_different_names(model: Model) -> None:
-    engines = [
-        engine_from_flags(**{name: True}) for name in ("compile", "graphs", "reproducible", "int4", "int8", "fused")
-    ]
-    engines = [EagerEngine(), *engines, CpuEngine(compiles_steps=True)]
+    kinds = [EagerEngine(reproducible=True), EagerEngine(weights="int4"), EagerEngine(weights="int8")]
+    kinds += [CompiledEngine(), GraphEngine(), CpuEngine(), CpuEngine(compiles_steps=True)]
+    engines = [EagerEngine(), *kinds]
     words = [dataclasses.replace(model, engine=engine).passes for engine in engines]
     assert len(set(words)) == len(words)
     fused = [CpuEngine(reproducible=each) for each in (False, True)]
