@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from lantern.core import torchvision_import as _torchvision
 
 if TYPE_CHECKING:
-    from lantern.core.types import Drafter, DraftTree, Relaxation, Scores, Step, Target, Verdict, Verifier
+    from lantern.core.types import Drafter, DraftTree, Scores, Step, Target, Verdict, Verifier
     from lantern.generation.generator import generate
     from lantern.generation.pipeline import LanternPipeline
     from lantern.methods import Method
     from lantern.models.folder import load_model
+    from lantern.verifiers.relaxations.rule import Relaxation
 
 __version__ = "1.0.0"
 __all__ = [
@@ -39,6 +40,7 @@ _MODULES = {
     "LanternPipeline": "lantern.generation.pipeline",
     "generate": "lantern.generation.generator",
     "load_model": "lantern.models.folder",
+    "Relaxation": "lantern.verifiers.relaxations.rule",
 }
 
 _torchvision.watch_import()

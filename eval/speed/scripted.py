@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from lantern.core.types import (
@@ -17,11 +17,11 @@ from lantern.core.types import (
     DraftTree,
     NoiseSource,
     Prefill,
+    Rows,
     Step,
     TreeShape,
     Verdict,
     Verifier,
-    VerifierDefaults,
 )
 
 
@@ -52,8 +52,8 @@ def deepest(shape: TreeShape) -> list[int]:
 
 
 @dataclass(frozen=True)
-class ScriptedVerifier(VerifierDefaults):
-    """Runs another verifier in full, then replaces its verdict by the scripted length of the deepest path.
+class ScriptedVerifier:
+    """Runs another verifier, then replaces its verdict by the scripted length of the deepest path.
 
     The length is looked up by code position, on the device, for all images. ValueError for a tree that is too shallow.
     """
@@ -62,7 +62,6 @@ class ScriptedVerifier(VerifierDefaults):
     counts: tuple[int, ...]
     path: tuple[int, ...]
     positions: int
-    reads_untruncated: bool = False
     is_exact: bool = False
     _lengths: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
@@ -76,31 +75,12 @@ class ScriptedVerifier(VerifierDefaults):
         """Modes of the inner verifier."""
         return self.inner.modes
 
-    @property
-    def reads_samples(self) -> bool:
-        """As the inner verifier."""
-        return self.inner.reads_samples
-
-    def draw(
-        self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
-    ) -> Int[Tensor, "b n"]:
-        """As the inner verifier."""
-        return self.inner.draw(log_p, positions, noise)
-
-    def walk(
-        self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
-    ) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
         """Return the scripted path with the bonus code of the inner verifier."""
-        return self._cut(self.inner.walk(tree, log_p, positions, noise), positions)
-
-    def match(self, tree: DraftTree, sampled: Int[Tensor, "b n"], positions: Int[Tensor, "b n"]) -> Verdict:
-        """As `walk`, from sampled codes, if the inner verifier supports it."""
-        return self._cut(self.inner.match(tree, sampled, positions), positions)
-
-    def _cut(self, verdict: Verdict, positions: Int[Tensor, "b n"]) -> Verdict:
-        lengths = self._table(positions.device)[positions[:, 0]]
-        steps = torch.arange(len(self.path), device=positions.device)
-        nodes = torch.where(steps < lengths[:, None], self._path(positions.device), 0)
+        verdict, device = self.inner.verify(tree, rows, noise), tree.tokens.device
+        lengths = self._table(device)[rows.places[:, 0]]
+        steps = torch.arange(len(self.path), device=device)
+        nodes = torch.where(steps < lengths[:, None], self._path(device), 0)
         return Verdict(nodes, lengths, verdict.next_token)
 
     def _table(self, device: torch.device) -> Int[Tensor, " p"]:

@@ -23,10 +23,8 @@ from lantern.core.types import (
     DraftTree,
     Generation,
     Kept,
-    NoiseSource,
     Prefill,
     Rows,
-    Sampler,
     Scores,
     Step,
     Target,
@@ -37,39 +35,7 @@ from lantern.core.types import (
 from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.decoding.forced import PassScores
 from lantern.decoding.prompt import PromptCache, Start, read_codes, start
-
-
-@dataclass(frozen=True)
-class LazyRows(Rows):
-    """The rows of `logits` under a sampling; row i is for code number `places[i]`. `sampler`: the target's, if any."""
-
-    sampling: Sampling
-    logits: Float[Tensor, "b r n v"]
-    places: Int[Tensor, "b n"]
-    sampler: Sampler | None = None
-    is_lazy: bool = True
-
-    def at(self, nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b m v"]:
-        """Return the log-probabilities of what follows these nodes of each image."""
-        return self.sampling.log_probs(self._logits_at(nodes), self.places.gather(1, nodes), may_look=True)
-
-    def sample(self, verifier: Verifier, nodes: Int[Tensor, "b m"], noise: NoiseSource) -> Int[Tensor, "b m"]:
-        """Return what a verifier's `draw` samples after these nodes, by the target's sampler if there is one."""
-        logits, places = self._logits_at(nodes), self.places.gather(1, nodes)
-        if self.sampler is not None:
-            return self.sampler(logits, places)[..., 0]
-        return verifier.draw(self.sampling.scores(logits, places, may_look=True), places, noise)
-
-    def _logits_at(self, nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b r m v"]:
-        """Return the logits of these nodes of each image, of a single one without a copy."""
-        return self.logits.narrow(2, int(nodes), 1) if nodes.numel() == 1 else logits_at(self.logits, nodes)
-
-
-def logits_at(logits: Float[Tensor, "b r n v"], nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b r m v"]:
-    """Return the logits of these nodes of each image."""
-    if len(nodes) == 1:
-        return logits.index_select(2, nodes[0])
-    return logits[torch.arange(len(nodes), device=nodes.device)[:, None], :, nodes].transpose(1, 2)
+from lantern.decoding.rows import LogitRows, logits_at
 
 
 @dataclass(frozen=True)
@@ -89,12 +55,11 @@ class Totals:
 class Counters:
     """Keeps the verdicts of all steps, a few numbers each. Statistics are computed once, at the end.
 
-    Codes past the end of the image are not counted. `bound` is the verifier's, `passes` those before the first step.
+    Codes past the end of the image are not counted. `passes` are those before the first step.
     """
 
     def __init__(self, codes: int) -> None:
         self._codes, self.passes = codes, 1
-        self.bound: float | None = None
         self._entries: list[tuple[TreeShape, Verdict, Tensor]] = []
 
     def enter(self, shape: TreeShape, verdict: Verdict, start: Int[Tensor, " b"]) -> None:
@@ -105,9 +70,10 @@ class Counters:
         """Return the sums over all steps. The passes over the prompt and over kept codes are counted too."""
         zeros = torch.zeros(images, depth, dtype=torch.long, device=device)
         sums = torch.zeros(5, images, device=device)
-        is_measured = all(verdict.latent_distance is not None for _, verdict, _ in self._entries)
+        costs = [verdict.cost for _, verdict, _ in self._entries]
+        is_measured = all(cost is not None and cost.latent_distance is not None for cost in costs)
         distance = sums[3] if is_measured else None
-        excess = None if self.bound is None else sums[4]
+        excess = sums[4] if any(cost is not None and cost.bound is not None for cost in costs) else None
         totals = Totals(
             zeros.new_full((images,), self.passes), zeros, zeros.clone(), sums[0], sums[1], sums[2], distance, excess
         )
@@ -130,17 +96,16 @@ class Counters:
         totals.passes.add_(is_inside[..., 0].sum(0))
         totals.accepted[:, : path.shape[-1]].add_(is_accepted.sum(0))
         totals.reached[:, : path.shape[-1]].add_((is_committed & can_descend)[..., :-1].sum(0))
-        relaxed = [verdict.relaxed for verdict, _ in entries if verdict.relaxed is not None]
-        if relaxed:
-            totals.relaxed.add_(torch.where(is_accepted, torch.stack(relaxed), 0.0).sum((0, 2)))
-        spent = [verdict.total_variation for verdict, _ in entries if verdict.total_variation is not None]
-        if spent:
-            kept = torch.where(is_committed, torch.stack(spent), 0.0)
-            totals.total_variation.add_(kept.sum((0, 2)))
-            torch.maximum(totals.total_variation_max, kept.amax((0, 2)), out=totals.total_variation_max)
-            if totals.excess is not None and self.bound is not None:
-                totals.excess.add_((kept - self.bound).clamp(min=0.0).sum((0, 2)))
-        moved = [verdict.latent_distance for verdict, _ in entries if verdict.latent_distance is not None]
+        costs = [verdict.cost for verdict, _ in entries if verdict.cost is not None]
+        if not costs:
+            return
+        totals.relaxed.add_(torch.where(is_accepted, torch.stack([cost.relaxed for cost in costs]), 0.0).sum((0, 2)))
+        spent = torch.where(is_committed, torch.stack([cost.total_variation for cost in costs]), 0.0)
+        totals.total_variation.add_(spent.sum((0, 2)))
+        torch.maximum(totals.total_variation_max, spent.amax((0, 2)), out=totals.total_variation_max)
+        if totals.excess is not None and costs[0].bound is not None:
+            totals.excess.add_((spent - costs[0].bound).clamp(min=0.0).sum((0, 2)))
+        moved = [cost.latent_distance for cost in costs if cost.latent_distance is not None]
         if moved and totals.latent_distance is not None:
             totals.latent_distance.add_(torch.where(is_committed, torch.stack(moved), 0.0).sum((0, 2)))
 
@@ -204,11 +169,11 @@ class Stopwatch:
 
 
 def report(step: Step, callback: Callback | None, steps: list[Step] | None) -> None:
-    """Pass a step to the callback, and append it to `steps` without its large parts: scores and leftovers."""
+    """Pass a step to the callback, and append it to `steps` without its large parts: scores, samples, log q."""
     if callback is not None:
         callback(step)
     if steps is not None:
-        verdict = None if step.verdict is None else replace(step.verdict, leftovers=None)
+        verdict = None if step.verdict is None else replace(step.verdict, samples=None, log_q=None)
         steps.append(replace(step, scores=None, codes=step.codes.clone(), verdict=verdict))
 
 
@@ -288,7 +253,7 @@ def verify(run: "Run", verifier: Verifier, tree: DraftTree, scores: Scores) -> V
     """
     places = (run.known[:, None] + tree.shape.depths).clamp(max=run.count - 1)
     logits = scores.logits.unflatten(0, (len(run.known), run.cache.rows))
-    verdict = judge(run, verifier, tree, logits, places)
+    verdict = verifier.verify(tree, run.rows(logits, places), run.noise)
     walked = torch.nn.functional.pad(verdict.path, (1, 0))
     run.cache.commit(walked, run.known - 1)
     drafted = torch.nn.functional.pad(tree.tokens.gather(1, verdict.path), (0, 1))
@@ -297,19 +262,10 @@ def verify(run: "Run", verifier: Verifier, tree: DraftTree, scores: Scores) -> V
     run.codes.scatter_(1, run.known[:, None] + run.ahead[: fresh.shape[1]], fresh)
     counts = torch.minimum(verdict.length + 1, run.count - run.known)
     # The drafts of a window keep the distributions that they were sampled from for the next step.
-    is_carried = verdict.leftovers is not None and verdict.leftovers.log_q is not None
+    is_carried = verdict.log_q is not None
     unused = counts[:, None] <= (0 if is_carried else run.ahead[: walked.shape[1]])
     run.finite.look(logits, nodes=None if is_carried else walked, unused=unused)
     return Verified(verdict, fresh, counts)
-
-
-def judge(run: "Run", verifier: Verifier, tree: DraftTree, logits: Tensor, places: Int[Tensor, "b n"]) -> Verdict:
-    """Return a verifier's verdict, by the rows that it visits or by all log-probabilities or samples."""
-    if run.is_lazy and verifier.reads_rows:
-        return verifier.descend(tree, run.rows(logits, places), places, run.noise)
-    if verifier.reads_samples:
-        return verifier.match(tree, run.sample(verifier, logits, places), places)
-    return verifier.walk(tree, run.distribution.log_probs(logits, places), places, run.noise)
 
 
 def unwrapped(stepper: Stepper) -> Stepper:
@@ -428,27 +384,18 @@ class Run:
     def sample_first(self, verifier: Verifier) -> Step:
         """Sample code 0 from the logits of the prompt."""
         place = torch.zeros_like(self.known)[:, None]
-        if verifier.reads_samples:
-            self.codes[:, :1] = self.sample(verifier, self.begun.logits, place)
-        else:
-            self.codes[:, :1] = verifier.draw(self.distribution.log_probs(self.begun.logits, place), place, self.noise)
+        root = TreeShape(place[:1, 0], place[:1, 0], place[:1, 0], torch.ones_like(place[:1], dtype=torch.bool), ())
+        tree = DraftTree(place, root, "point")
+        self.codes[:, 0] = verifier.verify(tree, self.rows(self.begun.logits, place), self.noise).next_token
         self.finite.look(self.begun.logits)
         features = self.begun.features[:, :, -1:].flatten(0, 1)
         scores = PassScores(self.begun.logits.flatten(0, 1), features)
         return Step(0, place[:, 0], torch.ones_like(self.known), self.codes[:, :1].clone(), scores)
 
-    def sample(
-        self, verifier: Verifier, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]
-    ) -> Int[Tensor, "b n"]:
-        """Return the target's samples for a verifier that reads only those: by the target's sampler if it has one."""
-        quick = self.target.sampler(self.distribution, self.noise)
-        if quick is not None:
-            return quick(logits, places)[..., 0]
-        return verifier.draw(self.distribution.scores(logits, places), places, self.noise)
-
-    def rows(self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]) -> LazyRows:
-        """Return the rows of a pass for a verifier that reads them one by one."""
-        return LazyRows(self.distribution, logits, places, self.target.sampler(self.distribution, self.noise))
+    def rows(self, logits: Float[Tensor, "b r n v"], places: Int[Tensor, "b n"]) -> Rows:
+        """Return the rows of a pass for a verifier."""
+        sampler = self.target.sampler(self.distribution, self.noise)
+        return LogitRows(self.distribution, logits, places, self.noise, sampler, self.is_lazy)
 
     def prefill(self, condition: Condition) -> Prefill:
         """Return the results of the pass over the prompt, for a drafter."""
@@ -495,8 +442,8 @@ class Run:
         """Return the step with its number, and record it in the counters; on the host only."""
         assert step.tree is not None and step.verdict is not None
         self._index += 1
-        # Leftovers are large, and only the drafter reads them.
-        self.counters.enter(step.tree.shape, replace(step.verdict, leftovers=None), step.start)
+        # Samples and their log q are large, and only the drafter reads them.
+        self.counters.enter(step.tree.shape, replace(step.verdict, samples=None, log_q=None), step.start)
         self._age += 1
         return replace(step, index=self._index)
 
@@ -629,11 +576,9 @@ def begin(
     condition = condition.to(target.tok_embeddings.weight.device)
     whole = drafter.needs_whole_prefix
     begun = how.start(target, condition, stage=drafter.max_nodes, needs_whole_prefix=whole, taps=drafter.taps)
-    distribution = how.sampling.untruncated() if verifier.reads_untruncated else how.sampling
     # On a GPU the host would wait for the device at every look.
     is_lazy = programs.may_look and condition.device.type == "cpu" and not drafter.reads_leftovers
-    run = Run(target, begun, distribution, drafter.max_nodes, drafter.depth, drafter.taps, is_lazy=is_lazy)
-    run.counters.bound = verifier.bound
+    run = Run(target, begun, how.sampling, drafter.max_nodes, drafter.depth, drafter.taps, is_lazy=is_lazy)
     first = run.sample_first(verifier)
     drafter.begin(run.prefill(condition), begun.noise)
     if drafter.reads_kept and (kept := run.read_kept()) is not None:
@@ -649,10 +594,4 @@ def check_modes(drafter: Drafter, verifier: Verifier) -> None:
         legal = ", ".join(sorted(verifier.modes))
         raise ValueError(
             f'{type(verifier).__name__} cannot verify trees drafted in mode "{drafter.mode}": use one of {legal}'
-        )
-    if verifier.reads_log_q and not drafter.records_log_q:
-        raise ValueError(
-            f"{type(verifier).__name__} moves the distribution toward log q, which this "
-            f"{type(drafter).__name__} does not record: make it with records_log_q=True, or use a drafter of mode "
-            "sampled"
         )

@@ -1,12 +1,21 @@
-"""Shared by several families of drafters: inputs for codes, and logits of drafted features."""
+"""Shared by several families of drafters: guesses behind windows, inputs for codes, logits of drafted features."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.types import Target
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """Codes in order of their places, and row by row the log q that they were sampled from (None: not recorded)."""
+
+    tokens: Int[Tensor, "b n"]
+    log_q: Float[Tensor, "b n v"] | None = None
 
 
 def code_embeddings(target: Any, codes: int) -> Float[Tensor, "v c"]:

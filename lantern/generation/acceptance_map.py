@@ -104,10 +104,10 @@ def read_map(steps: Sequence[Step], image: int, codes: int, *, columns: int | No
         if start != sum(runs):
             raise ValueError(f"a step begins at code {start}, expected {sum(runs)}: give all steps of one generation")
         runs.append(count)
-        if step.verdict is None or step.verdict.relaxed is None:
+        if step.verdict is None or step.verdict.cost is None:
             continue
         drafts = min(count, int(step.verdict.length[image]))
-        chances = step.verdict.relaxed[image, :drafts].float().cpu()
+        chances = step.verdict.cost.relaxed[image, :drafts].float().cpu()
         relaxed += [(start + j, round(float(p), 3)) for j, p in enumerate(chances) if p > 0]
     if sum(runs) != codes:
         raise ValueError(f"steps make {sum(runs)} of {codes} codes: generate with keep_steps=True and give all steps")

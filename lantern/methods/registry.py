@@ -326,6 +326,8 @@ def _verifier(
     method: Method, sampling: "Sampling", neighbours: "Tensor | None", codebook: "Tensor | None"
 ) -> "Verifier":
     from lantern.verifiers.greedy import GreedyVerifier
+    from lantern.verifiers.relaxations.neighbours import Neighbourhood
+    from lantern.verifiers.relaxations.rule import Acceptance
     from lantern.verifiers.relaxed import RelaxedVerifier
 
     spec = method.spec
@@ -337,9 +339,9 @@ def _verifier(
     if spec.relaxation is None:
         return resolved(kind)(**fixed)
     relaxation = _relaxation(method, neighbours, codebook)
-    if sampling.is_greedy and relaxation.has_greedy_form and spec.mode != "jacobi":
+    if sampling.is_greedy and isinstance(relaxation, Neighbourhood) and spec.mode != "jacobi":
         return GreedyVerifier(relaxation)
-    if relaxation.judges_codes:
+    if isinstance(relaxation, Acceptance):
         if spec.verifier == "gumbel":
             raise ValueError(
                 f"relaxation {type(relaxation).__name__} accepts codes one by one, which verifier "
@@ -348,7 +350,7 @@ def _verifier(
         return resolved(kind)(relaxation=relaxation, **fixed)
     # At temperature 0 the distribution is one code and there is nothing to move: r is p.
     inner: Verifier = resolved(kind)(**fixed)
-    return inner if sampling.is_greedy else RelaxedVerifier(relaxation, inner)
+    return inner if sampling.is_greedy else RelaxedVerifier(relaxation, inner)  # type: ignore[arg-type]
 
 
 def reads_drafter(method: Method) -> bool:

@@ -1,20 +1,21 @@
 """Jacobi coupling: every code of a window is resampled at each step, coupled so that it rarely changes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
 from lantern.core.sampling import pick, probabilities
-from lantern.core.types import Acceptance, DraftTree, Leftovers, NoiseSource, Trial, Verdict, VerifierDefaults
-from lantern.verifiers.rejection import Cost, cost_of, normalised
+from lantern.core.types import Cost, DraftTree, NoiseSource, Rows, Verdict
+from lantern.verifiers.rejection import cost_of, normalised
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 
 
 @dataclass(frozen=True)
-class CouplingVerifier(VerifierDefaults):
+class CouplingVerifier:
     """Keep code x with probability min(1, p(x) / q(x)), else sample from norm(max(p - q, 0)), at all places at once.
 
     The result is a sample of p that differs from x with the smallest possible probability (maximal coupling). The codes
@@ -41,7 +42,6 @@ class CouplingVerifier(VerifierDefaults):
     redraw: Literal["coupled", "independent", "reuse"] = "coupled"
     relaxation: Acceptance | None = None
     modes: frozenset[str] = frozenset({"jacobi"})
-    reads_untruncated: bool = False
     reuse: float | int = 0.5
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class CouplingVerifier(VerifierDefaults):
         if self.relaxation is None:
             return
         name = type(self.relaxation).__name__
-        if not self.relaxation.judges_codes:
+        if not isinstance(self.relaxation, Acceptance):
             raise ValueError(f"{name} relaxes distributions: use RelaxedVerifier({name}(...), CouplingVerifier())")
         if self.redraw != "independent" or not self.modes <= self.relaxation.modes:
             raise ValueError(f'{name} cannot test windows with redraw "{self.redraw}"')
@@ -60,24 +60,18 @@ class CouplingVerifier(VerifierDefaults):
         """Whether codes follow the target's own distribution."""
         return self.relaxation is None
 
-    def draw(
-        self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
-    ) -> Int[Tensor, "b n"]:
-        """Sample with uniforms that belong to no step."""
-        return pick(probabilities(log_p), noise.uniform(positions, 2)[..., 1])
-
-    def walk(
-        self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
-    ) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
         """Sample what follows every node; commit up to the first sample that is not the node's child.
 
         ValueError for a window without log q.
         """
-        if tree.log_q is None:
-            raise ValueError("the window has no log q, which coupling reads: set keeps_distributions=True")
+        log_p = rows.log_p()
+        p, codes = probabilities(log_p), tree.tokens[:, 1:]
         # Every step decides at least one code, so the number of the first undecided code identifies the step.
-        uniforms = noise.uniform(positions, 2, iterations=positions[:, 0])
-        p, q, codes = probabilities(log_p), probabilities(tree.log_q), tree.tokens[:, 1:]
+        uniforms = noise.uniform(rows.places, 2, iterations=rows.places[:, 0])
+        if tree.log_q is None and tree.shape.depth > 0:
+            raise ValueError("the window has no log q, which coupling reads: set keeps_distributions=True")
+        q = p if tree.log_q is None else probabilities(tree.log_q)
         trial = Trial(p[:, :-1].flatten(0, 1), q[:, :-1].flatten(0, 1), codes.flatten(), is_point=False)
         threshold = uniforms[:, :-1, 0] * trial.own_q.view(codes.shape)
         ruling = self.relaxation.judge(trial) if self.relaxation is not None else None
@@ -88,10 +82,11 @@ class CouplingVerifier(VerifierDefaults):
         steps = torch.arange(p.shape[1], device=length.device)
         is_behind = steps > length[:, None]
         is_fresh = (steps == steps[-1]) | (is_behind & (self.redraw != "coupled"))
-        above = (p - q).clamp_(min=0.0)
-        refused = None if ruling is None else normalised(ruling.left, trial.p)
-        if refused is not None:
+        above, cost = (p - q).clamp_(min=0.0), None
+        if ruling is not None:
+            refused = normalised(ruling.left, trial.p)
             above[:, :-1] = refused.view_as(above[:, :-1])
+            cost = self._cost(trial, ruling, refused, threshold)
         sampled = pick(self.left(p, above, is_fresh), uniforms[..., 1])
         if self.redraw == "reuse":
             log_p = self.reused(p, q, log_p, is_behind & (steps < steps[-1]))
@@ -100,11 +95,7 @@ class CouplingVerifier(VerifierDefaults):
         is_kept = is_before if self.redraw == "independent" else is_kept
         sampled[:, :-1] = torch.where(is_kept, codes, sampled[:, :-1])
         path = torch.where(is_before, steps[1:], 0)
-        next_token = sampled.gather(1, length[:, None])[:, 0]
-        verdict = Verdict(path, length, next_token, leftovers=Leftovers(sampled, log_p))
-        if ruling is None or refused is None:
-            return verdict
-        return with_cost(verdict, trial, cost_of(trial, ruling, refused), threshold)
+        return Verdict(path, length, sampled.gather(1, length[:, None])[:, 0], sampled, log_p, cost)
 
     def reused(
         self,
@@ -124,14 +115,10 @@ class CouplingVerifier(VerifierDefaults):
         """Return what a rejection leaves, or p where the sample does not depend on the draft or nothing is left."""
         return torch.where((is_fresh | ~(above.sum(-1) > 0))[..., None], p, above)
 
-
-def with_cost(verdict: Verdict, trial: Trial, cost: Cost, threshold: Float[Tensor, "b d"]) -> Verdict:
-    """Return the verdict with what a relaxed test cost at each place, and where only relaxation accepted."""
-    shape = threshold.shape
-    distance = None if cost.latent_distance is None else pad(cost.latent_distance.view(shape), (0, 1))
-    return replace(
-        verdict,
-        relaxed=(~(threshold < trial.own_p.view(shape))).float(),
-        total_variation=pad(cost.total_variation.view(shape).clamp(max=1.0), (0, 1)),
-        latent_distance=distance,
-    )
+    def _cost(self, trial: Trial, ruling: Ruling, left: Float[Tensor, "bd v"], threshold: Float[Tensor, "b d"]) -> Cost:
+        """Return what a relaxed test cost at each place, and where only relaxation accepted."""
+        shape = threshold.shape
+        tests = cost_of(trial, ruling, left, ~(threshold < trial.own_p.view(shape)))
+        distance = None if tests.latent_distance is None else pad(tests.latent_distance.view(shape), (0, 1))
+        spent = pad(tests.total_variation.view(shape).clamp(max=1.0), (0, 1))
+        return Cost(tests.relaxed.float(), spent, distance)

@@ -5,13 +5,13 @@ depth.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from lantern.core.types import DraftTree, Leftovers, NoiseSource, Rows, TreeShape, Verdict, VerifierDefaults
+from lantern.core.types import DraftTree, NoiseSource, Rows, TreeShape, Verdict
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def visit(shape: TreeShape, read: Callable[[Int[Tensor, "b m"]], Bool[Tensor, "b
 
 
 @dataclass(frozen=True)
-class GumbelVerifier(VerifierDefaults):
+class GumbelVerifier:
     """Take the target's argmax(log p + g) at each node and descend if it is one of the children.
 
     g is the noise with which plain decoding samples that code. The codes are therefore those of plain decoding for any
@@ -79,39 +79,20 @@ class GumbelVerifier(VerifierDefaults):
     """
 
     modes: frozenset[str] = frozenset({"gumbel", "point", "sampled", "iid", "jacobi"})
-    reads_untruncated: bool = False
-    reads_samples: bool = True  # `match` is the walk
-    reads_rows: bool = True
-    is_sample_match: bool = True
     is_exact: bool = True
 
-    def draw(
-        self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
-    ) -> Int[Tensor, "b n"]:
-        """Return argmax(log p + g), the code that plain decoding samples."""
-        return (log_p + noise.gumbel(positions)).argmax(-1)
+    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+        """Keep the path of children that equal the target's own samples, the noise of which is that of `rows`."""
+        sampled = torch.full_like(tree.tokens, -1) if rows.may_stop else rows.sample()
 
-    def walk(
-        self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
-    ) -> Verdict:
-        """Keep the path of children that equal the target's own samples."""
-        return self.match(tree, self.draw(log_p, positions, noise), positions)
+        def read(nodes: Int[Tensor, "b m"]) -> Bool[Tensor, "b n"]:
+            sampled.scatter_(1, nodes, rows.sample(nodes))
+            return tree.tokens == parent_values(sampled, tree.shape)
 
-    def match(self, tree: DraftTree, sampled: Int[Tensor, "b n"], positions: Int[Tensor, "b n"]) -> Verdict:
-        """Run `walk` on the sampled code that follows each node; `positions` is not used."""
+        if rows.may_stop:
+            visit(tree.shape, read, len(sampled))
         matches = tree.tokens == parent_values(sampled, tree.shape)
         matches[:, 0] = True
         path = deepest_path(matches, tree.shape)
         next_token = sampled.gather(1, path.last[:, None])[:, 0]
-        return Verdict(path.nodes, path.length, next_token, leftovers=Leftovers(sampled))
-
-    def descend(self, tree: DraftTree, rows: Rows, positions: Int[Tensor, "b n"], noise: NoiseSource) -> Verdict:
-        """Run `match`, with samples after the nodes of matching paths only."""
-        sampled = torch.full_like(tree.tokens, -1)
-
-        def read(nodes: Int[Tensor, "b m"]) -> Bool[Tensor, "b n"]:
-            sampled.scatter_(1, nodes, rows.sample(self, nodes, noise))
-            return tree.tokens == parent_values(sampled, tree.shape)
-
-        visit(tree.shape, read, len(sampled))
-        return replace(self.match(tree, sampled, positions), leftovers=None)
+        return Verdict(path.nodes, path.length, next_token, samples=None if rows.may_stop else sampled)

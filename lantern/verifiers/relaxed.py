@@ -3,25 +3,18 @@
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
-from lantern.core.types import (
-    DraftTree,
-    Leftovers,
-    NoiseSource,
-    Relaxation,
-    Relaxed,
-    Rows,
-    Verdict,
-    Verifier,
-    VerifierDefaults,
-)
+from lantern.core.types import Cost, DraftTree, NoiseSource, Rows, Verdict, Verifier
+from lantern.core.types.verifier import rows_at
 from lantern.verifiers.gumbel import rows_of_parents
+from lantern.verifiers.relaxations.rule import Relaxation
 
 
 @dataclass(frozen=True)
-class RelaxedVerifier(VerifierDefaults):
+class RelaxedVerifier:
     """Run `inner`, an exact verifier, on the distribution r of a `relaxation` at every node that has children.
 
     The codes then follow r, so the cost has a closed form before the walk: TV(r, p) at each node of the path, and the
@@ -29,17 +22,15 @@ class RelaxedVerifier(VerifierDefaults):
     r(x) that exceeds p(x). Leaves have no q: there r is p and the cost is 0. Codes that a window keeps for its next
     step were sampled from r, so r is the q of that step.
 
-    ValueError for a relaxation that tests single codes, for an inner verifier that is not exact, and in `walk` for a
-    draft without log q.
+    ValueError for a relaxation that tests single codes, and for an inner verifier that is not exact.
     """
 
     relaxation: Relaxation
     inner: Verifier
     is_exact: bool = False
-    reads_log_q: bool = True
 
     def __post_init__(self) -> None:
-        if self.relaxation.judges_codes:
+        if not isinstance(self.relaxation, Relaxation):
             name = type(self.relaxation).__name__
             raise ValueError(f"{name} tests single codes: use RejectionVerifier({name}(...))")
         if not self.inner.is_exact:
@@ -52,151 +43,90 @@ class RelaxedVerifier(VerifierDefaults):
         """The modes of the inner verifier."""
         return self.inner.modes
 
-    @property
-    def reads_untruncated(self) -> bool:
-        """As for the inner verifier."""
-        return self.inner.reads_untruncated
-
-    def draw(
-        self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
-    ) -> Int[Tensor, "b n"]:
-        """Sample from p as the inner verifier does."""
-        return self.inner.draw(log_p, positions, noise)
-
-    def walk(
-        self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
-    ) -> Verdict:
-        """Walk with r, and report the total variation of the nodes on the path."""
-        relaxed = self._relax(tree, log_p)
-        log_r = relaxed.log_r.view(log_p.shape)
-        verdict = self.inner.walk(tree, log_r, positions, noise)
-        cells = tree.shape.parents * log_p.shape[-1] + tree.tokens
-        log_ratio = log_p.flatten(1).gather(1, cells) - log_r.flatten(1).gather(1, cells)
-        distance, left = relaxed.latent_distance, verdict.leftovers
-        if left is not None and left.log_q is None:
-            verdict = replace(verdict, leftovers=Leftovers(left.tokens, log_r))
-        spent = relaxed.total_variation.view(log_p.shape[:2])
-        return reported(verdict, log_ratio, spent, None if distance is None else distance.view(log_p.shape[:2]))
-
-    def descend(self, tree: DraftTree, rows: Rows, positions: Int[Tensor, "b n"], noise: NoiseSource) -> Verdict:
-        """Run `walk`, relaxing the rows that the inner verifier reads only."""
-        relaxed = RelaxedRows(self.relaxation, tree, rows, positions)
-        verdict = self.inner.descend(tree, relaxed, positions, noise)
-        return reported(verdict, relaxed.log_ratio, relaxed.total_variation, relaxed.latent_distance)
-
-    @property
-    def reads_rows(self) -> bool:
-        """As for the inner verifier, if the relaxation gives the same bits row by row."""
-        return self.inner.reads_rows and self.relaxation.is_row_wise
-
-    def _relax(self, tree: DraftTree, log_p: Float[Tensor, "b n v"]) -> Relaxed:
-        """Return the distributions of all nodes as one list of rows: r for nodes with children, p for the others."""
-        log_q = log_q_of(tree, self.relaxation)
-        images, nodes = log_p.shape[:2]
-        depths = tree.shape.depths.expand(images, nodes)
-        if tree.inner is None:
-            return self._relax_masked(tree, log_p.flatten(0, 1), depths.flatten())
-        # Only inner nodes are computed; their numbers are the same in all images.
-        rows = (torch.arange(images, device=depths.device)[:, None] * nodes + tree.inner).flatten()
-        flat = log_p.flatten(0, 1)
-        found = self.relaxation.relax(
-            flat[rows], log_q.flatten(0, 1)[rows], depths=depths.flatten()[rows], levels=tree.shape.depth
-        )
-        free = torch.zeros_like(flat[:, 0])
-        distance = found.latent_distance
-        return Relaxed(
-            flat.index_copy(0, rows, found.log_r),
-            free.index_copy(0, rows, found.total_variation),
-            None if distance is None else free.index_copy(0, rows, distance),
-        )
-
-    def _relax_masked(self, tree: DraftTree, log_p: Float[Tensor, "m v"], depths: Int[Tensor, " m"]) -> Relaxed:
-        """Compute r at every node and keep it at nodes that have children."""
-        assert tree.log_q is not None
-        has_children = tree.shape.has_children.expand(tree.tokens.shape).flatten()
-        log_q = tree.log_q.flatten(0, 1)
-        found = self.relaxation.relax(log_p, log_q, depths=depths, levels=tree.shape.depth)
-        distance = found.latent_distance
-        return Relaxed(
-            torch.where(has_children[:, None], found.log_r, log_p),
-            torch.where(has_children, found.total_variation, 0.0),
-            None if distance is None else torch.where(has_children, distance, 0.0),
-        )
-
-
-def reported(
-    verdict: Verdict,
-    log_ratio: Float[Tensor, "b n"],
-    total_variation: Float[Tensor, "b n"],
-    latent_distance: Float[Tensor, "b n"] | None,
-) -> Verdict:
-    """Return a verdict with its cost, given log(p / r) of every node's code and the cost at every node."""
-    visited = torch.nn.functional.pad(verdict.path, (1, 0))
-    return replace(
-        verdict,
-        relaxed=-torch.expm1(log_ratio.gather(1, verdict.path).nan_to_num().clamp(max=0.0)),
-        total_variation=total_variation.gather(1, visited),
-        latent_distance=None if latent_distance is None else latent_distance.gather(1, visited),
-    )
+    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+        """Verify with r, and report the cost of the nodes on the path; ValueError for a tree without log q."""
+        relaxed = RelaxedRows(self.relaxation, tree, rows, noise)
+        verdict = self.inner.verify(tree, relaxed, noise)
+        if verdict.samples is not None and verdict.log_q is None:
+            verdict = replace(verdict, log_q=relaxed.log_p())
+        return replace(verdict, cost=relaxed.cost(verdict.path))
 
 
 class RelaxedRows(Rows):
-    """Rows of r, made from lazy rows of p when they are read.
+    """Rows of r, made from rows of p as these are read; `untruncated` rows do not exist.
 
     The cost at the nodes that were read and log(p / r) of the codes of their children are kept, 0 for all others.
     """
 
-    is_lazy = True
+    def __init__(self, relaxation: Relaxation, tree: DraftTree, rows: Rows, noise: NoiseSource) -> None:
+        if tree.log_q is None and tree.shape.depth > 0:
+            name = type(relaxation).__name__
+            raise ValueError(f"{name} moves p toward q, and the draft has no log q: use a drafter that records it")
+        self._relaxation, self._tree, self._rows, self._noise = relaxation, tree, rows, noise
+        self.places, self.may_stop = rows.places, rows.may_stop
+        self._has_children = tree.shape.has_children.expand(tree.tokens.shape)
+        self._log_ratio, self._spent = torch.zeros(2, *tree.tokens.shape, device=tree.tokens.device)
+        self._distance = self._every = None
 
-    def __init__(self, relaxation: Relaxation, tree: DraftTree, rows: Rows, positions: Int[Tensor, "b n"]) -> None:
-        self._relaxation, self._tree, self._rows, self._positions = relaxation, tree, rows, positions
-        self._log_q = log_q_of(tree, relaxation)
-        self.log_ratio, self.total_variation = torch.zeros(2, *positions.shape, device=positions.device)
-        self.latent_distance: Tensor | None = None
+    def log_p(self, nodes: Int[Tensor, "b m"] | None = None) -> Float[Tensor, "b m v"]:
+        """Return log r after these nodes of each image (None: all)."""
+        if self.may_stop and nodes is not None:
+            has_children = self._has_children.gather(1, nodes)
+            if not bool(has_children.any()):
+                return self._rows.log_p(nodes)
+            return self._relaxed(nodes, self._rows.log_p(nodes), None if bool(has_children.all()) else has_children)
+        if self._every is None:
+            self._every = self._all()
+        return self._every if nodes is None else rows_at(self._every, nodes)
 
-    def at(self, nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b m v"]:
-        """Return log r after these nodes of each image."""
-        tree, log_p = self._tree, self._rows.at(nodes)
-        shape = tree.shape
-        has_children = shape.has_children.expand(tree.tokens.shape).gather(1, nodes)
-        if not bool(has_children.any()):
+    def sample(self, nodes: Int[Tensor, "b m"] | None = None) -> Int[Tensor, "b m"]:
+        """Return argmax(log r + g) after these nodes (None: all)."""
+        places = self.places if nodes is None else self.places.gather(1, nodes)
+        return (self.log_p(nodes) + self._noise.gumbel(places)).argmax(-1)
+
+    def cost(self, path: Int[Tensor, "b d"]) -> Cost:
+        """Return the cost of a path."""
+        visited = pad(path, (1, 0))
+        relaxed = -torch.expm1(self._log_ratio.gather(1, path).nan_to_num().clamp(max=0.0))
+        distance = None if self._distance is None else self._distance.gather(1, visited)
+        return Cost(relaxed, self._spent.gather(1, visited), distance)
+
+    def _all(self) -> Float[Tensor, "b n v"]:
+        """Return log r after all nodes; only inner nodes are relaxed where they are the same in all images."""
+        log_p, inner = self._rows.log_p(), self._tree.inner
+        if self._tree.shape.depth == 0:
             return log_p
+        if inner is None:
+            return self._relaxed(torch.arange(log_p.shape[1], device=log_p.device), log_p, self._has_children)
+        return log_p.index_copy(1, inner, self._relaxed(inner, log_p[:, inner], None))
+
+    def _relaxed(
+        self,
+        nodes: Int[Tensor, "*b m"],
+        log_p: Float[Tensor, "b m v"],
+        has_children: Bool[Tensor, "b m"] | None,
+    ) -> Float[Tensor, "b m v"]:
+        """Return log r after these nodes, and log p where they have no children (None: all have)."""
+        tree = self._tree
+        assert tree.log_q is not None
+        nodes = nodes.expand(len(log_p), -1)
         found = self._relaxation.relax(
             log_p.flatten(0, 1),
-            rows_at(self._log_q, nodes).flatten(0, 1),
-            depths=shape.depths.expand(tree.tokens.shape).gather(1, nodes).flatten(),
-            levels=shape.depth,
+            rows_at(tree.log_q, nodes, self.may_stop).flatten(0, 1),
+            depths=tree.shape.depths.expand(tree.tokens.shape).gather(1, nodes).flatten(),
+            levels=tree.shape.depth,
         )
-        log_r = found.log_r.view(log_p.shape)
-        if not bool(has_children.all()):
+        log_r, spent, distance = found.log_r.view(log_p.shape), found.total_variation, found.latent_distance
+        if has_children is not None:
             log_r = torch.where(has_children[..., None], log_r, log_p)
-        spent = found.total_variation.view(nodes.shape)
-        self.total_variation.scatter_(1, nodes, torch.where(has_children, spent, 0.0))
-        if found.latent_distance is not None:
-            distance = torch.where(has_children, found.latent_distance.view(nodes.shape), 0.0)
-            known = torch.zeros_like(self.log_ratio) if self.latent_distance is None else self.latent_distance
-            self.latent_distance = known.scatter(1, nodes, distance)
+            spent = torch.where(has_children.flatten(), spent, 0.0)
+            distance = None if distance is None else torch.where(has_children.flatten(), distance, 0.0)
+        self._spent.scatter_(1, nodes, spent.view(nodes.shape))
+        if distance is not None:
+            known = torch.zeros_like(self._spent) if self._distance is None else self._distance
+            self._distance = known.scatter(1, nodes, distance.view(nodes.shape))
         is_read, row = rows_of_parents(tree, nodes)
         cells = row * log_p.shape[-1] + tree.tokens
         ratio = log_p.flatten(1).gather(1, cells) - log_r.flatten(1).gather(1, cells)
-        self.log_ratio = torch.where(is_read, ratio, self.log_ratio)
+        self._log_ratio = torch.where(is_read, ratio, self._log_ratio)
         return log_r
-
-    def sample(self, verifier: Verifier, nodes: Int[Tensor, "b m"], noise: NoiseSource) -> Int[Tensor, "b m"]:
-        """Return what a verifier's `draw` samples after these nodes."""
-        return verifier.draw(self.at(nodes), self._positions.gather(1, nodes), noise)
-
-
-def rows_at(values: Float[Tensor, "b n v"], nodes: Int[Tensor, "b m"]) -> Float[Tensor, "b m v"]:
-    """Return the rows of these nodes of each image, that of a single one without a copy."""
-    if nodes.numel() == 1:
-        return values.narrow(1, int(nodes), 1)
-    return values[torch.arange(len(nodes), device=nodes.device)[:, None], nodes]
-
-
-def log_q_of(tree: DraftTree, relaxation: Relaxation) -> Float[Tensor, "b n v"]:
-    """Return a tree's log q; ValueError if it has none."""
-    if tree.log_q is None:
-        name = type(relaxation).__name__
-        raise ValueError(f"{name} moves p toward q, and the draft has no log q: use a drafter that records it")
-    return tree.log_q

@@ -168,11 +168,11 @@ def test_continuations_keep_their_state_in_place() -> None:
 # Errors.
 
 
-def test_verifiers_without_leftovers_raise() -> None:
+def test_verifiers_without_samples_raise() -> None:
     drafter = JacobiDrafter(TARGET, keeps_distributions=False)
     counts = torch.ones(1, dtype=torch.long)
     verdict = Verdict(torch.zeros(1, 15, dtype=torch.long), counts * 0, counts)
-    with pytest.raises(ValueError, match="returned no leftovers"):
+    with pytest.raises(ValueError, match="returned no samples"):
         drafter.observe(Step(1, counts, counts, counts[:, None], verdict=verdict))
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Generation, Step, Verdict
+from lantern.core.types import Cost, Generation, Step, Verdict
 from lantern.generation.acceptance_map import (
     MARK,
     SHADES,
@@ -47,7 +47,7 @@ def step(start: int, count: int, relaxed: list[float] | None = None, length: int
             path=torch.zeros(1, len(relaxed), dtype=torch.long),
             length=torch.tensor([count - 1 if length is None else length]),
             next_token=torch.zeros(1, dtype=torch.long),
-            relaxed=torch.tensor([relaxed]),
+            cost=Cost(torch.tensor([relaxed]), torch.zeros(1, len(relaxed) + 1)),
         )
     ends = torch.tensor([start]), torch.tensor([count])
     return Step(0, *ends, torch.zeros(1, count, dtype=torch.long), verdict=verdict)

@@ -18,9 +18,9 @@ from torch import Tensor
 from lantern.core.noise import Purpose
 from lantern.core.types import DraftMode, DraftTree, Prefill, Step, Verdict, Verifier
 from lantern.drafters.trees.static import StaticTree
-from lantern.drafters.windows.jacobi import JacobiDrafter
+from lantern.drafters.windows.jacobi import JacobiDrafter, chain_shape
 from tests.proof.enumeration import Spoil, node_strings
-from tests.proof.worlds import World
+from tests.proof.worlds import GivenRows, World
 
 RUNS, CHUNK = 200_000, 50_000
 LANES = 4
@@ -158,11 +158,12 @@ class Progress:
         """Whether all strings are complete."""
         return bool((self.known >= self.world.count).all())
 
-    def walk(self, verifier: Verifier, draft: DraftTree, noise: BulkNoise) -> Verdict:
+    def verify(self, verifier: Verifier, draft: DraftTree, noise: BulkNoise) -> Verdict:
         """Verify trees whose roots are the ends of the strings."""
         places = (self.known[:, None] + draft.shape.depths).clamp(max=self.world.count - 1)
         strings = node_strings(self.world, draft.tokens, draft.shape, self.strings)
-        return verifier.walk(draft, self.world.single.log_p(strings, draft.shape), places, noise)
+        rows = GivenRows(self.world.single.log_p(strings, draft.shape), places, noise)
+        return verifier.verify(draft, rows, noise)
 
     def take(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
         """Append the first `counts` codes that fit; return how many did."""
@@ -190,7 +191,7 @@ def decode(
         noise = noise.at(rows)
         draft = drafted(world, mode, tree, noise, progress, private)
         draft = spoil(draft) if spoil else draft
-        verdict = progress.walk(verifier, draft, noise)
+        verdict = progress.verify(verifier, draft, noise)
         progress.take(committed(draft, verdict), verdict.length + 1)
         made[rows] = progress.strings
         is_open = progress.known < world.count
@@ -203,13 +204,13 @@ def decode_windows(world: World, verifier: Verifier, window: int, init: str, noi
     progress = Progress(world, noise.runs)
     config: Any = SimpleNamespace(config=SimpleNamespace(block_size=world.count, vocab_size=world.codes))
     drafter = JacobiDrafter(config, window=window, init=init, keeps_distributions="jacobi" in verifier.modes)
-    place = torch.zeros(noise.runs, 1, dtype=torch.long)
-    first = verifier.draw(world.look_up(world.single.logs.p, place), place, noise)
-    progress.take(first, place[:, 0] + 1)
-    drafter.begin(Prefill(torch.zeros(noise.runs, 1, 1, 1), place == 0, first[:, 0]), noise)
+    root = DraftTree(torch.zeros(noise.runs, 1, dtype=torch.long), chain_shape(0, torch.device("cpu")), "jacobi")
+    first = progress.verify(verifier, root, noise).next_token
+    progress.take(first[:, None], torch.ones_like(first))
+    drafter.begin(Prefill(torch.zeros(noise.runs, 1, 1, 1), root.tokens == 0, first), noise)
     while not progress.is_done:
         draft, known = drafter.propose(), progress.known
-        verdict = progress.walk(verifier, draft, noise)
+        verdict = progress.verify(verifier, draft, noise)
         codes = committed(draft, verdict)
         counts = progress.take(codes, verdict.length + 1)
         drafter.observe(Step(0, known, counts, codes, None, draft, verdict))

@@ -28,7 +28,7 @@ from lantern.core.noise import Purpose
 from lantern.core.types import DraftMode, DraftTree, TreeShape
 from lantern.drafters.trees.static import StaticTree
 from lantern.verifiers.rejection import RejectionVerifier
-from tests.proof.worlds import World
+from tests.proof.worlds import GivenRows, World
 
 BITS = 36
 SLACK = 1e-9
@@ -222,7 +222,9 @@ def walk(world: World, verifier: RejectionVerifier, draft: DraftTree, uniforms: 
     watched = copy.copy(verifier)
     object.__setattr__(watched, "draw", draw)
     log_p = world.log_p(node_strings(world, draft.tokens, draft.shape), draft.shape)
-    verdict = watched.walk(draft, log_p, draft.shape.depths.expand(draft.tokens.shape), Forced(uniforms))
+    noise = Forced(uniforms)
+    rows = GivenRows(log_p, draft.shape.depths.expand(draft.tokens.shape), noise)
+    verdict = watched.verify(draft, rows, noise)
     path = torch.nn.functional.pad(verdict.path, (1, 0))
     return Walked(path.gather(1, verdict.length[:, None])[:, 0], read[-1])
 

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.noise import Purpose
-from lantern.core.types import DraftMode, DraftTree, Leftovers, NoiseSource, Verdict
+from lantern.core.types import DraftMode, DraftTree, NoiseSource, Rows, Verdict
 from lantern.drafters.trees.static import StaticTree
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
-from lantern.verifiers.rejection import Outcome, RejectionVerifier
+from lantern.verifiers.rejection import Outcome, RejectionVerifier, normalised
 from tests.proof import draws, enumeration
 from tests.proof.worlds import RawLeaves, World, processed_world, world
 
@@ -109,54 +109,37 @@ def p_value(verifier: GumbelVerifier | RejectionVerifier, mode: DraftMode = "sam
 class Ungated(RejectionVerifier):
     """Tests every sibling regardless of earlier results, and keeps the last that passes."""
 
-    def _test(
-        self,
-        before: Outcome,
-        child: Int[Tensor, " b"],
-        code: Int[Tensor, " b"],
-        q: Float[Tensor, "b v"],
-        threshold: Float[Tensor, " b"],
-        is_tested: Tensor,
-        mode: str,
+    def test_children(
+        self, tree: DraftTree, children: Tensor, p: Tensor, q: Tensor, uniforms: Tensor, *others: Any
     ) -> Outcome:
-        still = replace(before, is_accepted=torch.zeros_like(before.is_accepted))
-        after = super()._test(still, child, code, q, threshold, is_tested | (before.is_accepted & (child > 0)), mode)
-        return replace(after, is_accepted=before.is_accepted | after.is_accepted)
+        taken, codes = torch.zeros_like(children[:, 0]), tree.tokens.gather(1, children)
+        for rank in range(children.shape[1]):
+            one = super().test_children(tree, children[:, rank : rank + 1], p, q, uniforms[:, rank : rank + 1], *others)
+            taken, p = torch.where(one.taken > 0, one.taken, taken), one.left
+            q = normalised(q.scatter(1, codes[:, rank : rank + 1], 0.0), q)
+        return Outcome(taken, p, None)
 
 
 class RefusalForgotten(RejectionVerifier):
     """Samples the next code from p instead of from the residual distribution."""
 
-    def test_children(
-        self,
-        tree: DraftTree,
-        node: Int[Tensor, " b"],
-        p: Float[Tensor, "b v"],
-        q: Float[Tensor, "b v"] | None,
-        uniforms: Float[Tensor, "b w"],
-        is_alive: Tensor,
-        may_stop: bool = False,
-    ) -> Outcome:
-        return replace(super().test_children(tree, node, p, q, uniforms, is_alive, may_stop), left=p)
+    def test_children(self, tree: DraftTree, children: Tensor, p: Tensor, *others: Any) -> Outcome:
+        return replace(super().test_children(tree, children, p, *others), left=p)
 
 
 class DraftersNoise(RejectionVerifier):
     """Samples the residual with the noise that chose the refused codes."""
 
-    def draw(
-        self, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
-    ) -> Int[Tensor, "b n"]:
-        return (log_p + noise.gumbel(positions, Purpose.DRAFT)).argmax(-1)
+    def draw(self, log_p: Tensor, places: Tensor, noise: NoiseSource) -> Tensor:
+        return (log_p + noise.gumbel(places, Purpose.DRAFT)).argmax(-1)
 
 
 class RootsRow(RejectionVerifier):
     """Samples the bonus code at a leaf from the root's distribution."""
 
-    def walk(
-        self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
-    ) -> Verdict:
-        verdict = super().walk(tree, log_p, positions, noise)
-        wrong = self.draw(log_p[:, :1], positions[:, -1:], noise)[:, 0]
+    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+        verdict = super().verify(tree, rows, noise)
+        wrong = self.draw(rows.log_p()[:, :1], rows.places[:, -1:], noise)[:, 0]
         is_leaf = verdict.length == tree.shape.depth
         return replace(verdict, next_token=torch.where(is_leaf, wrong, verdict.next_token))
 
@@ -164,11 +147,8 @@ class RootsRow(RejectionVerifier):
 class GumbelOfRootsRow(GumbelVerifier):
     """Returns the root's sample as the bonus code."""
 
-    def walk(
-        self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
-    ) -> Verdict:
-        verdict = super().walk(tree, log_p, positions, noise)
-        return replace(verdict, next_token=self.draw(log_p, positions, noise)[:, 0])
+    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+        return replace(super().verify(tree, rows, noise), next_token=rows.sample()[:, 0])
 
 
 @pytest.mark.parametrize("mutant", [Ungated(), RefusalForgotten(), DraftersNoise(), RootsRow()])
@@ -190,30 +170,26 @@ def test_gumbel_bonus_from_the_wrong_row_is_detected() -> None:
 class OldDistribution(CouplingVerifier):
     """Records for kept codes the distribution that they were first sampled from, as released code does."""
 
-    def walk(
-        self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
-    ) -> Verdict:
-        verdict = super().walk(tree, log_p, positions, noise)
-        left = verdict.leftovers
-        assert left is not None and left.log_q is not None and tree.log_q is not None
-        is_kept = torch.nn.functional.pad(left.tokens[:, :-1] == tree.tokens[:, 1:], (0, 1))
-        recorded = torch.where(is_kept[..., None], tree.log_q, left.log_q)
-        return replace(verdict, leftovers=Leftovers(left.tokens, recorded))
+    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
+        verdict = super().verify(tree, rows, noise)
+        assert verdict.samples is not None and verdict.log_q is not None
+        if tree.log_q is None:
+            return verdict
+        is_kept = torch.nn.functional.pad(verdict.samples[:, :-1] == tree.tokens[:, 1:], (0, 1))
+        return replace(verdict, log_q=torch.where(is_kept[..., None], tree.log_q, verdict.log_q))
 
 
 class SameUniforms(CouplingVerifier):
     """Tests a code with the same uniforms in every step."""
 
-    def walk(
-        self, tree: DraftTree, log_p: Float[Tensor, "b n v"], positions: Int[Tensor, "b n"], noise: NoiseSource
-    ) -> Verdict:
+    def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
         class Still:
             gumbel = noise.gumbel
 
             def uniform(self, positions: Tensor, lanes: int, **others: object) -> Tensor:
                 return noise.uniform(positions, lanes)
 
-        return super().walk(tree, log_p, positions, Still())  # type: ignore[arg-type]
+        return super().verify(tree, rows, Still())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mutant", [OldDistribution(), SameUniforms()])

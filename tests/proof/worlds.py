@@ -11,7 +11,8 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import TreeShape
+from lantern.core.types import NoiseSource, Rows, TreeShape
+from lantern.core.types.verifier import rows_at
 from lantern.drafters.trees.static import StaticTree
 
 # A chain, siblings only, branches of different depth, and a tree deeper than the codes that are left.
@@ -22,6 +23,25 @@ TREES = {
     "too deep": StaticTree(((0,), (1,), (0, 0), (0, 0, 0))),
 }
 KINDS = ("generic", "zeros", "one-hot", "disjoint", "equal")
+
+
+@dataclass(frozen=True)
+class GivenRows(Rows):
+    """Rows of log-probabilities that are given, in any precision."""
+
+    every: Float[Tensor, "b n v"]
+    places: Int[Tensor, "b n"]
+    noise: NoiseSource
+    may_stop: bool = False
+
+    def log_p(self, nodes: Int[Tensor, "b m"] | None = None) -> Float[Tensor, "b m v"]:
+        """Return the rows of these nodes."""
+        return self.every if nodes is None else rows_at(self.every, nodes)
+
+    def sample(self, nodes: Int[Tensor, "b m"] | None = None) -> Int[Tensor, "b m"]:
+        """Return argmax(log p + g)."""
+        places = self.places if nodes is None else self.places.gather(1, nodes)
+        return (self.log_p(nodes) + self.noise.gumbel(places)).argmax(-1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,10 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.types import DraftTree, NoiseSource, Trial, Verdict
+from lantern.core.types import DraftTree, NoiseSource, Verdict
 from lantern.drafters.trees.static import chain
+from lantern.drafters.windows.jacobi import chain_shape
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.relaxations.grouped import Grouped
+from lantern.verifiers.relaxations.rule import Trial
+from tests.proof.worlds import GivenRows
 
 CODES, GRID = 5, 200
 
@@ -51,12 +54,12 @@ def walk(
     tree = DraftTree(tokens, shape, "jacobi", q.log().expand(runs, -1, -1))
     positions = (7 + shape.depths).expand(runs, -1)
     verifier: Any = CouplingVerifier(redraw, rule)  # type: ignore[arg-type]
-    return verifier.walk(tree, p.log().expand(runs, -1, -1), positions, noise), noise
+    return verifier.verify(tree, GivenRows(p.log().expand(runs, -1, -1), positions, noise), noise), noise
 
 
 def sampled(verdict: Verdict) -> Tensor:
-    assert verdict.leftovers is not None
-    return verdict.leftovers.tokens
+    assert verdict.samples is not None
+    return verdict.samples
 
 
 def distribution_of(codes: Tensor) -> Tensor:
@@ -125,15 +128,17 @@ def test_point_masses_give_their_code() -> None:
 def test_recorded_distribution_is_p_and_uniforms_belong_to_the_step() -> None:
     p = distributions(3, 0)
     verdict, noise = walk(p, distributions(3, 1), [2, 4])
-    assert verdict.leftovers is not None and verdict.leftovers.log_q is not None
-    assert torch.equal(verdict.leftovers.log_q[5], p.log())
+    assert verdict.log_q is not None
+    assert torch.equal(verdict.log_q[5], p.log())
     assert torch.equal(noise.iterations, torch.full((GRID * GRID,), 7))  # type: ignore[attr-defined]
 
 
 def test_first_code_follows_p() -> None:
     p, runs = distributions(1, 3), GRID * GRID
-    codes = CouplingVerifier().draw(p.log().expand(runs, 1, -1), torch.zeros(runs, 1, dtype=torch.long), Gridded())
-    assert (distribution_of(codes[:, 0]) - p[0]).abs().max() < 2 / GRID
+    root = DraftTree(torch.zeros(runs, 1, dtype=torch.long), chain_shape(0, p.device), "jacobi")
+    rows = GivenRows(p.log().expand(runs, 1, -1), root.tokens, Gridded())
+    code = CouplingVerifier().verify(root, rows, Gridded()).next_token
+    assert (distribution_of(code) - p[0]).abs().max() < 2 / GRID
 
 
 def test_windows_without_log_q_raise() -> None:
@@ -142,7 +147,7 @@ def test_windows_without_log_q_raise() -> None:
     log_p = distributions(2, 0).log()[None]
     for odd in (tree, replace(tree, mode="point")):
         with pytest.raises(ValueError, match="has no log q"):
-            CouplingVerifier().walk(odd, log_p, shape.depths[None], Gridded())
+            CouplingVerifier().verify(odd, GivenRows(log_p, shape.depths[None], Gridded()), Gridded())
 
 
 def test_unknown_redraw_raises() -> None:
@@ -160,8 +165,8 @@ def test_a_window_of_groups_of_one_is_speculative_jacobi_decoding() -> None:
     exact, _ = walk(p, q, [1, 2, 3], "independent")
     found, _ = walk(p, q, [1, 2, 3], "independent", groups(0))
     assert torch.equal(found.path, exact.path) and torch.equal(sampled(found), sampled(exact))
-    assert found.total_variation is not None and found.relaxed is not None
-    assert not found.total_variation.any() and not (found.relaxed * (found.path > 0)).any()
+    assert found.cost is not None
+    assert not found.cost.total_variation.any() and not (found.cost.relaxed * (found.path > 0)).any()
 
 
 def test_a_relaxed_window_follows_its_rule_and_reports_no_less_than_it_moves() -> None:
@@ -176,9 +181,9 @@ def test_a_relaxed_window_follows_its_rule_and_reports_no_less_than_it_moves() -
         expected[code] += chance
         first = distribution_of(sampled(verdict)[:, 0])
         assert torch.allclose(first, expected, atol=3 / GRID)
-        assert verdict.total_variation is not None
+        assert verdict.cost is not None
         output += q[0, code] * first
-        reported += float(q[0, code] * verdict.total_variation[:, 0].mean())
+        reported += float(q[0, code] * verdict.cost.total_variation[:, 0].mean())
     moved = float((output - p[0]).abs().sum() / 2)
     assert 0.02 < moved <= reported + 3 / GRID
 
@@ -196,10 +201,10 @@ def test_reused_codes_follow_the_distribution_that_is_recorded() -> None:
     for code in range(CODES):
         verdict, _ = walk(p, q, [2, code], "reuse")
         emitted += float(q[1, code]) * distribution_of(sampled(verdict)[:, 1])
-    assert verdict.leftovers is not None and verdict.leftovers.log_q is not None
-    recorded = verdict.leftovers.log_q[0, 1].exp()
+    assert verdict.log_q is not None
+    recorded = verdict.log_q[0, 1].exp()
     assert torch.allclose(emitted, recorded, atol=0.01) and abs(float(recorded.sum()) - 1) < 1e-5
     # To record p, as the paper does, is a mistake of this size.
     assert float((emitted - p[1]).abs().sum() / 2) > 0.05
     # The window's last row has no code that could stay.
-    assert torch.allclose(verdict.leftovers.log_q[0, 2].exp(), p[2], atol=1e-6)
+    assert torch.allclose(verdict.log_q[0, 2].exp(), p[2], atol=1e-6)

@@ -1,6 +1,7 @@
 """Walks that read only the rows they visit, compared bit for bit with walks over all rows."""
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from torch import Tensor
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Verdict, Verifier
-from lantern.decoding.loop import LazyRows, Programs
+from lantern.decoding.loop import Programs
+from lantern.decoding.rows import LogitRows
 from lantern.drafters.trees.static import named
 from lantern.verifiers.greedy import GreedyVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
@@ -47,18 +49,16 @@ VERIFIERS: dict[str, tuple[Verifier, DraftMode]] = {
 }
 
 
-class CountedRows(LazyRows):
+class CountedRows(LogitRows):
     """Rows that count how many were read."""
 
-    read: list[int]
+    @cached_property
+    def read(self) -> list[int]:
+        return []
 
-    def at(self, nodes: Tensor) -> Tensor:
+    def _at(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         self.read.append(nodes.shape[1])
-        return super().at(nodes)
-
-    def sample(self, verifier: Verifier, nodes: Tensor, noise: Any) -> Tensor:
-        self.read.append(nodes.shape[1])
-        return super().sample(verifier, nodes, noise)
+        return super()._at(nodes)
 
 
 def step(mode: DraftMode, images: int, seed: int, sampling: Sampling) -> tuple[DraftTree, Tensor, Tensor, Noise]:
@@ -80,14 +80,12 @@ def step(mode: DraftMode, images: int, seed: int, sampling: Sampling) -> tuple[D
 
 def kept(verdict: Verdict, image: int) -> list[Any]:
     """Return what a verdict says of an image, without what lies past the accepted path."""
-    length = int(verdict.length[image])
-    spent = [verdict.total_variation, verdict.latent_distance]
-    return [
-        verdict.path[image, :length].tolist(),
-        int(verdict.next_token[image]),
-        None if verdict.relaxed is None else verdict.relaxed[image, :length].tolist(),
-        *(None if cost is None else cost[image, : length + 1].tolist() for cost in spent),
-    ]
+    length, cost = int(verdict.length[image]), verdict.cost
+    found: list[Any] = [verdict.path[image, :length].tolist(), int(verdict.next_token[image])]
+    if cost is None:
+        return found
+    found += [cost.relaxed[image, :length].tolist(), cost.total_variation[image, : length + 1].tolist()]
+    return found if cost.latent_distance is None else [*found, cost.latent_distance[image, : length + 1].tolist()]
 
 
 @pytest.mark.parametrize("images", [1, IMAGES])
@@ -95,14 +93,12 @@ def kept(verdict: Verdict, image: int) -> list[Any]:
 def test_lazy_walks_have_the_bits_of_full_walks(name: str, images: int) -> None:
     verifier, mode = VERIFIERS[name]
     sampling = Sampling(guidance=2.0, temperature=0.9, top_k=20, top_p=0.98)
-    sampling = sampling.untruncated() if verifier.reads_untruncated else sampling
     lengths: list[int] = []
     for seed in range(STEPS):
         tree, logits, places, noise = step(mode, images, seed, sampling)
-        full = verifier.walk(tree, sampling.log_probs(logits, places), places, noise)
-        rows = CountedRows(sampling, logits, places)
-        object.__setattr__(rows, "read", [])
-        lazy = verifier.descend(tree, rows, places, noise)
+        full = verifier.verify(tree, LogitRows(sampling, logits, places, noise), noise)
+        rows = CountedRows(sampling, logits, places, noise, may_stop=True)
+        lazy = verifier.verify(tree, rows, noise)
         assert [kept(lazy, i) for i in range(images)] == [kept(full, i) for i in range(images)]
         assert torch.equal(lazy.length, full.length) and lazy.path.shape == full.path.shape
         if images == 1 and name != "greedy":  # there siblings may match, and all of them are visited
@@ -119,9 +115,3 @@ def test_decoding_with_lazy_rows_gives_the_same_pictures_and_statistics(name: st
     for field in ("codes", "passes", "accepted", "reached", "relaxed", "total_variation", "latent_distance"):
         found = [getattr(one, field) for one in made]
         assert found[0] is found[1] is None or torch.equal(*found), field
-
-
-def test_distances_by_matrix_products_are_computed_for_all_rows_at_once() -> None:
-    cool = RelaxedVerifier(Cool(codebook=VECTORS), RejectionVerifier())
-    assert not cool.reads_rows  # their bits depend on the number of rows
-    assert RelaxedVerifier(Cool(), RejectionVerifier()).reads_rows

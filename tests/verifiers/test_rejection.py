@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lantern.core.types import Acceptance, DraftMode
+from lantern.core.types import DraftMode
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.cool import Cool
 from lantern.verifiers.relaxations.grouped import Grouped
 from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.lantern_pp import LanternPP
 from lantern.verifiers.relaxations.neighbours import proximity_table
+from lantern.verifiers.relaxations.rule import Acceptance
 from lantern.verifiers.relaxations.tolerance import Tolerance
 from tests.verifiers.toys import expected, outcome, toy
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Generation, Relaxation, RelaxationDefaults, Relaxed, Verifier
+from lantern.core.types import DraftMode, DraftTree, Generation, Verifier
 from lantern.decoding.loop import Programs
 from lantern.drafters.trees.static import StaticTree
 from lantern.methods.registry import METHODS
@@ -18,9 +18,11 @@ from lantern.verifiers.relaxations.bounded import Bounded
 from lantern.verifiers.relaxations.cool import Cool
 from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 from lantern.verifiers.relaxed import RelaxedVerifier
-from tests.tiny import tiny_condition, tiny_eagle
-from tests.tiny_decoder import SAMPLING, TARGET, tiny_codebook, tiny_decoder
+from tests.proof.worlds import GivenRows
+from tests.tiny import tiny_condition
+from tests.tiny_decoder import SAMPLING, tiny_codebook, tiny_decoder
 from tests.verifiers.toys import CODES, TREE, Toy, distance, draw_tree, outcome, spread_noise, target_distribution, toy
 
 TOLERANCE = 0.015
@@ -37,7 +39,7 @@ PAIRS = [
 ]
 
 
-class Halfway(RelaxationDefaults):
+class Halfway(Relaxation):
     """r = (p + q) / 2."""
 
     def relax(self, log_p: Tensor, log_q: Tensor, *, depths: Tensor, levels: int) -> Relaxed:
@@ -72,14 +74,16 @@ def walked(distributions: Toy, rule: Relaxation, inner: Verifier, mode: DraftMod
     tree = draw_tree(distributions, mode, noise, 2000)
     tree = replace(tree, inner=TREE.inner()) if has_inner else tree
     log_p = target_distribution(distributions, tree)
-    return tree, log_p, RelaxedVerifier(rule, inner).walk(tree, log_p, tree.shape.depths.expand(2000, -1), noise)
+    rows = GivenRows(log_p, tree.shape.depths.expand(2000, -1), noise)
+    return tree, log_p, RelaxedVerifier(rule, inner).verify(tree, rows, noise)
 
 
 @pytest.mark.parametrize(("inner", "mode"), PAIRS)
 def test_reported_total_variation_is_that_along_the_path(inner: Verifier, mode: DraftMode) -> None:
     distributions = toy()
     tree, log_p, verdict = walked(distributions, BOUNDED, inner, mode)
-    assert verdict.total_variation is not None and verdict.relaxed is not None and verdict.latent_distance is not None
+    cost = verdict.cost
+    assert cost is not None and cost.latent_distance is not None
     node = torch.zeros_like(verdict.length)
     for j in range(3):
         is_visited = j <= verdict.length
@@ -89,11 +93,11 @@ def test_reported_total_variation_is_that_along_the_path(inner: Verifier, mode: 
             assert tree.log_q is not None
             r = p if is_leaf else distribution(BOUNDED, p, tree.log_q[i, at].exp(), j)
             spent = float((r - p).abs().sum() / 2)
-            assert float(verdict.total_variation[i, j]) == pytest.approx(spent, abs=1e-6)
+            assert float(cost.total_variation[i, j]) == pytest.approx(spent, abs=1e-6)
             if j < int(verdict.length[i]):
                 code = tree.tokens[i, verdict.path[i, j]]
                 owed = float((1 - p[code] / r[code]).clamp(min=0))
-                assert float(verdict.relaxed[i, j]) == pytest.approx(owed, abs=1e-5)
+                assert float(cost.relaxed[i, j]) == pytest.approx(owed, abs=1e-5)
         node = verdict.path[:, j] if j < 2 else node
 
 
@@ -102,13 +106,15 @@ def test_naming_the_inner_nodes_changes_nothing(inner: Verifier, mode: DraftMode
     """Arbitrary log q at leaves has no effect either way."""
     _, _, one = walked(toy(), BOUNDED, inner, mode)
     _, _, other = walked(toy(), BOUNDED, inner, mode, has_inner=True)
-    for name in ("path", "length", "next_token", "relaxed", "total_variation", "latent_distance"):
+    for name in ("path", "length", "next_token"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
+    for name in ("relaxed", "total_variation", "latent_distance"):
+        assert torch.equal(getattr(one.cost, name), getattr(other.cost, name)), name
 
 
 def test_without_distances_none_is_reported() -> None:
     _, _, verdict = walked(toy(), Bounded(LINE, k=3), GumbelVerifier(), "gumbel")
-    assert verdict.latent_distance is None and verdict.total_variation is not None
+    assert verdict.cost is not None and verdict.cost.latent_distance is None
 
 
 def test_relaxed_verifier_has_the_modes_of_the_inner_one_and_is_not_exact() -> None:
@@ -128,10 +134,9 @@ def test_relaxed_inner_verifiers_raise() -> None:
 
 def test_drafts_without_log_q_raise() -> None:
     tree = DraftTree(torch.zeros(1, 9, dtype=torch.long), TREE.shape(), "point")
+    rows = GivenRows(torch.zeros(1, 9, CODES), torch.zeros(1, 9, dtype=torch.long), noise := spread_noise(2000, 3))
     with pytest.raises(ValueError, match="use a drafter that records it"):
-        RelaxedVerifier(BOUNDED, GumbelVerifier()).walk(
-            tree, torch.zeros(1, 9, CODES), torch.zeros(1, 9, dtype=torch.long), spread_noise(2000, 3)
-        )
+        RelaxedVerifier(BOUNDED, GumbelVerifier()).verify(tree, rows, noise)
 
 
 VECTORS = tiny_codebook()
@@ -175,16 +180,6 @@ def test_without_a_codebook_no_distance_is_reported(name: str) -> None:
 def test_groups_need_a_codebook() -> None:
     with pytest.raises(ValueError, match="needs the vectors of the codes"):
         decode("grouped", has_codebook=False)
-
-
-def test_drafters_without_log_q_raise_when_built() -> None:
-    from lantern.decoding.loop import check_modes
-    from lantern.drafters.eagle.drafter import EagleDrafter
-    from lantern.drafters.trees.static import named
-
-    drafter = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=named("chain_3"), mode="gumbel", sampling=SAMPLING)
-    with pytest.raises(ValueError, match="records_log_q=True"):
-        check_modes(drafter, RelaxedVerifier(BOUNDED, GumbelVerifier()))
 
 
 def test_acceptance_rules_with_gumbel_match_raise() -> None:

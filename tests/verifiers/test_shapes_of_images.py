@@ -15,6 +15,7 @@ from lantern.verifiers.relaxations.bounded import Bounded
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from lantern.verifiers.relaxed import RelaxedVerifier
 from tests.proof.draws import BulkNoise
+from tests.proof.worlds import GivenRows
 from tests.verifiers.toys import CODES, draw_tree, target_distribution, toy
 
 # Trees with the same number of nodes and different shapes.
@@ -68,7 +69,7 @@ def distribution(draft: DraftTree) -> Tensor:
 
 def walked(verifier: Verifier, draft: DraftTree, noise: BulkNoise) -> Verdict:
     places = draft.shape.depths.expand(draft.tokens.shape)
-    return verifier.walk(draft, distribution(draft), places, noise)  # type: ignore[arg-type]
+    return verifier.verify(draft, GivenRows(distribution(draft), places, noise), noise)
 
 
 @pytest.mark.parametrize(("verifier", "mode"), VERIFIERS, ids=["gumbel", "sampled", "point", "bounded"])
@@ -81,8 +82,8 @@ def test_batches_of_different_trees_match_single_walks(verifier: Verifier, mode:
         assert torch.equal(both.length[rows], alone.length) and torch.equal(both.next_token[rows], alone.next_token)
         taken = torch.arange(2) < alone.length[:, None]
         assert torch.equal(both.path[rows] * taken, alone.path * taken)
-        if alone.total_variation is not None and both.total_variation is not None:
-            assert torch.allclose(both.total_variation[rows], alone.total_variation)
+        if alone.cost is not None and both.cost is not None:
+            assert torch.allclose(both.cost.total_variation[rows], alone.cost.total_variation)
     assert len(set(both.length.tolist())) > 1
 
 
@@ -92,13 +93,13 @@ def test_counters_of_different_trees_match_single_counters() -> None:
     one, cpu = Counters(8), torch.device("cpu")
     batch = together(parts)
     for _ in range(2):
-        one.enter(replace(batch.shape), replace(walked(GumbelVerifier(), batch, NOISE), leftovers=None), start)
+        one.enter(replace(batch.shape), replace(walked(GumbelVerifier(), batch, NOISE), samples=None), start)
     found = one.totals(len(start), 2, cpu)
     numbers = torch.arange(len(start)).view(len(TREES), COPIES)
     for rows, draft in zip(numbers, parts, strict=True):
         alone = Counters(8)
         for _ in range(2):
-            verdict = replace(walked(GumbelVerifier(), draft, NOISE.at(rows)), leftovers=None)
+            verdict = replace(walked(GumbelVerifier(), draft, NOISE.at(rows)), samples=None)
             alone.enter(draft.shape, verdict, start[rows])
         expected = alone.totals(COPIES, 2, cpu)
         for name in ("passes", "accepted", "reached"):

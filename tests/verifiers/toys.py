@@ -10,6 +10,8 @@ from torch import Tensor
 from lantern.core.noise import Noise, Purpose
 from lantern.core.types import DraftMode, DraftTree, NoiseSource, Verdict, Verifier
 from lantern.drafters.trees.static import StaticTree
+from lantern.drafters.windows.jacobi import chain_shape
+from tests.proof.worlds import GivenRows
 
 CODES = 5
 GUMBEL_ROWS = 3  # depths 0, 1 and 2
@@ -89,10 +91,12 @@ def outcome(
     tree = draw_tree(toy, mode, noise, runs, shape)
     tree = spoil(tree) if spoil else tree
     positions = tree.shape.depths.expand(runs, -1)
-    verdict = verifier.walk(tree, target_distribution(toy, tree), positions, noise)
+    verdict = verifier.verify(tree, GivenRows(target_distribution(toy, tree), positions, noise), noise)
     first, second = committed(tree, verdict)
     needs_more = verdict.length == 0
-    redrawn = verifier.draw(toy.p_next[first].log()[:, None], torch.full((runs, 1), 1), noise)[:, 0]
+    rest = GivenRows(toy.p_next[first].log()[:, None], torch.ones(runs, 1, dtype=torch.long), noise)
+    root = DraftTree(first[:, None], chain_shape(0, first.device), mode)
+    redrawn = verifier.verify(root, rest, noise).next_token
     second = torch.where(needs_more, redrawn, second)
     counts = torch.bincount(first * CODES + second, minlength=CODES * CODES)
     return counts.view(CODES, CODES) / runs

@@ -10,44 +10,26 @@ Imported by all of `lantern`. Imports nothing else of it.
 
 from lantern.core.types.drafter import Drafter, DrafterDefaults, Kept, Prefill, WindowFill
 from lantern.core.types.prompt import Prompt
-from lantern.core.types.relaxation import (
-    Acceptance,
-    Claim,
-    Claimant,
-    Relaxation,
-    RelaxationDefaults,
-    Relaxed,
-    Ruling,
-    Trial,
-)
 from lantern.core.types.step import Callback, Generation, Step
 from lantern.core.types.target import Condition, Raster, Sampler, Scores, Target, TargetDefaults
 from lantern.core.types.tree import DraftMode, DraftTree, Traits, TreeShape
-from lantern.core.types.verifier import GivenRows, Leftovers, NoiseSource, Rows, Verdict, Verifier, VerifierDefaults
+from lantern.core.types.verifier import Cost, NoiseSource, Rows, Verdict, Verifier
 
 __all__ = [
-    "Acceptance",
     "Callback",
-    "Claim",
-    "Claimant",
     "Condition",
+    "Cost",
     "DraftMode",
     "DraftTree",
     "Drafter",
     "DrafterDefaults",
     "Generation",
-    "GivenRows",
     "Kept",
-    "Leftovers",
     "NoiseSource",
     "Prefill",
     "Prompt",
     "Raster",
-    "Relaxation",
-    "RelaxationDefaults",
-    "Relaxed",
     "Rows",
-    "Ruling",
     "Sampler",
     "Scores",
     "Step",
@@ -55,9 +37,7 @@ __all__ = [
     "TargetDefaults",
     "Traits",
     "TreeShape",
-    "Trial",
     "Verdict",
     "Verifier",
-    "VerifierDefaults",
     "WindowFill",
 ]

@@ -12,7 +12,6 @@ from lantern.core.types import (
     DraftMode,
     DraftTree,
     Kept,
-    Leftovers,
     NoiseSource,
     Prefill,
     Scores,
@@ -20,6 +19,7 @@ from lantern.core.types import (
     Target,
 )
 from lantern.decoding.cache import StaticCache, TreeMask
+from lantern.drafters.base import Guesses
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.trees.static import Level, StaticTree, TreeDrafter, chain, named
 from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
@@ -278,19 +278,19 @@ class EagleChain(EagleDrafter):
         super().__init__(module, target, tree=chain(window + length), mode=mode, sampling=sampling)
         self.length = min(length, max(window - 1, 1))
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> Leftovers:  # type: ignore[override]
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> Guesses:  # type: ignore[override]
         """Read the prompt and guess behind code 0."""
         super().begin(prefill, noise)
         return self._continue()
 
     def extend(
         self, features: Float[Tensor, "b r n c"], tokens: Int[Tensor, "b n"], counts: Int[Tensor, " b"]
-    ) -> Leftovers:
+    ) -> Guesses:
         """Guess behind n codes, each given with the feature that predicts it; the first `counts` are committed."""
         self._take(features, tokens, counts)
         return self._continue()
 
-    def _continue(self) -> Leftovers:
+    def _continue(self) -> Guesses:
         """Run the pairs of the window, commit the committed ones, and draft behind the last."""
         pairs = self._places.shape[1]
         sees = torch.ones(pairs + self.length, pairs + self.length, dtype=torch.bool, device=self.known.device).tril()
@@ -309,7 +309,7 @@ class EagleChain(EagleDrafter):
             log_qs.append(log_q)
         # In place: CUDA graphs need fixed memory. All other state belongs to the window.
         self.known.add_(self._counts)
-        return Leftovers(torch.cat(codes, 1), torch.cat(log_qs, 1))
+        return Guesses(torch.cat(codes, 1), torch.cat(log_qs, 1))
 
     def _sample(
         self, features: Float[Tensor, "b r 1 c"], places: Int[Tensor, "b 1"]

@@ -13,7 +13,6 @@ from lantern.core.types import (
     DraftMode,
     DraftTree,
     Kept,
-    Leftovers,
     NoiseSource,
     Prefill,
     Step,
@@ -21,6 +20,7 @@ from lantern.core.types import (
     TreeShape,
     WindowFill,
 )
+from lantern.drafters.base import Guesses
 from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 from lantern.verifiers.relaxations.bounded import SETTINGS as BOUNDED
 from lantern.verifiers.relaxations.bounded import Bounded
@@ -47,13 +47,13 @@ class Continuation(Protocol):
         """Whether it reads all of the target's conditioning slots, padding included."""
         ...
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> Leftovers:
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> Guesses:
         """Start a generation: read its prompt and guess behind its first code."""
         ...
 
     def extend(
         self, features: Float[Tensor, "b r n c"], tokens: Int[Tensor, "b n"], counts: Int[Tensor, " b"]
-    ) -> Leftovers:
+    ) -> Guesses:
         """Guess behind n codes, each given with the feature that predicts it; the first `counts` are committed."""
         ...
 
@@ -152,10 +152,10 @@ class JacobiDrafter(DrafterDefaults):
         return self._tree
 
     def observe(self, step: Step) -> None:
-        """Shift the window by the committed codes and fill its end; ValueError if the verdict has no leftovers."""
-        if step.verdict is None or step.verdict.leftovers is None:
-            raise ValueError("the verifier returned no leftovers for a window: use Gumbel match or coupling")
-        left, ahead = step.verdict.leftovers, None
+        """Shift the window by the committed codes and fill its end; ValueError if the verdict has no samples."""
+        if step.verdict is None or step.verdict.samples is None:
+            raise ValueError("the verifier returned no samples for a window: use Gumbel match or coupling")
+        left, ahead = Guesses(step.verdict.samples, step.verdict.log_q), None
         if self.continuation is not None:
             assert step.scores is not None
             features = step.scores.features.unflatten(0, (len(step.counts), -1))
@@ -165,13 +165,13 @@ class JacobiDrafter(DrafterDefaults):
             self._shape, self._steps = chain_shape(0, self._known.device), self._steps[:1]
         self._shift(left, step.counts, ahead)
 
-    def _fill(self, last: Int[Tensor, "b 1"], ahead: Leftovers | None) -> None:
+    def _fill(self, last: Int[Tensor, "b 1"], ahead: Guesses | None) -> None:
         """Fill the whole window with initial codes behind the last known code."""
         has_log_q = self.keeps_distributions
         log_q = torch.zeros(len(last), 1, self.vocab_size, device=last.device) if has_log_q else None
-        self._shift(Leftovers(last, log_q), torch.ones_like(self._known), ahead)
+        self._shift(Guesses(last, log_q), torch.ones_like(self._known), ahead)
 
-    def _shift(self, left: Leftovers, counts: Int[Tensor, " b"], ahead: Leftovers | None) -> None:
+    def _shift(self, left: Guesses, counts: Int[Tensor, " b"], ahead: Guesses | None) -> None:
         """Move what is left to the front; row i of log q is for code i of the window, the last row for none."""
         sampled = left.tokens.shape[1]
         index = counts[:, None] + self._steps

@@ -82,12 +82,12 @@ class SjdPacDrafter(TreeDrafter):
 
     def observe(self, step: Step) -> None:
         """Shift the window by the committed codes; the distributions behind it give the front."""
-        assert step.verdict is not None and step.verdict.leftovers is not None
+        assert step.verdict is not None and step.verdict.samples is not None
         start, counts = self._known, step.counts
         self._known = start + counts
         root = step.codes.gather(1, (counts - 1).clamp(min=0)[:, None])
         # Row e of the chain is the distribution of code start + e in this pass.
-        sampled = step.verdict.leftovers.tokens[:, self._chain]
+        sampled = step.verdict.samples[:, self._chain]
         index = counts[:, None] + self._steps
         window = sampled.gather(1, index.clamp(max=self.depth))
         window = torch.where(

@@ -53,6 +53,7 @@ from lantern.engines.cpu.kernels import (
 from lantern.engines.engine import Engine, FusedDecoder, Module
 from lantern.engines.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.models.llamagen.transformer import Scores
+from lantern.verifiers.gumbel import GumbelVerifier
 
 PATIENCE = 0.1  # seconds of steps per call; between calls the interpreter handles signals
 
@@ -489,7 +490,7 @@ class CpuEngine(Engine):
         is_window = drafter is not None and drafter.sample_window is not None
         if sampling.top_p < 1 or not isinstance(target, CpuTarget):
             return None
-        if drafter is not None and not (is_window and verifier is not None and verifier.is_sample_match):
+        if drafter is not None and not (is_window and isinstance(verifier, GumbelVerifier)):
             return None
         given: dict[str, Any] = {"sampling": sampling, "drafter": drafter}
         return FusedDecoder(partial(generate, target, **given), partial(begin, target, **given))

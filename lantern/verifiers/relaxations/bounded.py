@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import logs, probabilities
-from lantern.core.types import Relaxed
 from lantern.methods.spec import MethodSpec, Setting
 from lantern.verifiers.relaxations.neighbours import Neighbourhood
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Flow:
 
 
 @dataclass(frozen=True, eq=False)
-class Bounded(Neighbourhood):
+class Bounded(Neighbourhood, Relaxation):
     """r = p + a flow of mass from codes with p > q to codes with q > p, computed before any child is tested.
 
     Mass moves from y to x only if y is one of the k nearest codes of x. y gives at most p(y) - q(y). x takes at most

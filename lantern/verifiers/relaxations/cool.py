@@ -8,13 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import logs
-from lantern.core.types import RelaxationDefaults, Relaxed
 from lantern.methods.spec import MethodSpec, Setting
 from lantern.verifiers.relaxations import neighbours
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 
 
 @dataclass(frozen=True, eq=False)
-class Cool(RelaxationDefaults):
+class Cool(Relaxation):
     """The distribution that follows from accepting x with min(1, omega_i p(x) / q(x)), omega_i = omega exp(-nu i - mu).
 
     COOL-SD (AAAI 2026); i is the depth. mu makes omega the mean of omega_i over the depths of the draft. The rule's
@@ -38,11 +38,6 @@ class Cool(RelaxationDefaults):
             raise ValueError(f"omega is {self.omega}, wanted a factor from 0 to 1e6")
         if not math.isfinite(self.nu) or not 0 <= self.nu <= 10:
             raise ValueError(f"nu is {self.nu}, wanted a rate from 0 (not annealed) to 10")
-
-    @property
-    def is_row_wise(self) -> bool:
-        """False where distances are reported: matrix products round by the number of rows."""
-        return self.codebook is None
 
     def factors(self, levels: int) -> list[float]:
         """Return omega_i for each depth of a draft."""

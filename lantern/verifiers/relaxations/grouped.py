@@ -2,19 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.core.types import RelaxationDefaults, Ruling, Trial
 from lantern.methods.spec import MethodSpec, Setting
 from lantern.verifiers.relaxations import neighbours
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 
 
 @dataclass(frozen=True, eq=False)
-class Grouped(RelaxationDefaults):
+class Grouped(Acceptance):
     """Accept x with probability min(1, sum p / sum q), sums over the group of x; a rejection leaves max(p - q, 0).
 
     So et al., "Grouped Speculative Decoding for Autoregressive Image Generation" (ICCV 2025). The group of x is x
@@ -28,7 +27,6 @@ class Grouped(RelaxationDefaults):
     group: int = 14
     p_radius: float | int = 0.15
     d_radius: float | int = 0.5
-    judges_codes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 0 or self.group % 2:
@@ -36,11 +34,6 @@ class Grouped(RelaxationDefaults):
         for name, value in (("p_radius", self.p_radius), ("d_radius", self.d_radius)):
             if not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name} is {value}, wanted a number from 0 on")
-
-    @property
-    def modes(self) -> frozenset[str]:
-        """Return all modes of the rejection verifier, and windows."""
-        return frozenset({"point", "sampled", "iid", "jacobi"})
 
     def judge(self, trial: Trial) -> Ruling:
         """Test x with the mass of its group."""

@@ -7,14 +7,13 @@ probability of its neighbours.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
-from lantern.core.types import Claim, RelaxationDefaults, Ruling, Trial
 from lantern.methods.spec import Setting
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 
 MAX_NEIGHBOURS = 1024
 SPARE = 32  # distances that are sorted beyond the k nearest
@@ -117,8 +116,17 @@ def longest_prefix(
     return is_taken, padded.amax(-1).to(masses.dtype)
 
 
+@dataclass(frozen=True)
+class Claim:
+    """Mass that codes claim from the nearest neighbours `is_taken`, at a mean distance of `reach`."""
+
+    is_taken: Bool[Tensor, "*n k"]
+    mass: Float[Tensor, "*n"]
+    reach: Float[Tensor, "*n"] | None = None
+
+
 @dataclass(frozen=True, eq=False)
-class Neighbourhood(RelaxationDefaults, ABC):
+class Neighbourhood(ABC):
     """Claims from the k nearest codes: a code may claim the longest run of them whose mass is within its budget.
 
     `distances` come from `proximity_distances`; without them no latent distance is reported.
@@ -127,7 +135,6 @@ class Neighbourhood(RelaxationDefaults, ABC):
     table: Int32[Tensor, "v columns"]
     k: int = 10
     distances: Float[Tensor, "v columns"] | None = None
-    has_greedy_form: ClassVar[bool] = True
 
     @abstractmethod
     def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
@@ -169,7 +176,7 @@ RESIDUAL = Setting(
 
 
 @dataclass(frozen=True, eq=False)
-class ClaimingRule(Neighbourhood):
+class ClaimingRule(Neighbourhood, Acceptance):
     """Acceptance by p(x) plus the claimed mass: LANTERN and LANTERN++ differ only in the budget.
 
     `residual` selects the distribution after a rejection: "paper", or "released" for the authors' code. As published,
@@ -179,12 +186,6 @@ class ClaimingRule(Neighbourhood):
 
     residual: str = "paper"
     shared: bool = False
-    judges_codes: ClassVar[bool] = True
-
-    @property
-    def modes(self) -> frozenset[str]:
-        """Return all modes of the rejection verifier, and windows."""
-        return frozenset({"point", "sampled", "iid", "jacobi"})
 
     def judge(self, trial: Trial) -> Ruling:
         """Test x with its raised probability."""

@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.core.types import RelaxationDefaults, Ruling, Trial
 from lantern.methods.spec import MethodSpec, Setting
 from lantern.verifiers.relaxations import neighbours
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 
 
 @dataclass(frozen=True, eq=False)
-class Tolerance(RelaxationDefaults):
+class Tolerance(Acceptance):
     """Accept x if it is among `samples` independent samples of p; if no draft is, the first sample is the code.
 
     The tolerance of VADUSA (speech decoding), in the form that its name suggests: the paper's own definition was not
@@ -25,16 +25,11 @@ class Tolerance(RelaxationDefaults):
 
     samples: int = 2
     codebook: Float[Tensor, "v d"] | None = None
-    judges_codes: ClassVar[bool] = True
+    modes: ClassVar[frozenset[str]] = frozenset({"point"})
 
     def __post_init__(self) -> None:
         if not isinstance(self.samples, int) or isinstance(self.samples, bool) or not 1 <= self.samples <= 10**6:
             raise ValueError(f"samples is {self.samples}, wanted a whole number from 1 (exact) to 10**6")
-
-    @property
-    def modes(self) -> frozenset[str]:
-        """Return the mode of point drafts."""
-        return frozenset({"point"})
 
     def judge(self, trial: Trial) -> Ruling:
         """Test x against the samples, without making them."""

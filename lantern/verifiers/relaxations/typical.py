@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.core.types import RelaxationDefaults, Ruling, Trial
 from lantern.methods.spec import Setting
 from lantern.verifiers.relaxations import neighbours
+from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 
 
 @dataclass(frozen=True, eq=False)
-class Typical(RelaxationDefaults):
+class Typical(Acceptance):
     """Accept x if p(x) > min(epsilon, alpha exp(-H(p))), with H the entropy in nats; a rejection leaves p as it is.
 
     Cai et al., "Medusa", arXiv:2401.10774, section 2.3. q is not read, so drafts are tested as point drafts. The code
@@ -25,17 +25,12 @@ class Typical(RelaxationDefaults):
     epsilon: float | int = 0.09
     alpha: float | int = 0.3
     codebook: Float[Tensor, "v d"] | None = None
-    judges_codes: ClassVar[bool] = True
+    modes: ClassVar[frozenset[str]] = frozenset({"point"})
 
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("alpha", self.alpha)):
             if not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name} is {value}, wanted a number from 0 on")
-
-    @property
-    def modes(self) -> frozenset[str]:
-        """Return the mode of point drafts."""
-        return frozenset({"point"})
 
     def judge(self, trial: Trial) -> Ruling:
         """Accept x for certain or not at all."""

@@ -6,15 +6,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.types import RelaxationDefaults, Relaxed
 from lantern.methods.spec import MethodSpec, Setting
 from lantern.verifiers.relaxations import neighbours
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 
 MAX_SKIP = 32  # codes
 
 
 @dataclass(frozen=True, eq=False)
-class Vvs(RelaxationDefaults):
+class Vvs(Relaxation):
     """The drafter's distribution q above depth `skip`, the target's p below: r = q where depth < skip, else p.
 
     Dong et al., "VVS", arXiv:2511.13587. A step without verification commits L codes of a draft path, and the next step
@@ -32,11 +32,6 @@ class Vvs(RelaxationDefaults):
     def __post_init__(self) -> None:
         if not 0 <= self.skip <= MAX_SKIP:
             raise ValueError(f"skip is {self.skip}, wanted a number of codes from 0 (exact) to {MAX_SKIP}")
-
-    @property
-    def is_row_wise(self) -> bool:
-        """False where distances are reported: matrix products round by the number of rows."""
-        return self.codebook is None
 
     def relax(
         self, log_p: Float[Tensor, "n v"], log_q: Float[Tensor, "n v"], *, depths: Int[Tensor, " n"], levels: int

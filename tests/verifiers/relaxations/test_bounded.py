@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from scipy.optimize import linprog
 from torch import Tensor
 
-from lantern.core.types import Relaxation, Relaxed
 from lantern.verifiers.relaxations.bounded import Bounded
 from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
-from tests.verifiers.relaxations.enumeration import max_flow
+from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 
 DEPTHS = torch.zeros(1, dtype=torch.long)
 TOLERANCE = 1e-12
@@ -49,8 +49,13 @@ def random_case(seed: int) -> tuple[Bounded, Tensor, Tensor]:
 
 
 def largest_flow(rule: Bounded, supply: Tensor, demand: Tensor) -> float:
-    near = rule.table[:, : rule.k].tolist()
-    return max_flow(supply.tolist(), demand.tolist(), [(y, x) for x in range(len(near)) for y in near[x]])
+    """Return the largest flow from codes with a surplus to codes with a deficit that have them as neighbours."""
+    pairs = [(y, x) for x, near in enumerate(rule.table[:, : rule.k].tolist()) for y in near]
+    limits = torch.zeros(2 * len(supply), len(pairs))
+    for edge, (y, x) in enumerate(pairs):
+        limits[y, edge] = limits[len(supply) + x, edge] = 1.0
+    found = linprog(-torch.ones(len(pairs)).numpy(), limits.numpy(), torch.cat([supply, demand]).numpy())
+    return -float(found.fun)
 
 
 def test_random_distributions_satisfy_all_bounds() -> None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lantern.core.types import Trial
 from lantern.verifiers.relaxations.grouped import Grouped
+from lantern.verifiers.relaxations.rule import Trial
 
 P = torch.tensor([[0.05, 0.3, 0.1, 0.35, 0.2]])  # in order: 3 1 4 2 0
 Q = torch.tensor([[0.1, 0.1, 0.2, 0.2, 0.4]])

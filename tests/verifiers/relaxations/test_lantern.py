@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Claim, DraftMode, Generation, Ruling, Trial, Verifier
+from lantern.core.types import DraftMode, DraftTree, Generation, Verifier
 from lantern.decoding import loop
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import named
@@ -13,7 +13,9 @@ from lantern.verifiers.greedy import GreedyVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.lantern import Lantern
 from lantern.verifiers.relaxations.lantern_pp import LanternPP
-from lantern.verifiers.relaxations.neighbours import proximity_distances, proximity_table
+from lantern.verifiers.relaxations.neighbours import Claim, proximity_distances, proximity_table
+from lantern.verifiers.relaxations.rule import Ruling, Trial
+from tests.proof.worlds import GivenRows
 from tests.tiny import tiny_condition, tiny_eagle
 from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder, tiny_neighbours
 from tests.verifiers.toys import CODES, distance, expected, outcome, toy
@@ -134,22 +136,19 @@ def test_zero_delta_is_greedy_decoding_at_temperature_zero() -> None:
 
 def test_greedy_relaxation_by_hand() -> None:
     from lantern.core.noise import Noise
-    from lantern.core.types import DraftTree
     from lantern.drafters.trees.static import StaticTree
 
     tree = DraftTree(torch.tensor([[0, 2, 1, 4]]), StaticTree(((0,), (1,), (0, 0))).shape(), "point")
     distribution = torch.tensor([0.2, 0.1, 0.25, 0.15, 0.3]).log().expand(1, 4, -1)
     noise = Noise([(0, 0)], positions=4, vocab_size=CODES, is_silent=True)
-    verdict = GreedyVerifier(Lantern(LINE, k=1, delta=0.2)).walk(
-        tree, distribution, torch.zeros(1, 4, dtype=torch.long), noise
-    )
+    rows = GivenRows(distribution, torch.zeros(1, 4, dtype=torch.long), noise)
+    verdict = GreedyVerifier(Lantern(LINE, k=1, delta=0.2)).verify(tree, rows, noise)
     # node 1 is code 2, which with 1's .1 has .35 > .3; node 2 is code 1, which with 0's .2 has .3 = .3 and a lower
     # index; node 3 is code 4, the arg-max itself. The deeper path is kept.
     assert verdict.length.tolist() == [2] and verdict.path.tolist() == [[1, 3]]
     assert verdict.next_token.tolist() == [4]
-    assert verdict.relaxed is not None and verdict.relaxed.tolist() == [[True, False]]
-    assert verdict.total_variation is not None
-    assert verdict.total_variation[0].tolist() == pytest.approx([0.1, 0, 0])
+    assert verdict.cost is not None and verdict.cost.relaxed.tolist() == [[True, False]]
+    assert verdict.cost.total_variation[0].tolist() == pytest.approx([0.1, 0, 0])
 
 
 def test_siblings_that_share_a_budget_claim_what_is_left_of_it() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lantern.core.types import Trial
+from lantern.verifiers.relaxations.rule import Trial
 from lantern.verifiers.relaxations.typical import Typical
 
 P = torch.tensor([[0.5, 0.25, 0.15, 0.1]])
