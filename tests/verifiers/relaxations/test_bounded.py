@@ -51,6 +51,8 @@ def random_case(seed: int) -> tuple[Bounded, Tensor, Tensor]:
 def largest_flow(rule: Bounded, supply: Tensor, demand: Tensor) -> float:
     """Return the largest flow from codes with a surplus to codes with a deficit that have them as neighbours."""
     pairs = [(y, x) for x, near in enumerate(rule.table[:, : rule.k].tolist()) for y in near]
+    if not pairs:
+        return 0.0
     limits = torch.zeros(2 * len(supply), len(pairs))
     for edge, (y, x) in enumerate(pairs):
         limits[y, edge] = limits[len(supply) + x, edge] = 1.0
