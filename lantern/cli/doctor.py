@@ -15,10 +15,13 @@ from packaging.requirements import Requirement
 from lantern.cli.command import DONE, FAILED, Command, add_placement, integer, size_of
 from lantern.core.config import install_hint, one_line
 
-NEEDED = (
-    *("numpy", "safetensors", "tokenizers", "transformers", "diffusers", "pillow", "einops", "jaxtyping", "ftfy"),
-    "argcomplete",
-)
+NEEDED = ("numpy", "safetensors", "tokenizers", "transformers", "pillow", "einops", "jaxtyping")
+# what lacks without a package that pip installs with lantern, and that decoding runs without
+OPTIONAL = {
+    "diffusers": "there is no diffusers pipeline",
+    "ftfy": "prompts can be plain ASCII only",
+    "argcomplete": "shells complete no options",
+}
 EXTRAS = ("eval", "train", "quantized", "serve", "demo", "ray")
 SUPPORTED = '"torch>=2.9,<2.15" "torchvision>=0.24,<0.30"'
 TORCH_MINORS = range(9, 15)
@@ -109,11 +112,14 @@ def _torch() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    found = {name: _version(name) for name in NEEDED}
+    found = {name: _version(name) for name in (*NEEDED, *OPTIONAL)}
     yield Finding(", ".join(f"{name} {number}" for name, number in found.items() if number))
-    absent = [name for name, number in found.items() if not number]
+    absent = [name for name in NEEDED if not found[name]]
     if absent:
         yield Finding(f"not installed: {', '.join(absent)}", f"{_pip()} {' '.join(absent)}")
+    for name, lacks in OPTIONAL.items():
+        if not found[name]:
+            yield Finding(f"{name} is not installed: {lacks}; {_pip()} {name}", state="absent")
     for extra in EXTRAS:
         names = _packages_of(extra)
         present = [f"{name} {_version(name)}" for name in names if _version(name)]

@@ -38,7 +38,6 @@ VARIANTS = (
 # Most codes per pass of reproducible decoding: linears were measured to round in the same way up to it.
 MAX_REPRODUCIBLE = 16
 OTHER_LAYERS = "quantized weights and reproducible passes are for LlamaGen's layers, this model has others: omit them"
-UNTRIED = "it has not run models of transformers on a device yet, give --engine graph to try it"
 Module = TypeVar("Module", bound="nn.Module")
 
 
@@ -261,7 +260,10 @@ EAGER = EagerEngine()
 
 @dataclass(frozen=True)
 class AutoEngine(Engine):
-    """The engine that suits a target: `graph` on CUDA, `cpu` on a CPU if its library is built, else `eager`."""
+    """The engine that suits a target: `graph` on CUDA, `cpu` on a CPU if its library is built, else `eager`.
+
+    `graph` is taken only if its passes agreed with torch's on the target's device (`engines.cuda.trial`).
+    """
 
     name: ClassVar[str] = "auto"
 
@@ -272,8 +274,11 @@ class AutoEngine(Engine):
         for name, reason in PREFERRED.get(device, ()):
             found = engine(name, **settings, reason=reason)
             why_not = found.available(target, can_wait=False)
-            if why_not is None and target.config.family != "llamagen":
-                why_not = UNTRIED
+            if why_not is None and device == "cuda":
+                from lantern.engines.cuda.trial import trial_of
+
+                trial = trial_of(found.changed(compiles_steps=False).prepare(target))
+                why_not, found = trial.fault, found.changed(reason=f"{reason}; {trial.found}")
             if why_not is None:
                 return found
             return engine("eager", **settings, reason=f"{name} is not available: {why_not}")

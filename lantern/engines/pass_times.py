@@ -9,8 +9,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ import torch
 
 from lantern.core.io import user_cache, write_json
 from lantern.core.types import Target
-from lantern.decoding.cache import StaticCache
 from lantern.decoding.loop import now
+from lantern.engines.chain import passes_of
 from lantern.engines.engine import Engine
-from lantern.engines.prepared import original
+from lantern.engines.prepared import on_device, original
 
 LOG = logging.getLogger("lantern")
 NODES = (1, 2, 4, 8, 16)
@@ -91,7 +90,12 @@ def time_of(times: Mapping[int, float], nodes: int) -> float:
 @torch.no_grad()
 def measure(target: Target, *, rows: int = 2, budget: float = BUDGET) -> dict[int, float]:
     """Return T(n) of a prepared target as `pass_times` does, measured now."""
-    passes = _passes(target, rows, [n for n in NODES if n <= target.config.block_size])
+    with on_device(target.tok_embeddings.weight.device):
+        return _measure(target, rows, budget)
+
+
+def _measure(target: Target, rows: int, budget: float) -> dict[int, float]:
+    passes = passes_of(target, rows, [n for n in NODES if n <= target.config.block_size])
     begun = time.perf_counter()
     next(iter(passes.values()))()  # the first pass allocates memory
     # In ascending order: where time runs out, passes over more codes seem slower, and plain decoding is chosen.
@@ -112,37 +116,6 @@ def _elapsed(run: Callable[[], Any], device: torch.device) -> float:
     begun = now(device)
     run()
     return now(device) - begun
-
-
-def _passes(target: Target, rows: int, nodes: Sequence[int]) -> dict[int, Callable[[], Any]]:
-    """Return passes over chains of n codes, with half of the image in the cache."""
-    config: Any = target.config
-    weight, most = target.tok_embeddings.weight, max(nodes)
-    device, known = weight.device, (config.block_size - most) // 2
-    cache = StaticCache(
-        layers=config.n_layer,
-        images=1,
-        rows=rows,
-        heads=config.n_head,
-        head_dim=config.head_dim,
-        prefix=1,
-        codes=config.block_size,
-        stage=most,
-        dtype=config.cache_dtype(device, weight.dtype),
-        device=device,
-        columns=config.raster.columns if config.raster.newlines else 0,
-    )
-    mask = torch.full((rows, most, cache.slots), -torch.inf, dtype=cache.buffer.dtype, device=device)
-    mask[..., : 1 + known] = 0.0
-    mask[..., cache.first_stage_slot :] = torch.full((most, most), -torch.inf, device=device).triu(1)
-    steps = torch.arange(most, device=device).expand(rows, -1)
-    inputs = target.tok_embeddings(steps % config.vocab_size)
-    positions, slots = steps + known + config.cls_token_num, steps + cache.first_stage_slot
-
-    def run(n: int) -> Any:
-        return target(inputs[:, :n], positions[:, :n], mask[:, :n], cache=cache, slots=slots[:, :n])
-
-    return {n: partial(run, n) for n in nodes}
 
 
 def _path(engine: Engine, target: Target, rows: int) -> Path:

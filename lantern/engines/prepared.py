@@ -11,7 +11,7 @@ import copy
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
@@ -219,6 +219,12 @@ def _quiet(*names: str) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which kernels and graphs, which take the current GPU, run on a target's `device`."""
+    is_gpu = device.type == "cuda" and device.index is not None and torch.cuda.is_available()
+    return torch.cuda.device(device) if is_gpu else nullcontext()
 
 
 def is_quantized(weight: Tensor) -> bool:

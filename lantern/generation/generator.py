@@ -70,6 +70,9 @@ def release_memory() -> None:
     """Release unreferenced memory; call it outside of the `except` block, which keeps frames alive."""
     import gc
 
+    graphs = sys.modules.get("lantern.engines.cuda.graphs")
+    if graphs is not None:
+        graphs.forget_all()
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

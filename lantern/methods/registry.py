@@ -193,10 +193,18 @@ class Decoder:
 
         Steps that an engine runs itself force no codes: with `forced` its passes are run step by step.
         """
+        from lantern.engines.prepared import on_device
+
+        with on_device(self.target.tok_embeddings.weight.device):
+            return self._generate(condition, keys, watching)
+
+    def _generate(
+        self, condition: "Condition", keys: Sequence[tuple[int, int]], watching: Mapping[str, Any]
+    ) -> "Generation":
         from lantern.decoding import loop, plain
 
         self.target.refresh()
-        given: dict[str, Any] = {"keys": keys, "prompts": self.prompts} | watching
+        given: dict[str, Any] = {"keys": keys, "prompts": self.prompts, **watching}
         fused = self._fused_decoder() if watching.get("forced") is None else None
         if fused is not None:
             return fused.generate(condition, **given)

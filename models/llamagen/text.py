@@ -143,9 +143,16 @@ def _apply(rules: _Rules, text: str) -> str:
     return text
 
 
-def _clean_once(text: str) -> str:
+def _repaired(text: str) -> str:
+    """Return text with wrongly decoded characters repaired; printable ASCII has none, and needs no ftfy."""
+    if text.isascii() and text.isprintable() and "&" not in text:
+        return text
     import ftfy
 
+    return ftfy.fix_text(text)
+
+
+def _clean_once(text: str) -> str:
     text = unquote_plus(text).strip().lower().replace("<person>", "person")
     # Addresses hold no spaces; looking only into words that could be one keeps long garbage cheap.
     text = re.sub(r"\S+", lambda word: _apply(ADDRESSES, word[0]) if HAS_ADDRESS.search(word[0]) else word[0], text)
@@ -154,7 +161,7 @@ def _clean_once(text: str) -> str:
     # More than three hyphens or underscores are a file name's spaces.
     if len(JOINERS.findall(text)) > 3:
         text = JOINERS.sub(" ", text)
-    text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
+    text = html.unescape(html.unescape(_repaired(text))).strip()
     return _apply(ENDS, _apply(SHOP_PHRASES, text)).strip()
 
 

@@ -58,6 +58,16 @@ def test_a_missing_package_is_a_fault_with_its_repair(monkeypatch: pytest.Monkey
     ]
 
 
+def test_optional_packages_that_are_absent_are_no_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: "" if name in doctor.OPTIONAL else version(name))
+    monkeypatch.setattr(doctor, "CHECKS", (doctor._packages,))
+    assert main(["doctor"]) == 0
+    assert "absent  ftfy is not installed: prompts can be plain ASCII only" in capsys.readouterr().out
+
+
 def test_extras_that_are_incomplete_are_absent_and_no_fault(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

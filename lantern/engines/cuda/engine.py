@@ -55,12 +55,15 @@ class GraphEngine(Engine):
         if find_spec("triton") is None:
             return "Triton, which builds the GPU kernels, is not installed: pip install triton"
         from lantern.engines.cuda.kernels import is_interpreted
+        from lantern.engines.cuda.trial import failed_kernels
         from lantern.engines.prepared import original
 
         if target.tok_embeddings.weight.device.type != "cuda" and not is_interpreted():
             return "the GPU kernels need a CUDA device"
         if self.weights == "int4":
             return "the GPU kernels read weights in full or in int8, int4 was given"
+        if (fault := failed_kernels(original(target))) is not None:
+            return fault
         if target.config.family == "llamagen":
             from lantern.engines.cuda.target import refusal
         else:
@@ -77,10 +80,13 @@ class GraphEngine(Engine):
         return super().refuses(drafter)
 
     def keeps_codes(self, target: "Target", *, nodes: int, lines: int) -> bool:
-        """Return whether passes run as kernels and have as many rows as those of plain decoding."""
-        if self.without_kernels(target) is not None:
+        """Return whether passes are kernels that keep the bits of a row here, of as many rows as plain decoding."""
+        if self.without_kernels(target) is not None or nodes > constant_rows(lines, self.rows):
             return False
-        return nodes <= constant_rows(lines, self.rows)
+        from lantern.engines.cuda.target import keeps_rows
+        from lantern.engines.cuda.trial import trial_of
+
+        return trial_of(target).keeps_bits and keeps_rows(target, lines * constant_rows(lines, self.rows))
 
     def most_nodes(self, lines: int) -> int:
         """Return the rows of plain decoding, which shrink as the batch grows."""
@@ -105,8 +111,11 @@ class GraphEngine(Engine):
         if self.without_kernels(target) is None:
             from lantern.engines.cuda.llama import LlamaTarget
             from lantern.engines.cuda.target import KernelTarget
+            from lantern.engines.cuda.trial import trial_of
 
-            return (KernelTarget if target.config.family == "llamagen" else LlamaTarget)(target, self.rows)
+            made = (KernelTarget if target.config.family == "llamagen" else LlamaTarget)(target, self.rows)
+            if trial_of(made).fault is None:
+                return made
         if not self.compiles_steps or target.config.family != "llamagen":
             return _fixed(target)
         from lantern.engines.compiled import compiled

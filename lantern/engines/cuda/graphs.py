@@ -1,7 +1,9 @@
 """One CUDA graph for a whole step, plain or drafted, replayed without work on the host."""
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -11,23 +13,33 @@ from torch import Tensor
 from lantern.core.types import DraftTree, Step, Traits
 from lantern.decoding.loop import Stepper
 from lantern.engines.cuda.state import State
-from lantern.engines.prepared import original
+from lantern.engines.prepared import original, weights_of
 
+LOG = logging.getLogger("lantern")
 WARM_STEPS = 3  # before a capture: kernels are loaded when they first run
-MOST_GRAPHS = 8  # of a target; each holds the memory of a generation
+MOST_GRAPHS = 24  # of a target
+SHARE = 0.25  # of a device's memory that the graphs of a target may hold; each holds that of a generation
 
 
 @dataclasses.dataclass
 class Captured:
     """A captured step with the memory that it reads and writes, ready for other generations of the same form.
 
-    `parts` are weak references to what the generations share; a graph without them is not used again.
+    `parts` are weak references to what the generations share; a graph without them is not used again, nor is one of
+    other `weights`, which it would keep in memory.
     """
 
     graph: Any
     step: Step
     state: State
     parts: tuple[Any, ...]
+    weights: Any = None
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the generation's memory that it holds."""
+        storages = [tensor.untyped_storage() for tensor in self.state.tensors.values()]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def fits(self, state: State, parts: tuple[object, ...]) -> bool:
         """Return whether a generation in this state can replay the graph."""
@@ -46,6 +58,18 @@ def graphed(stepper: Stepper) -> Stepper:
     return GraphedStepper(stepper) if torch.cuda.is_available() else stepper
 
 
+def forget(target: Any) -> None:
+    """Drop the graphs of a target, which hold the memory of a generation each, and its weights."""
+    _GRAPHS.pop(original(target), None)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def forget_all() -> None:
+    """Drop the graphs of all targets: memory ran out, and each holds that of a generation."""
+    _GRAPHS.clear()
+
+
 class GraphedStepper(Stepper):
     """The steps of another stepper as replays of one captured graph, except for the first few.
 
@@ -58,7 +82,7 @@ class GraphedStepper(Stepper):
     def __init__(self, stepper: Stepper) -> None:
         self.stepper, self.watch = stepper, stepper.watch
         self._captured: Captured | None = None
-        self._steps = 0
+        self._steps, self._is_refused = 0, False
 
     @property
     def state_holders(self) -> tuple[object, ...]:
@@ -74,11 +98,18 @@ class GraphedStepper(Stepper):
         """Run a step on the device: directly at first, then as a replay of an earlier graph or of one captured now."""
         if self._captured is None and self._steps == self.stepper.varying_steps:
             self._captured = self.join()
-        if self._captured is None and self._steps < WARM_STEPS:
+        if self._is_refused or (self._captured is None and self._steps < WARM_STEPS):
             self._steps += 1
             return copy_of(self.stepper.work())
         if self._captured is None:
-            self._captured = self.capture()
+            try:
+                self._captured = self.capture()
+            except torch.OutOfMemoryError:  # the batch is halved
+                raise
+            except RuntimeError as error:  # what a driver refuses; `held_work` has put the state back
+                LOG.warning("steps run one by one, since no CUDA graph could be captured: %s", str(error)[:300])
+                self._is_refused = True
+                return copy_of(self.stepper.work())
             self.watch.lap("capture")
         self.replay(self._captured)
         self.watch.lap("replay")
@@ -86,25 +117,31 @@ class GraphedStepper(Stepper):
 
     def join(self) -> Captured | None:
         """Move the state to the memory of a graph that was captured before, and return the graph; None if none fits."""
-        state, parts = State(self.state_holders), self.stepper.parts
+        state, parts, weights = State(self.state_holders), self.stepper.parts, self._weights
+        self._graphs[:] = [one for one in self._graphs if one.weights == weights]
         found = next((one for one in self._graphs if one.fits(state, parts)), None)
         if found is not None:
             state.move_to(found.state.tensors)
+            self._graphs.remove(found)
+            self._graphs.append(found)
         return found
 
     def capture(self) -> Captured:
         """Capture a step, which does not run it, and keep the graph."""
         graph, state = torch.cuda.CUDAGraph(), State(self.state_holders)
-        with torch.cuda.graph(graph):
+        # a thread of another library, such as a server's, may allocate meanwhile
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             step = self.held_work()
         return self.keep(graph, step, state)
 
     def keep(self, graph: Any, step: Step, state: State) -> Captured:
-        """Keep a graph, captured in this state, for generations to come."""
-        made = Captured(graph, step, state, tuple(map(ref, self.stepper.parts)))
-        graphs = self._graphs
-        graphs[:] = [one for one in graphs if all(part() is not None for part in one.parts)][1 - MOST_GRAPHS :]
-        graphs.append(made)
+        """Keep a graph, captured in this state, for generations to come; drop those that were not used for longest."""
+        state.settle()
+        made = Captured(graph, step, state, tuple(map(ref, self.stepper.parts)), self._weights)
+        graphs, most = self._graphs, most_bytes()
+        graphs[:] = [one for one in graphs if all(part() is not None for part in one.parts)] + [made]
+        while len(graphs) > MOST_GRAPHS or (len(graphs) > 1 and sum(one.nbytes for one in graphs) > most):
+            del graphs[0]
         return made
 
     def replay(self, captured: Captured) -> None:
@@ -114,15 +151,23 @@ class GraphedStepper(Stepper):
     def held_work(self) -> Step:
         """Run a step that leaves its state in the memory from which it was read."""
         state = HeldState(self.state_holders)
-        with self.watch.paused():  # a graph that is being captured cannot be waited for
-            made = self.stepper.work()
-        start = made.start.clone()  # its memory is overwritten by `put_back`
-        state.put_back()
+        try:
+            with self.watch.paused():  # a graph that is being captured cannot be waited for
+                made = self.stepper.work()
+            start = made.start.clone()  # its memory is overwritten by `put_back`
+            state.put_back()
+        except BaseException:
+            state.assign()
+            raise
         return dataclasses.replace(made, start=start)
 
     @property
     def _graphs(self) -> list[Captured]:
         return _GRAPHS.setdefault(original(self.stepper.target), [])
+
+    @property
+    def _weights(self) -> Any:
+        return weights_of(original(self.stepper.target))
 
 
 class HeldState:
@@ -136,14 +181,38 @@ class HeldState:
     def put_back(self) -> None:
         """Copy the present tensors of the attributes to the original ones, and assign those again.
 
-        New tensors may share memory with old ones, so all are read before any is written.
+        New tensors that share memory with old ones are read before any is written. Tensors of one dtype are copied
+        together, in one launch instead of one for each.
         """
         moves = [pair for owner, name, old in self._held for pair in pairs(old, getattr(owner, name))]
-        fresh = [(old, new.clone()) for old, new in moves]
-        for old, new in fresh:
-            old.copy_(new)
+        written = {old.untyped_storage().data_ptr() for old, _ in moves}
+        own = [new if new.untyped_storage().data_ptr() not in written else None for _, new in moves]
+        read = [new for (_, new), kept in zip(moves, own, strict=True) if kept is None]
+        copies = iter(together([torch.empty_like(new) for new in read], read))
+        together([old for old, _ in moves], [next(copies) if new is None else new for new in own])
+        self.assign()
+
+    def assign(self) -> None:
+        """Let the attributes hold the original tensors."""
         for owner, name, old in self._held:
             setattr(owner, name, old)
+
+
+def together(targets: list[Tensor], sources: list[Tensor]) -> list[Tensor]:
+    """Copy each source to its target, those of one dtype in one launch; return the targets."""
+    by_kind: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        pair = by_kind.setdefault((target.dtype, source.dtype), ([], []))
+        pair[0].append(target)
+        pair[1].append(source)
+    for pair in by_kind.values():
+        torch._foreach_copy_(*pair)  # type: ignore[attr-defined]
+    return targets
+
+
+def most_bytes() -> float:
+    """Return the bytes that the graphs of a target may hold."""
+    return SHARE * torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else float("inf")
 
 
 def holds(value: Any) -> bool:

@@ -54,6 +54,10 @@ class State:
         for path, assign in self._places.items():
             assign(memory[path])
 
+    def settle(self) -> None:
+        """Let go of the objects that were visited, the target among them: a graph needs their tensors only."""
+        self._places, self._seen, self._kept = {}, {}, []
+
     def _visit(self, value: Any, path: Path, assign: Callable[[Tensor], None] | None) -> None:
         if isinstance(value, PLAIN):
             self._form.append((path, value))

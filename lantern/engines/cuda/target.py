@@ -18,6 +18,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Prompt, Sampler
 from lantern.core.types import Scores as ScoresLike
 from lantern.decoding.cache import StaticCache
+from lantern.engines.chain import waves
 from lantern.engines.cuda import kernels
 from lantern.engines.cuda.rows import ROWS, rows_of
 from lantern.engines.prepared import PreparedTarget, WeightCache, has_eight_bits, is_quantized, read_in_passes
@@ -43,6 +44,29 @@ def refuses_dtype(target: Any) -> str | None:
     """Return why the kernels cannot compute in a target's dtype, or None if they can."""
     dtype = target.tok_embeddings.weight.dtype
     return None if dtype in DTYPES else f"the GPU kernels compute in fp32, bf16 or fp16, the model is in {dtype}"
+
+
+@torch.no_grad()
+def keeps_rows(target: Any, rows: int) -> bool:
+    """Return whether a row of a pass of so many rows has the same bits wherever it stands, as products are computed.
+
+    A product of constant size sums in one order only if its kernel divides all rows in the same way. Each product is
+    tried once for each size, with one input in all rows and the target's own weights.
+    """
+    program = target.program
+    if rows not in program.trials:
+        layer, device = program.layers[0], target.tok_embeddings.weight.device
+
+        def inputs(width: int) -> Float[Tensor, "m k"]:
+            return waves(width, device=device).to(program.dtype).expand(rows, -1).contiguous()
+
+        made = [program.logits(inputs(program.config.dim))]
+        for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
+            x = inputs(linear.parts[0][0].shape[1])
+            made.append(x.new_empty(rows, sum(linear.widths)))
+            linear(x, made[-1])
+        program.trials[rows] = all(torch.equal(out, out[:1].expand_as(out)) for out in made)
+    return program.trials[rows]
 
 
 class Linear:
@@ -108,6 +132,7 @@ class KernelPass:
         self.norm, self.head = target.norm.weight.data, Linear(target.output.weight)
         self.rope = target.rotary.table.contiguous()
         self._spaces: dict[tuple[Any, ...], Workspace] = {}
+        self.trials: dict[int, bool] = {}  # of `keeps_rows`, by number of rows
 
     def logits(self, features: Float[Tensor, "m c"]) -> Float[Tensor, "m v"]:
         """Apply the head to all rows of a pass."""

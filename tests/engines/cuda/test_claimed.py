@@ -133,6 +133,7 @@ def test_the_claimed_device_refuses_what_a_gpu_refuses_and_records_waits() -> No
 def test_kernels_get_tensors_of_the_device_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter = pytest.importorskip("triton.runtime.interpreter", reason="Triton is not installed")
     from lantern.engines.cuda import target as module
+    from lantern.engines.cuda import trial
     from lantern.engines.cuda.kernels import is_interpreted
     from tests.engines.cuda import test_llama, test_target
 
@@ -163,6 +164,7 @@ def test_kernels_get_tensors_of_the_device_only(name: str, monkeypatch: pytest.M
     prepared = module.KernelTarget.__init__
     monkeypatch.setattr(module.KernelTarget, "__init__", lambda self, target, rows: prepared(self, target, rows, 4))
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
+    monkeypatch.setattr(trial, "trial_of", lambda prepared: trial.Trial(keeps_bits=True))
     monkeypatch.setattr(module, "is_quantized", lambda weight: False)  # other subclasses of Tensor are
     expected = codes(is_claimed=False)
     calls.clear()

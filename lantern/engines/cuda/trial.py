@@ -1,0 +1,132 @@
+"""What passes of a prepared target gave on this very device, before anything relies on them.
+
+A trial compares a pass over a chain of nodes with torch's own, directly and as a replay of a graph, and the bits of a
+node's logits in it with those of the node alone after the same codes.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lantern.core.config import one_line
+from lantern.engines.chain import Chain
+from lantern.engines.cuda.target import KernelTarget
+from lantern.engines.prepared import FixedPasses, PreparedTarget, on_device, original
+
+LOG = logging.getLogger("lantern")
+NODES = 16
+# Most norm of the difference of logits, as a share of the norm of torch's. The mean over the vocabulary, which changes
+# no probability, is left out.
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.08}
+OTHER_DTYPE = 0.08
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """`fault` is why passes cannot be used, None if they can; `difference` that of the logits, as in TOLERANCE.
+
+    `keeps_bits` is whether a node's logits had the same bits in a chain of NODES nodes as alone.
+    """
+
+    fault: str | None = None
+    difference: float = 0.0
+    keeps_bits: bool = False
+
+    @property
+    def found(self) -> str:
+        """What was found, in words."""
+        if self.fault is not None:
+            return self.fault
+        bits = "bits of a node do not depend on the others" if self.keeps_bits else "bits depend on the number of nodes"
+        return f"on this device its logits differ from torch's by {100 * self.difference:.2g} %, {bits}"
+
+
+_TRIALS: WeakKeyDictionary[Any, dict[Any, Trial]] = WeakKeyDictionary()
+
+
+def trial_of(prepared: Any) -> Trial:
+    """Return the trial of a prepared target, made once for each kind of passes, dtype and device.
+
+    Only a GPU is tried: Triton's interpreter computes row by row, and is there for tests.
+    """
+    weight = prepared.tok_embeddings.weight
+    if weight.device.type != "cuda":
+        return Trial(keeps_bits=isinstance(prepared, KernelTarget))
+    kept = _TRIALS.setdefault(original(prepared), {})
+    key = (type(prepared), weight.dtype, weight.device)
+    if key not in kept:
+        kept[key] = tried(prepared)
+        if kept[key].fault:
+            LOG.warning("passes of %s are not used: %s", type(prepared).__name__, kept[key].fault)
+    return kept[key]
+
+
+def failed_kernels(target: Any) -> str | None:
+    """Return why kernels do not run a target's present weights here, as a trial found; None if none did."""
+    weight = target.tok_embeddings.weight
+    for (kind, *where), trial in _TRIALS[target].items() if target in _TRIALS else ():
+        if trial.fault is not None and issubclass(kind, KernelTarget) and where == [weight.dtype, weight.device]:
+            return trial.fault
+    return None
+
+
+@torch.no_grad()
+def tried(prepared: Any) -> Trial:
+    """Run passes of a prepared target beside torch's. Only memory that runs out is raised."""
+    module, name = original(prepared), type(prepared).__name__
+    if any(weight.is_meta for weight in module.parameters()):
+        return Trial()  # without values there is nothing to try
+    dtype, device = module.tok_embeddings.weight.dtype, module.tok_embeddings.weight.device
+    try:
+        with on_device(device):
+            nodes = min(NODES, module.config.block_size // 2)
+            chain, own = (Chain(module, 2, nodes, is_random=True) for _ in range(2))
+            expected = chain.run(FixedPasses(module) if isinstance(prepared, FixedPasses) else module).logits
+            made = own.run(prepared).logits
+            if device.type == "cuda":
+                replayed = replay(lambda: own.run(prepared).logits)
+                made = made if torch.equal(made, replayed) else replayed
+            difference, most = apart(made, expected), TOLERANCE.get(dtype, OTHER_DTYPE)
+            if not difference <= most:
+                return Trial(f"logits of {name} differ from torch's by {difference:.3g} of their norm, over {most:g}")
+            keeps = isinstance(prepared, KernelTarget) and keeps_bits(prepared, own)
+            return Trial(difference=difference, keeps_bits=keeps)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # Triton, its compilers and drivers raise errors of any kind
+        return Trial(f"a pass of {name} failed: {type(error).__name__}: {one_line(error)[:200]}")
+
+
+def apart(made: Float[Tensor, "r n v"], expected: Float[Tensor, "r n v"]) -> float:
+    """Return the norm of the difference of logits as a share of that of `expected`, both without their means."""
+    made, expected = (logits.float() - logits.float().mean(-1, keepdim=True) for logits in (made, expected))
+    return float((made - expected).norm() / expected.norm())
+
+
+def keeps_bits(prepared: PreparedTarget, chain: Chain) -> bool:
+    """Return whether nodes of a chain have the bits that they have alone, after the nodes before them as codes."""
+    together, count = chain.run(prepared).logits, chain.nodes
+    for node in {0, 1, count // 2, count - 1} & set(range(count)):
+        if not torch.equal(together[:, node], chain.run_alone(prepared, node).logits[:, 0]):
+            return False
+        chain.run(prepared)  # stages the nodes again
+    return True
+
+
+def replay(run: Callable[[], Tensor]) -> Tensor:
+    """Return what a run gives as a replay of a CUDA graph."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        made = run()
+    graph.replay()
+    return made.clone()

@@ -1,0 +1,113 @@
+"""Trials of kernels on the device they are to run on: faults, wrong numbers and bits are found, and acted on."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from lantern.core.sampling import Sampling
+from lantern.engines.engine import engine
+from lantern.methods.registry import METHODS, build_decoder
+from tests.engines.cuda.claimed import claim_module, claimed_cuda
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from lantern.engines.cuda import kernels
+from lantern.engines.cuda import target as module
+from lantern.engines.cuda import trial as trials
+from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.cuda.target import KernelPass, KernelTarget, Linear, keeps_rows
+from lantern.engines.cuda.trial import TOLERANCE, Trial, tried
+from tests.engines.cuda.test_target import target_in
+
+
+@pytest.fixture
+def prepared() -> Any:
+    return KernelTarget(target_in(torch.float32), 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_passes_agree_with_torch_and_keep_the_bits_of_a_node(dtype: torch.dtype) -> None:
+    prepared = KernelTarget(target_in(dtype), 16)
+    found = tried(prepared)
+    assert found.fault is None and 0 < found.difference < TOLERANCE[dtype] and found.keeps_bits
+    assert keeps_rows(prepared, 32) and "do not depend" in found.found
+
+
+def test_a_kernel_that_cannot_be_built_is_a_fault(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
+
+    monkeypatch.setattr(kernels, "silu_mul", broken)
+    assert "Failed to find C compiler" in tried(prepared).found
+
+
+def test_a_kernel_that_computes_wrong_numbers_is_a_fault(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = kernels.silu_mul
+
+    def wrong(gated: Any, hidden: Any, **how: Any) -> None:
+        run(gated, hidden, **how)
+        hidden.mul_(1.1)
+
+    monkeypatch.setattr(kernels, "silu_mul", wrong)
+    assert "differ from torch's" in (tried(prepared).fault or "")
+
+
+def test_bits_that_depend_on_the_number_of_nodes_are_found(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = KernelPass.__call__
+
+    def uneven(self: Any, inputs: Any, *args: Any, **how: Any) -> Any:
+        scores = run(self, inputs, *args, **how)
+        scores.logits.mul_(1 + 2.0**-22 * inputs.shape[1])
+        return scores
+
+    monkeypatch.setattr(KernelPass, "__call__", uneven)
+    found = tried(prepared)
+    assert found.fault is None and not found.keeps_bits and "bits depend" in found.found
+
+
+def test_products_whose_bits_depend_on_the_row_are_found(prepared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Linear.__call__
+
+    def uneven(self: Any, x: Any, out: Any) -> None:
+        run(self, x, out)
+        if len(x) == 64:
+            out[-1, 0].mul_(1 + 2.0**-22)
+
+    monkeypatch.setattr(Linear, "__call__", uneven)
+    assert keeps_rows(prepared, 32) and not keeps_rows(prepared, 64)
+
+
+def test_a_fault_leads_to_torch_passes_and_lost_bits_to_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, how = target_in(torch.float32), {"sampling": Sampling(), "engine": GraphEngine(rows=16)}
+
+    def promise_after(found: Trial) -> str:
+        monkeypatch.setattr(trials, "trial_of", lambda prepared: found)
+        decoder = build_decoder(METHODS["gumbel-jacobi"].with_options(window=3), target, **how)  # type: ignore[arg-type]
+        assert isinstance(decoder.target, KernelTarget) == (found.fault is None)
+        return decoder.promise(1)
+
+    assert promise_after(Trial(keeps_bits=True)) == "codes"
+    assert promise_after(Trial(keeps_bits=False)) != "codes"
+    assert promise_after(Trial("no compiler")) != "codes"
+
+
+def test_auto_takes_the_graph_after_a_trial_on_the_device(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "is_quantized", lambda weight: False)  # claimed weights are of a subclass of Tensor
+    auto: Any = engine("auto")
+    with claimed_cuda():
+        target = claim_module(target_in(torch.float32))
+        refused = auto.resolve(target)  # without a driver nothing can be captured
+        monkeypatch.setattr(trials, "replay", lambda run: run())
+        trials._TRIALS.clear()
+        chosen = auto.resolve(target)
+        assert chosen.remark(target) is None
+        monkeypatch.setattr(kernels, "silu_mul", None)
+        trials._TRIALS.clear()
+        by_torch = auto.resolve(target)
+    assert refused.name == "eager" and "a pass of Transformer failed" in refused.reason
+    assert "passes of KernelTarget are not used" in caplog.text
+    assert chosen.name == "graph" and "do not depend" in chosen.reason
+    assert by_torch.name == "graph" and "differ from torch's by 0 %" in by_torch.reason
+    assert "passes run through torch: a pass of KernelTarget failed: TypeError" in by_torch.remark(target)
