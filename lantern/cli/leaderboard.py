@@ -133,7 +133,7 @@ def _options(args: argparse.Namespace) -> "BoardOptions":
         images=args.images,
         batch=args.batch,
         model=args.model,
-        variant=Variant.of(engine_of(args, is_quiet=args.quiet), args.dtype),
+        variant=Variant.of(engine_of(args), args.dtype),
         baselines=tuple(args.baseline),
         baseline_dtypes=("fp32", "bf16") if args.dtype != "fp16" else ("fp32", "fp16"),
         sampling=distribution_of(args),
