@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
@@ -357,7 +358,8 @@ VALUES = ("--config", "--kind", "--steps", "--decay", "--minutes", "--recipe", "
 def test_training_commands_name_stages_options_and_configs(
     path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lantern.cli import train, train_all
+    from lantern.cli import train_all
+    from lantern.training.stages import Stage
 
     variables: dict[str, str] = {}
     for command in commands(path):
@@ -374,27 +376,21 @@ def test_training_commands_name_stages_options_and_configs(
                 Path(value).mkdir(parents=True, exist_ok=True)
         calls: list[Any] = []
         with monkeypatch.context() as patched:
-            load = train.import_module
-
-            def stub(name: str, load: Any = load, calls: list[Any] = calls) -> Any:
-                return Stub(load(name), calls)
-
-            patched.setattr(train, "import_module", stub)
+            load = Stage.load
+            patched.setattr(Stage, "load", lambda stage, load=load, calls=calls: recorded(load(stage), calls))
             patched.setattr(train_all, "run_all", lambda path, calls=calls, **named: calls.append(path) or 0)
             assert run(words) == 0, f"{shown(path)}: {command}"
         assert len(calls) == 1, command
 
 
-@dataclass(frozen=True)
-class Stub:
-    """A module whose functions record their calls; its classes are the real ones."""
+def recorded(function: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
+    """A function of the same signature that records its calls."""
 
-    module: Any
-    calls: list[Any]
+    @wraps(function)
+    def record(config: Any, **options: Any) -> None:
+        calls.append((config, options))
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.module, name)
-        return found if isinstance(found, type) else lambda *given, **named: self.calls.append((name, given, named))
+    return record
 
 
 # Python

@@ -91,12 +91,12 @@ def tiny_eagle(target: Transformer, seed: int = 1, **changes: object) -> Eagle:
 def tiny_teacher(target: Transformer, reads: Collection[str] = (), seed: int = 0) -> "Teacher":
     """A teacher with five captions of one to four words, at guidance 3."""
     from lantern.core.sampling import Sampling
-    from lantern.training.features import Captions
+    from lantern.training.features import Conditions
     from lantern.training.teacher import Teacher
 
     condition = tiny_condition((4, 2, 3, 1, 4))
     assert condition.embeddings is not None and condition.mask is not None
     texts = ["a", "b", "c", "d", "e"]
     index = {text: i for i, text in enumerate(texts)}
-    captions = Captions(index, condition.embeddings[:, 2:].bfloat16(), condition.mask[:, 2:])
+    captions = Conditions(index, condition.embeddings[:, 2:].bfloat16(), condition.mask[:, 2:])
     return Teacher(target, captions, texts, sampling=Sampling(guidance=3.0), seed=seed, reads=reads)

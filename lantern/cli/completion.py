@@ -68,9 +68,16 @@ def _fill(parser: argparse.ArgumentParser, name: str, words: Sequence[str]) -> N
     if command.add_late is not None:
         with suppress(SystemExit, ValueError, OSError):  # of a line that is not complete yet
             command.add_late(parser, words)
+    _complete_names(parser)
+
+
+def _complete_names(parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:
         if isinstance(action.type, Names):
             action.completer = lambda names=action.type.names, **_: names  # type: ignore[attr-defined]
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                _complete_names(each)
 
 
 COMMAND = Command("completion", "Print the script with which a shell completes options and names.", add_arguments, run)

@@ -1,21 +1,18 @@
 """Prepared data: images of one size, captions with weights, and where they came from, in one small folder.
 
 A folder holds `pictures.tar` (PNG files, numbered), `records.jsonl` (one record per line) and `summary.json`.
-`write_prepared` writes it, `Prepared.open` reads it. `sources.py` and recipes provide the images. A packed folder
-(`pack.py`) has codes instead of images, and compressed records.
+`write_prepared` writes it, `Prepared.open` reads it. `sources.py` and recipes provide the images.
 """
 
-import gzip
 import hashlib
 import json
 import os
 import shutil
 import tarfile
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,11 +26,7 @@ from lantern.core.config import one_line
 from lantern.core.io import atomic_write, sha256_of, write_json
 
 CACHE = "pictures.npy"  # all pictures decoded, written when they are first read
-RECORDS, PACKED_RECORDS = "records.jsonl", "records.jsonl.gz"
-FILES = {"pictures.tar", RECORDS, "summary.json", CACHE}
-KINDS = ("plain", "colour", "count", "pair")
-Progress = Callable[[int, int], None]
-Item = TypeVar("Item")
+PICTURES, RECORDS, SUMMARY = "pictures.tar", "records.jsonl", "summary.json"
 Result = TypeVar("Result")
 
 
@@ -41,8 +34,8 @@ Result = TypeVar("Result")
 class Record:
     """One image with its captions.
 
-    image: its number. captions: (text, weight) pairs, weights summing to one. kind: one of KINDS. concepts: names, one
-    for plain, colour and count, two for a pair (left, right), none if unknown. style: name of the style or "".
+    image: its number. captions: (text, weight) pairs, weights summing to one. kind: "plain" or a recipe's composite.
+    concepts: names, one for plain, two for a pair (left, right), none if unknown. style: name of the style or "".
     split: train or heldout. variant: original, mirror or shift. may_mirror: the mirror image is valid too. colour: the
     colour that it was given, or "". number: how many things it shows.
     """
@@ -84,49 +77,8 @@ class Summary:
         return f"{self.records} images, {self.bytes / 2**20:.1f} MiB, {self.num_skipped} inputs left out"
 
 
-Made = tuple[np.ndarray, Record]  # a picture (h w 3, bytes) with its record
-
-
-@dataclass
-class Writer:
-    """Writes images and records one by one; `close` completes the folder."""
-
-    folder: Path
-    records: list[Record] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir(parents=True)
-        path = self.folder / "pictures.tar"
-        self.tar = tarfile.open(path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 (closed by close)
-
-    def add_all(self, jobs: Iterable[Callable[[], Made | str]], *, workers: int | None = None) -> Iterator[str | None]:
-        """Append the image of each job in order; yield None, or the text that a job returns instead of an image.
-
-        A record's `image` is set to its number. Jobs run in threads on all cores, or in `workers`: Pillow and NumPy
-        release Python's lock in most of the work. The number of workers does not change what is written.
-        """
-
-        def run(job: Callable[[], Made | str]) -> tuple[bytes, Record] | str:
-            made = job()
-            return made if isinstance(made, str) else (encode_png(made[0]), made[1])
-
-        for done in map_ahead(run, jobs, workers=workers or os.cpu_count() or 1):
-            if isinstance(done, str):
-                yield done
-            else:
-                png, record = done
-                info = tarfile.TarInfo(f"{len(self.records):06d}.png")
-                info.size = len(png)
-                self.tar.addfile(info, BytesIO(png))
-                self.records.append(replace(record, image=len(self.records)))
-                yield None
-
-    def close(self) -> None:
-        """Finish the archive and write the records."""
-        self.tar.close()
-        with (self.folder / RECORDS).open("w", encoding="utf-8") as file:
-            for record in self.records:
-                file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
+Made = tuple[UInt8[np.ndarray, "h w 3"], Record]  # an image with its record, whose number is set when it is written
+Job = Callable[[], Made | str]  # makes one image, or returns "name: reason" for an input that is left out
 
 
 @dataclass(frozen=True)
@@ -142,17 +94,20 @@ class Prepared:
         """Read a prepared folder. Raises ValueError when it is not one."""
         folder = Path(folder)
         try:
-            lines = read_records(folder).decode("utf-8").splitlines()
-            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-            records = [record_of(json.loads(line)) for line in lines]
-        except (OSError, EOFError, ValueError, TypeError, KeyError, zlib.error) as error:
+            summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+            lines = (folder / RECORDS).read_text(encoding="utf-8").splitlines()
+            records = []
+            for values in map(json.loads, lines):
+                captions = tuple((text, weight) for text, weight in values.pop("captions"))
+                records.append(Record(captions=captions, concepts=tuple(values.pop("concepts")), **values))
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{folder} holds no prepared data ({error}): make it with `lantern train data`") from error
         return cls(folder, records, summary)
 
     @property
     def digest(self) -> str:
         """The sha256 of pictures.tar, from the summary if it has one."""
-        return str(self.summary.get("sha256") or sha256_of(self.folder / "pictures.tar"))
+        return str(self.summary.get("sha256") or sha256_of(self.folder / PICTURES))
 
     def images(self) -> UInt8[Tensor, "n 3 h w"]:
         """Return all images in order of their numbers, mapped from a cache of decoded images.
@@ -160,15 +115,15 @@ class Prepared:
         ValueError for a damaged cache and for another number of images than of records.
         """
         path = self.folder / CACHE
-        pictures = None if path.exists() else self._decode()
+        found = None if path.exists() else self._decode()
         try:
-            if pictures is not None:
+            if found is not None:
                 with atomic_write(path) as temporary, temporary.open("wb") as file:
-                    np.save(file, pictures.numpy())
+                    np.save(file, found.numpy())
             # copy on write: the pictures stay on disk, and no caller changes the file
             found = torch.from_numpy(np.load(path, mmap_mode="c"))
         except PermissionError:
-            found = self._decode() if pictures is None else pictures
+            found = self._decode() if found is None else found
         except (EOFError, ValueError) as error:
             raise ValueError(f"{path} cannot be read ({one_line(error)}): remove it") from error
         if len(found) != len(self.records):
@@ -177,27 +132,20 @@ class Prepared:
 
     def _decode(self) -> UInt8[Tensor, "n 3 h w"]:
         """Decode all images on all cores; Pillow releases Python's lock meanwhile."""
-        if not (self.folder / "pictures.tar").is_file():
-            raise ValueError(f"{self.folder} has no pictures.tar: packed data serves only what it was packed for")
-        with tarfile.open(self.folder / "pictures.tar") as tar:
+        if not (self.folder / PICTURES).is_file():
+            raise ValueError(f"{self.folder} has no {PICTURES}, and no codes of its images by this tokenizer")
+        with tarfile.open(self.folder / PICTURES) as tar:
             files = [file.read() for member in tar if (file := tar.extractfile(member)) is not None]
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             return torch.stack(list(threads.map(decode_png, files)))
 
 
-def read_records(folder: Path) -> bytes:
-    """Return the lines of the records of a prepared folder, packed or not."""
-    if (folder / PACKED_RECORDS).is_file() and not (folder / RECORDS).is_file():
-        return gzip.decompress((folder / PACKED_RECORDS).read_bytes())
-    return (folder / RECORDS).read_bytes()
-
-
-def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int) -> Iterator[Result]:
-    """Yield the results of items in order, computed in threads a few items ahead."""
+def run_ahead(jobs: Iterable[Callable[[], Result]], *, workers: int) -> Iterator[Result]:
+    """Yield the results of jobs in order, computed in threads a few jobs ahead."""
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(workers) as threads:
-        for item in items:
-            waiting.append(threads.submit(function, item))
+        for job in jobs:
+            waiting.append(threads.submit(job))
             if len(waiting) > 4 * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -213,12 +161,6 @@ def encode_png(picture: UInt8[np.ndarray, "h w 3"]) -> bytes:
     return buffer.getvalue()
 
 
-def record_of(values: dict[str, Any]) -> Record:
-    """Return a record from its JSON form."""
-    captions = tuple((text, weight) for text, weight in values.pop("captions"))
-    return Record(captions=captions, concepts=tuple(values.pop("concepts")), **values)
-
-
 def decode_png(data: bytes) -> UInt8[Tensor, "3 h w"]:
     """Return a PNG file's pixels, channels first."""
     from PIL import Image
@@ -232,58 +174,85 @@ def share_of(key: str) -> float:
     return int(hashlib.md5(key.encode()).hexdigest()[:13], 16) / 16**13
 
 
-@dataclass(frozen=True)
-class Filled:
-    """What a source reports after writing: inputs it left out ("name: reason") and the packages it used."""
-
-    skipped: list[str]
-    packages: list[dict[str, str]] = field(default_factory=list)
+def check_sizes(size: int, held_out: float) -> None:
+    """Raise ValueError for a side in pixels or a held-out share out of range."""
+    if not 8 <= size <= 4096:
+        raise ValueError(f"size is {size}, wanted 8 to 4096 pixels: change the config")
+    if not 0 <= held_out < 0.5:
+        raise ValueError(f"held_out is {held_out}, wanted at least 0 and less than 0.5")
 
 
 def write_prepared(
-    out: Path, fill: Callable[[Writer], Filled], *, source: str, origin: str, seed: int, size: int
+    out: Path,
+    jobs: Iterable[Job],
+    *,
+    source: str,
+    origin: str,
+    seed: int,
+    size: int,
+    total: int | None = None,
+    skipped: Iterable[str] = (),
+    packages: Iterable[dict[str, str]] = (),
+    workers: int | None = None,
 ) -> Summary:
-    """Prepare data into `out`, which is replaced as a whole once everything is written.
+    """Prepare the images of jobs into `out`, which is replaced as a whole once everything is written.
 
-    `fill` adds images and records to the writer. `origin` names the input in the error that no image is usable.
-    Raises ValueError, in one line, if `out` holds something else or no image is usable.
+    Jobs run in threads on all cores, or in `workers`: Pillow and NumPy release Python's lock in most of the work. What
+    is written does not depend on their number. `skipped` are inputs left out before, `origin` names the input in the
+    error that no image is usable. A terminal shows a bar up to `total`. ValueError, in one line, if `out` holds
+    something else or no image is usable.
     """
-    if out.exists() and not (out.is_dir() and {path.name for path in out.iterdir()} <= FILES):
+    from tqdm import tqdm
+
+    if out.exists() and not (
+        out.is_dir() and {path.name for path in out.iterdir()} <= {PICTURES, RECORDS, SUMMARY, CACHE}
+    ):
         raise ValueError(f"{out} exists and is no prepared data: choose another folder or remove it")
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    writer = Writer(partial)
+    partial.mkdir(parents=True)
+    left_out, records = dict.fromkeys(skipped), list[Record]()
     try:
-        filled = fill(writer)
-        writer.close()
-        if not writer.records:
-            raise ValueError(
-                f"{origin}: no usable image with a caption among {len(filled.skipped)}, first of them: "
-                f"{', '.join(filled.skipped[:3]) or 'none'}"
-            )
-        summary = summarise(writer, filled, source=source, seed=seed, size=size)
-        write_json(partial / "summary.json", asdict(summary))
+        with tarfile.open(partial / PICTURES, "w", format=tarfile.USTAR_FORMAT) as tar:
+            encoded = (lambda job=job: encode_made(job()) for job in jobs)
+            found = run_ahead(encoded, workers=workers or os.cpu_count() or 1)
+            for made in tqdm(found, desc="images", total=total, disable=None):
+                if isinstance(made, str):
+                    left_out[made] = None
+                    continue
+                info = tarfile.TarInfo(f"{len(records):06d}.png")
+                info.size = len(made[0])
+                tar.addfile(info, BytesIO(made[0]))
+                records.append(replace(made[1], image=len(records)))
+        if not records:
+            first = ", ".join([*left_out][:3]) or "none"
+            raise ValueError(f"{origin}: no usable image with a caption among {len(left_out)}, first of them: {first}")
+        lines = (json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
+        (partial / RECORDS).write_text("".join(lines), encoding="utf-8")
+        summary = Summary(
+            source=source,
+            seed=seed,
+            size=size,
+            records=len(records),
+            concepts=len({name for record in records for name in record.concepts}),
+            counts={
+                name: dict(sorted(Counter(getattr(record, name) for record in records).items()))
+                for name in ("kind", "split", "style")
+            },
+            num_skipped=len(left_out),
+            skipped=tuple([*left_out][:100]),
+            packages=tuple(packages),
+            sha256=sha256_of(partial / PICTURES),
+            bytes=sum(path.stat().st_size for path in partial.iterdir()),
+        )
+        write_json(partial / SUMMARY, asdict(summary))
         shutil.rmtree(out, ignore_errors=True)
         partial.rename(out)
     finally:
-        writer.tar.close()
         shutil.rmtree(partial, ignore_errors=True)
     return summary
 
 
-def summarise(writer: Writer, filled: Filled, *, source: str, seed: int, size: int) -> Summary:
-    """Return the summary of a finished writer."""
-    records, fields = writer.records, ("kind", "split", "style")
-    return Summary(
-        source=source,
-        seed=seed,
-        size=size,
-        records=len(records),
-        concepts=len({name for record in records for name in record.concepts}),
-        counts={name: dict(sorted(Counter(getattr(r, name) for r in records).items())) for name in fields},
-        num_skipped=len(filled.skipped),
-        skipped=tuple(filled.skipped[:100]),
-        packages=tuple(filled.packages),
-        sha256=sha256_of(writer.folder / "pictures.tar"),
-        bytes=sum(path.stat().st_size for path in writer.folder.iterdir()),
-    )
+def encode_made(made: Made | str) -> tuple[bytes, Record] | str:
+    """Return a made image as a PNG file with its record."""
+    return made if isinstance(made, str) else (encode_png(made[0]), made[1])

@@ -8,7 +8,6 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from lantern.drafters.examples import Examples
-from lantern.models.llamagen.vqvae import VQVAE, to_uint8
 from lantern.training.losses import acceptance
 
 WIDTHS = (1, 4, 8)
@@ -70,17 +69,3 @@ class HeldOutDrafts:
         means = torch.stack([torch.cat(parts).mean(0) for _, parts in sorted(grids.items())])
         wide = means.view(len(means), 1, -1, columns).repeat_interleave(PIXELS, 2).repeat_interleave(PIXELS, 3)
         return (wide * 255).round().clamp(0, 255).to(torch.uint8).expand(-1, 3, -1, -1).contiguous().cpu()
-
-    @torch.no_grad()
-    def pictures(self, vq: VQVAE) -> UInt8[Tensor, "k 3 h w"]:
-        """Return images of the first batch: the target's, then for each depth those of its first drafts alone."""
-        found: list[Tensor] = []
-        for draft, noise, examples in self._drafts():
-            if not found:
-                found.append(examples.codes)
-            elif draft.depth == 1:
-                break
-            codes = examples.codes.clone()
-            codes[:, draft.places] = (draft.log_q + noise).argmax(-1)
-            found.append(codes)
-        return torch.cat([to_uint8(vq.decode(codes)).permute(0, 3, 1, 2) for codes in found]).cpu()

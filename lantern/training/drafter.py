@@ -7,6 +7,7 @@ test (arXiv:2503.01840): see losses.py.
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,21 +20,17 @@ from lantern.drafters.examples import Examples, Prediction, Trainee
 from lantern.models.folder import pick_dtype
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
-from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.models.transformers.loading import load as load_transformers
 from lantern.models.transformers.target import TransformersTarget
-from lantern.training.config import TrainingConfig
 from lantern.training.data import Prepared
 from lantern.training.draft_metrics import Draft, HeldOutDrafts
-from lantern.training.feature_cache import FeatureCache
-from lantern.training.features import Captions, captions_name, training_device
+from lantern.training.features import captions_name, encode_captions, training_device
 from lantern.training.kinds import find_kind, load_kind, new_module
 from lantern.training.log import save_sheet
-from lantern.training.loop import LoopConfig, Task, step_seed
+from lantern.training.loop import LoopConfig, Task, step_generator
 from lantern.training.loop import train as run_loop
 from lantern.training.losses import Objective, acceptance, feature_regression
-from lantern.training.schedule import adjusted
-from lantern.training.teacher import AnyTeacher, Source, Teacher, TokenTeacher
+from lantern.training.teacher import AnyTeacher, FeatureCache, Source, Teacher, TokenTeacher
 
 MOST = 1 << 31  # different pictures of an online run
 TWO_ROWS = ("eagle1", "poss")  # kinds that may read and draft both guidance rows
@@ -41,7 +38,7 @@ LLAMAGEN = ("t2i", "c2i")  # model_type of a transformer component
 
 
 @dataclass(frozen=True)
-class DrafterConfig(TrainingConfig):
+class DrafterConfig:
     """Settings of a drafter. `kind` is the name of a trained drafter, `model` changes fields of its config.
 
     `source`: "offline" generates `pictures` images first and caches their features, `shard` per file; "online"
@@ -100,18 +97,16 @@ class DrafterTask(Task):
         source: Source,
         *,
         module: torch.nn.Module | None = None,
-        vq: VQVAE | None = None,
     ) -> None:
         super().__init__()
         self.config, self.sampling = config, config.sampling
-        self.drafter = module or module_of(config, target)
+        self.drafter = module or new_module(config.kind, target, config.model, seed=config.loop.seed)
         # later specialist layers would not be trained otherwise
         if config.unroll < (least := self.trainee.least_depths):
             raise ValueError(f"unroll is {config.unroll}, wanted at least {least}: the first depth of the last layer")
-        self.frozen = (target.requires_grad_(False).eval(), *([vq.eval()] if vq is not None else []))
+        self.frozen = (target.requires_grad_(False).eval(),)
         self._source = source
-        self.has_background_batches = config.source == "offline"  # online, the target runs to make a batch
-        self._held: HeldOutDrafts | None = None
+        self.batch_tokens = config.batch * target.config.block_size
 
     @property
     def trainee(self) -> Trainee:
@@ -125,7 +120,7 @@ class DrafterTask(Task):
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Examples]:
         """Return examples, each at its own guidance scale."""
-        config, generator = self.config, torch.Generator().manual_seed(step_seed(self.config.loop.seed, step, rank))
+        config, generator = self.config, step_generator(self.config.loop.seed, step, rank)
         numbers = torch.randint(config.held_out, config.pictures or MOST, (config.batch,), generator=generator)
         low, high = config.scales
         scales = low + (high - low) * torch.rand(config.batch, generator=generator)
@@ -149,12 +144,8 @@ class DrafterTask(Task):
             elif logits is None:
                 assert predicted.features is not None
                 logits = self._head(predicted.features)
-            made.append(
-                (
-                    Draft(predicted.depth, predicted.places, p[:, predicted.places], self.sampling.filtered(logits)),
-                    predicted,
-                )
-            )
+            places, log_q = predicted.places, self.sampling.filtered(logits)
+            made.append((Draft(predicted.depth, places, p[:, places], log_q), predicted))
         return made
 
     @property
@@ -195,41 +186,26 @@ class DrafterTask(Task):
         loss = torch.stack([fade * loss for fade, loss in zip(fades, losses, strict=True)]).sum()
         return {"loss": loss, "accepted_first": first, "accepted_last": last}
 
-    @property
+    @cached_property
     def held(self) -> HeldOutDrafts:
         """The held-out images, at the guidance that they were sampled with."""
-        if self._held is None:
-            config, device = self.config, next(self.drafter.parameters()).device
-            numbers = list(range(config.held_out))
-            blocks = [numbers[i : i + config.batch] for i in range(0, len(numbers), config.batch)]
-            scales = [torch.full((len(block),), config.guidance) for block in blocks]
-            held = [self._examples(block, s, device) for block, s in zip(blocks, scales, strict=True)]
-            self._held = HeldOutDrafts(held, lambda examples: [draft for draft, _ in self._draft(examples)])
-        return self._held
+        config, device = self.config, next(self.drafter.parameters()).device
+        blocks = torch.arange(config.held_out).split(config.batch)
+        held = [self._examples(b.tolist(), torch.full((len(b),), config.guidance), device) for b in blocks]
+        return HeldOutDrafts(held, lambda examples: [draft for draft, _ in self._draft(examples)])
 
     def evaluate(self) -> dict[str, float]:
         """Return acceptance and hit rates of every depth on held-out images."""
         return self.held.measure()
 
     def sample(self, path: Path) -> None:
-        """Write a map of acceptance per depth, or, with a VQ tokenizer, images made of first drafts."""
-        if len(self.frozen) == 1:
-            maps = self.held.maps(self.target.config.raster.columns)
-            save_sheet(maps, path, columns=len(maps))
-        else:
-            pictures = self.held.pictures(cast(VQVAE, self.frozen[1]))
-            save_sheet(pictures, path, columns=self.config.batch)
+        """Write a map of acceptance per depth."""
+        maps = self.held.maps(self.target.config.raster.columns)
+        save_sheet(maps, path, columns=len(maps))
 
     def export(self, folder: Path) -> None:
         """Write the drafter to `folder/drafter`."""
         save_component(self.drafter.state_dict(), self.trainee.config, folder / "drafter", dtype=torch.bfloat16)
-
-
-def module_of(config: DrafterConfig, model: Any, init: Path | None = None) -> torch.nn.Module:
-    """Return a new module for a target, or the one of a folder."""
-    if init is not None:
-        return load_kind(config.kind, init, model)
-    return new_module(config.kind, model, config.model, seed=config.loop.seed)
 
 
 def for_tokens(config: DrafterConfig, target: TransformersTarget) -> DrafterConfig:
@@ -266,11 +242,7 @@ def train(
     tokenizer: Path | None = None,
     kind: str | None = None,
     init: Path | None = None,
-    vq: Path | None = None,
     cache: Path | None = None,
-    steps: int | None = None,
-    decay: int | None = None,
-    minutes: float | None = None,
     size: tuple[int, int] | None = None,
 ) -> None:
     """Train a drafter for a target and write `out/drafter`; resume what `out` holds.
@@ -279,37 +251,39 @@ def train(
     images of `size` (height, width) in pixels; for the latter see `for_tokens`.
 
     `init` is a trained drafter of the same kind to start from, LANTERN's released ones included; it keeps its sizes.
-    With `vq`, samples are images. Features of captions and images are cached in `cache`, by default `out`; runs may
-    share them. ValueError for a `kind` other than the config's, and for a component without `text_encoder`.
+    Features of captions and images are cached in `cache`, by default `out`; runs may share them. ValueError for
+    another `kind` than the config's, and for a component without `text_encoder`.
     """
     if kind is not None and kind != config.kind:
         raise ValueError(f"the config trains kind {config.kind}, got --kind {kind}: give a config of that kind")
-    config = replace(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
     prepared, cache, device = Prepared.open(data), cache or out, training_device()
     texts = [record.captions[0][0] for record in prepared.records if record.split == "train"]
-    made: dict[str, Any] = {"sampling": config.sampling, "seed": config.loop.seed}
+    how: dict[str, Any] = {"sampling": config.sampling, "seed": config.loop.seed}
+
+    def make(model: Any) -> torch.nn.Module:
+        if init is not None:
+            return load_kind(config.kind, init, model)
+        return new_module(config.kind, model, config.model, seed=config.loop.seed)
+
     if read_config(target).get("model_type") not in LLAMAGEN:
         found = load_transformers(target, device, pick_dtype("auto", device), parts=("text",), size=size)
         assert found.text is not None
         config, model = for_tokens(config, found.target), found.target
-        module = module_of(config, model, init)
-        teacher: AnyTeacher = TokenTeacher(model, found.text, texts, reads=cast(Trainee, module).reads, **made)
+        module = make(model)
+        teacher: AnyTeacher = TokenTeacher(model, found.text, texts, reads=cast(Trainee, module).reads, **how)
         read = hashlib.sha256(repr(texts).encode()).hexdigest()
     else:
         if text_encoder is None:
-            raise ValueError(
-                f"{target} is a transformer of LlamaGen: give the folder of its text encoder (--text-encoder)"
-            )
+            raise ValueError(f"{target} is a target of LlamaGen, got no text encoder: give --text-encoder")
         model = load_component(Transformer, TransformerConfig, target)
-        module = module_of(config, model, init)
+        module = make(model)
         model.to(device)
         encoder, read = TextEncoder.from_pretrained(text_encoder, tokenizer), captions_name(text_encoder, prepared)
-        captions = Captions.encode(encoder, prepared, cache / read, slots=config.slots)
-        teacher = Teacher(model, captions, texts, reads=cast(Trainee, module).reads, **made)
+        captions = encode_captions(encoder, prepared, cache / read, slots=config.slots)
+        teacher = Teacher(model, captions, texts, reads=cast(Trainee, module).reads, **how)
     source: Source = teacher
     if config.source == "offline":
         signature = sign(config, teacher, read)
         source = FeatureCache(cache / f"features-{signature}", pictures=config.pictures, shard=config.shard)
         source.fill(teacher)
-    pictures = load_component(VQVAE, VQConfig, vq) if vq is not None else None
-    run_loop(DrafterTask(config, model, source, module=module, vq=pictures), config.loop, out=out)
+    run_loop(DrafterTask(config, model, source, module=module), config.loop, out=out)

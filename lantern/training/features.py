@@ -8,8 +8,7 @@ most often.
 
 import hashlib
 import os
-from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,18 +21,10 @@ from lantern.core.io import atomic_write, load_tensors
 from lantern.core.types import Condition
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.vqvae import VQVAE, to_pixels
-from lantern.training.data import Prepared, read_records
+from lantern.training.data import RECORDS, Prepared
 
 WHITE = 250  # darkest byte that counts as background
 MARGIN = 1  # pixels around a patch that must be background too
-
-
-def fingerprint(paths: Iterable[Path]) -> str:
-    """Return the first 16 digits of one sha256 over the contents of files, in order."""
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def cached(path: Path, compute: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -59,10 +50,12 @@ def picture_codes(
 ) -> Int[Tensor, "n codes"]:
     """Return the codes of all prepared images as int16, optionally with one code for the background.
 
-    They are cached in one file in `cache`, or in the prepared folder if it is packed; code c of a background patch
-    is stored as -1 - c. With this file no images are needed.
+    They are cached in one file in `cache`, whose name depends on the tokenizer's weights and on the images; one in the
+    prepared folder is used as well, and with it no images are needed. Code c of a background patch is stored as -1 - c.
     """
-    name = codes_name(vq_folder, prepared)
+    weights = hashlib.sha256((vq_folder / "model.safetensors").read_bytes()).hexdigest()[:16]
+    about = hashlib.sha256(f"{weights} {prepared.digest} signed".encode())
+    name = f"codes-{about.hexdigest()[:16]}.safetensors"
 
     @torch.no_grad()
     def compute() -> dict[str, Tensor]:
@@ -72,22 +65,18 @@ def picture_codes(
         codes = torch.cat([vq.encode(to_pixels(some).to(device)).short().cpu() for some in images])
         return {"codes": torch.where(patches, -1 - codes, codes)}
 
-    packed = prepared.folder / name
-    stored = cached(packed if packed.is_file() else cache / name, compute)["codes"]
+    copied = prepared.folder / name
+    stored = cached(copied if copied.is_file() else cache / name, compute)["codes"]
     is_background = stored < 0
     codes = torch.where(is_background, -1 - stored, stored)
     return codes.masked_fill(is_background, background_code(codes, is_background)) if unify else codes
 
 
-def codes_name(vq_folder: Path, prepared: Prepared) -> str:
-    """Return the name of the file of codes, which depends on the tokenizer's weights and on the images."""
-    about = f"{fingerprint([vq_folder / 'model.safetensors'])} {prepared.digest} signed"
-    return f"codes-{hashlib.sha256(about.encode()).hexdigest()[:16]}.safetensors"
-
-
 def captions_name(text_encoder: Path, prepared: Prepared) -> str:
     """Return the name of the file of caption features, which depends on the encoder's weights and on the captions."""
-    digest = hashlib.sha256((text_encoder / "model.safetensors").read_bytes() + read_records(prepared.folder))
+    digest = hashlib.sha256(
+        (text_encoder / "model.safetensors").read_bytes() + (prepared.folder / RECORDS).read_bytes()
+    )
     return f"captions-{digest.hexdigest()[:16]}.safetensors"
 
 
@@ -95,65 +84,49 @@ def captions_name(text_encoder: Path, prepared: Prepared) -> str:
 class Conditions:
     """What the target is conditioned on: row `index[caption]` of `features` and `mask` for a caption.
 
-    `names` are those of classes, in the order of their numbers; none for captions.
+    Features of captions are left-padded to a number of slots; padding is zero. Those of classes are their numbers, and
+    `names` are the classes in this order.
     """
 
     index: dict[str, int]
-    features: Tensor
+    features: Float[Tensor, "m t c"] | Int[Tensor, " m"]
     mask: Bool[Tensor, "m t"]
     names: tuple[str, ...] = ()
 
-    @abstractmethod
     def condition(self, features: Tensor, mask: Bool[Tensor, "b t"]) -> Condition:
         """Return rows of `features` and `mask` as the condition of decoding."""
+        return Condition(labels=features) if self.names else Condition(embeddings=features.float(), mask=mask)
 
 
-class Classes(Conditions):
-    """Classes of a class-conditional target; `features` are their numbers."""
-
-    @classmethod
-    def of(cls, prepared: Prepared) -> "Classes":
-        """Number the concepts of prepared images by name; ValueError for an image that has not exactly one."""
-        for record in prepared.records:
-            if len(record.concepts) != 1:
-                found = ", ".join(record.concepts) or "none"
-                raise ValueError(f"{prepared.folder}: image {record.image} has the classes {found}, wanted one")
-        names = tuple(sorted({record.concepts[0] for record in prepared.records}))
-        numbers = {name: number for number, name in enumerate(names)}
-        index = {text: numbers[record.concepts[0]] for record in prepared.records for text, _ in record.captions}
-        return cls(index, torch.arange(len(names)), torch.ones(len(names), 1, dtype=torch.bool), names)
-
-    def condition(self, features: Int[Tensor, " b"], mask: Bool[Tensor, "b 1"]) -> Condition:
-        """Return class numbers as the condition of decoding."""
-        return Condition(labels=features)
+def number_classes(prepared: Prepared) -> Conditions:
+    """Number the concepts of prepared images by name; ValueError for an image that has not exactly one."""
+    for record in prepared.records:
+        if len(record.concepts) != 1:
+            found = ", ".join(record.concepts) or "none"
+            raise ValueError(f"{prepared.folder}: image {record.image} has the classes {found}, wanted one")
+    names = tuple(sorted({record.concepts[0] for record in prepared.records}))
+    index = {text: names.index(record.concepts[0]) for record in prepared.records for text, _ in record.captions}
+    return Conditions(index, torch.arange(len(names)), torch.ones(len(names), 1, dtype=torch.bool), names)
 
 
-class Captions(Conditions):
-    """Features of distinct captions, left-padded to `slots`; padding is zero."""
+@torch.no_grad()
+def encode_captions(
+    encoder: TextEncoder, prepared: Prepared, path: Path, *, slots: int, batch: int = 256
+) -> Conditions:
+    """Encode every distinct caption once on the training device, cached in a file; cut at `slots` tokens."""
+    texts = sorted({text for record in prepared.records for text, _ in record.captions})
 
-    def condition(self, features: Float[Tensor, "b t c"], mask: Bool[Tensor, "b t"]) -> Condition:
-        """Return caption features as the condition of decoding."""
-        return Condition(embeddings=features.float(), mask=mask)
+    def compute() -> dict[str, Tensor]:
+        encoder.to(training_device())
+        blocks = [texts[i : i + batch] for i in range(0, len(texts), batch)]
+        parts = [encoder.encode(block, slots=slots, batch_size=batch) for block in blocks]
+        return {
+            "features": torch.cat([p.embeddings.bfloat16().cpu() for p in parts]),
+            "mask": torch.cat([p.mask.cpu() for p in parts]),
+        }
 
-    @classmethod
-    @torch.no_grad()
-    def encode(
-        cls, encoder: TextEncoder, prepared: Prepared, path: Path, *, slots: int, batch: int = 256
-    ) -> "Captions":
-        """Encode every distinct caption once on the training device; longer ones are cut at `slots` tokens."""
-        texts = sorted({text for record in prepared.records for text, _ in record.captions})
-
-        def compute() -> dict[str, Tensor]:
-            encoder.to(training_device())
-            blocks = [texts[i : i + batch] for i in range(0, len(texts), batch)]
-            parts = [encoder.encode(block, slots=slots, batch_size=batch) for block in blocks]
-            return {
-                "features": torch.cat([p.embeddings.bfloat16().cpu() for p in parts]),
-                "mask": torch.cat([p.mask.cpu() for p in parts]),
-            }
-
-        tensors = cached(path, compute)
-        return cls({text: i for i, text in enumerate(texts)}, tensors["features"], tensors["mask"].bool())
+    tensors = cached(path, compute)
+    return Conditions({text: i for i, text in enumerate(texts)}, tensors["features"], tensors["mask"].bool())
 
 
 def background_patches(pictures: UInt8[Tensor, "b 3 h w"], patch: int) -> Bool[Tensor, "b n"]:

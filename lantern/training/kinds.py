@@ -1,6 +1,5 @@
 """Drafters and policies that can be trained. A kind is the name of an add-on that a method declares."""
 
-import difflib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -8,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from lantern.core.config import build_config
+from lantern.core.config import build_config, hint_for
 from lantern.core.io import CONFIG_NAME, load_component, read_config, weights_digest
 from lantern.drafters.examples import Trainee
 from lantern.methods.registry import add_ons
@@ -26,9 +25,7 @@ def find_kind(name: str, stage: str = "drafter") -> AddOn:
     """Return the add-on of a kind; ValueError gives the nearest name."""
     known = kinds(stage)
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-        raise ValueError(f"{stage} kind is {name[:40]!r}; {hint}")
+        raise ValueError(f"{stage} kind is {name[:40]!r}; {hint_for(name, known)}")
     return known[name]
 
 

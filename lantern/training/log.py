@@ -1,4 +1,4 @@
-"""What a training run reports: a progress bar, log.jsonl, TensorBoard events and sheets of sample images."""
+"""What a training run reports: a bar or a line a minute, log.jsonl, TensorBoard events and sheets of sample images."""
 
 import json
 import sys
@@ -13,48 +13,65 @@ from torch import Tensor
 from lantern.core.config import install_hint
 from lantern.generation import images
 
+FEW = 200  # steps below which a timed training warns
+MINUTE = 60.0  # seconds between lines where stderr is no terminal
+
 
 class TrainingLog:
-    """Progress bar on stderr if that is a terminal, one JSON line per report in log.jsonl, events in `events/`.
+    """Progress on stderr, one JSON line per report in log.jsonl, events in `events/`; only the first process writes.
 
-    Only the first process writes. Without the package tensorboard (extra `train`) one line reports it and no events are
-    written. A resumed run hides the events that the stopped run wrote after its checkpoint. `steps` is None as long as
-    a timed run has not fixed their number.
+    On a terminal progress is a bar, elsewhere a line a minute with step, loss, rates and remaining time. Without the
+    package tensorboard (extra `train`) one line reports it and no events are written. A resumed run hides the events
+    that the stopped run wrote after its checkpoint. `tokens` is the number of tokens of a step, `steps` None as long as
+    a timed run has not set their number, and `seconds` the time of a timed run that was left at the start.
     """
 
-    def __init__(self, out: Path, *, steps: int | None, start: int, is_quiet: bool) -> None:
+    def __init__(self, out: Path, *, start: int, tokens: int, is_quiet: bool) -> None:
         from tqdm import tqdm
 
-        self.is_quiet = is_quiet
-        self.path = out / "log.jsonl"
+        self.path, self.start, self.tokens, self.is_quiet = out / "log.jsonl", start, tokens, is_quiet
+        self.steps: int | None = None
+        self.seconds: float | None = None
+        self.began = self.spoken = time.monotonic()
         is_hidden = is_quiet or not sys.stderr.isatty()
-        self.bar = tqdm(total=steps, initial=start, unit="step", dynamic_ncols=True, disable=is_hidden)
-        self.steps, self.start, self.began = steps, start, time.monotonic()
+        self.bar = tqdm(initial=start, unit="step", dynamic_ncols=True, disable=is_hidden)
         self._events = None if is_quiet else self._open_events(out / "events")
+
+    def speak(self, step: int, figures: dict[str, Tensor], *, is_last: bool) -> None:
+        """Advance the bar, or print a line if the last one is a minute old or this step is the last."""
+        now = time.monotonic()
+        is_due = now - self.spoken >= MINUTE or is_last
+        if not self.bar.disable:
+            self.bar.total = self.steps
+            self.bar.update(step - self.bar.n)
+        elif is_due and not self.is_quiet:
+            self.spoken, rate, left = now, (step - self.start) / max(now - self.began, 1e-9), self._left(step)
+            of, tokens = f" of {self.steps}" if self.steps else "", f", {rate * self.tokens:,.0f} tokens/s"
+            remaining = "" if left is None else f", {left / 60:.1f} minutes left"
+            loss = f"step {step}{of}: loss {float(figures['loss']):.4g}, {rate:.3g} steps/s"
+            print(loss + tokens * bool(self.tokens) + remaining, file=sys.stderr, flush=True)
 
     def report(self, step: int, figures: dict[str, float]) -> None:
         """Write figures of a step."""
         if self.is_quiet:
             return
-        self.bar.set_postfix({k: f"{v:.4g}" for k, v in figures.items()}, refresh=False)
-        self.bar.update(step - self.bar.n)
-        spent = time.monotonic() - self.began
-        left = None if self.steps is None else spent / max(1, step - self.start) * (self.steps - step)
-        times = {"seconds": round(spent, 1), "seconds_left": left if left is None else round(left, 1)}
-        self._write({"step": step, **times, **figures})
+        self.bar.set_postfix({name: f"{value:.4g}" for name, value in figures.items()}, refresh=False)
+        left = self._left(step)
+        seconds = {"seconds": round(time.monotonic() - self.began, 1), "seconds_left": left and round(left, 1)}
+        self._write({"step": step, **seconds, **figures})
         if self._events is not None:
             for name, value in figures.items():
                 self._events.add_scalar(name, value, step)
 
     def set_steps(self, step: int, lengths: dict[str, int]) -> None:
-        """Write the number of steps that a timed run has fixed, and its other lengths."""
-        self.steps = self.bar.total = lengths["steps"]
-        if not self.is_quiet:
-            self._write({"step": step, **lengths})
-
-    def _write(self, line: dict[str, Any]) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        """Write the number of steps that a timed run has set, and its other lengths; warn if they are few."""
+        self.steps = lengths["steps"]
+        if self.is_quiet:
+            return
+        self._write({"step": step, **lengths})
+        if self.steps < FEW:
+            advice = "give more --minutes, or take a smaller model or batch"
+            print(f"warning: the time suffices for {self.steps} steps, fewer than {FEW}: {advice}", file=sys.stderr)
 
     def show(self, step: int, picture: Path) -> None:
         """Add a sample image to the events, if the task wrote one."""
@@ -72,9 +89,20 @@ class TrainingLog:
         if self._events is not None:
             self._events.close()
 
+    def _left(self, step: int) -> float | None:
+        """Return the remaining seconds, None if they are not known."""
+        spent = time.monotonic() - self.began
+        if self.steps is None:
+            return None if self.seconds is None else max(0.0, self.seconds - spent)
+        return spent / max(1, step - self.start) * (self.steps - step)
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
     def _open_events(self, folder: Path) -> Any:
         if find_spec("tensorboard") is None:
-            self.bar.write(f"no TensorBoard events; for them, {install_hint('train')}", file=sys.stderr)
+            print(f"no TensorBoard events; for them, {install_hint('train')}", file=sys.stderr)
             return None
         from torch.utils.tensorboard import SummaryWriter
 

@@ -1,29 +1,101 @@
 """The one training loop: resumable, logged, the same on a CPU, a GPU or several processes."""
 
 import atexit
+import ctypes
 import dataclasses
 import hashlib
 import math
 import signal
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel
 
 from lantern.core.config import one_line
 from lantern.core.io import CONFIG_NAME, TRAINING_NAME, atomic_write, is_there, read_pickled, write_json
 from lantern.core.signals import Stopped, Stopping
 from lantern.training.log import TrainingLog
-from lantern.training.schedule import LoopConfig, TimePlan
 
-__all__ = ["LoopConfig", "Task", "WeightAverage", "step_seed", "train"]
+SKIPPED = 3  # first steps, which compile kernels and fill caches, and are not part of the measured rate
+LEAST = 5  # measured steps before their number is fixed
+MEASURED = 0.1  # share of the time after which the number of steps is fixed
+MARGIN = 0.97  # share of the remaining time that steps are planned for
+UNKNOWN = 1 << 31  # steps of a timed training before they are fixed
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopConfig:
+    """Length and schedule of a training. Learning rates belong to the task's optimizers; the loop scales them.
+
+    The scale rises linearly over `warmup` steps, stays at one, and falls linearly to zero over the last `decay` steps.
+    With `minutes` above 0 the training measures its rate and sets `steps` and `decay`, in the same proportion, to fill
+    this time; the inputs of the task are prepared before it. `clip` bounds the norm of the gradients, 0 for no bound.
+    Every `save_seconds` a checkpoint replaces the previous one; the batch of a step is a pure function of
+    (seed, step, rank), so that a resumed run ends with the same weights on a CPU. An update averages the gradients of
+    `accumulate` batches. With `ema` above 0, held-out figures and exported weights are those of an exponential moving
+    average with this decay per step. ValueError for values out of range.
+    """
+
+    steps: int
+    seed: int = 0
+    warmup: int = 100
+    decay: int = 0
+    clip: float = 1.0
+    precision: str = "bf16"
+    save_seconds: float = 60.0
+    log_every: int = 10
+    evaluate_every: int = 500
+    accumulate: int = 1
+    ema: float = 0.0
+    minutes: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("bf16", "fp32"):
+            raise ValueError(f'precision is "{self.precision}", wanted "bf16" or "fp32"')
+        if self.steps < 1 or self.warmup < 0 or not 0 <= self.decay <= self.steps:
+            raise ValueError(
+                f"steps {self.steps}, warmup {self.warmup}, decay {self.decay}: wanted at least 1, at least 0, and "
+                "from 0 to the number of steps"
+            )
+        if self.accumulate < 1 or not 0 <= self.ema < 1:
+            raise ValueError(f"accumulate {self.accumulate}, ema {self.ema}: wanted at least 1, and from 0 to below 1")
+        if self.minutes < 0:
+            raise ValueError(f"minutes is {self.minutes}, wanted at least 0 (0: as many steps as `steps`)")
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The numbers of steps: of all, of the final decay and of the warm-up."""
+        return {"steps": self.steps, "decay": self.decay, "warmup": self.warmup}
+
+    def scale(self, step: int) -> float:
+        """Return the factor on every learning rate at a step."""
+        rise = min(1.0, (step + 1) / max(1, self.warmup))
+        return rise * min(1.0, (self.steps - step) / max(1, self.decay))
+
+    def with_length(
+        self, *, steps: int | None = None, decay: int | None = None, minutes: float | None = None
+    ) -> "LoopConfig":
+        """Return the loop with options of the command line; a decay of more steps than there are is shortened.
+
+        ValueError if both steps and minutes are given.
+        """
+        if steps is not None and minutes is not None:
+            raise ValueError("got --steps and --minutes: give one of them")
+        length, fall = self.steps if steps is None else steps, self.decay if decay is None else decay
+        if fall > length:
+            print(f"decay is {fall} steps, more than the {length} of this training: set to {length}", file=sys.stderr)
+            fall = length
+        return dataclasses.replace(self, steps=length, decay=fall, minutes=minutes or self.minutes)
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
@@ -31,15 +103,20 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=4).digest())
 
 
+def step_generator(seed: int, step: int, rank: int) -> torch.Generator:
+    """Return the generator of everything random in one process's batch."""
+    return torch.Generator().manual_seed(step_seed(seed, step, rank))
+
+
 class Task(nn.Module):
     """What the loop trains: modules as children, a loss in `forward`, and everything that differs between trainings.
 
-    `frozen` are modules that a task only reads: they move to the task's device and are in no checkpoint. With
-    `has_background_batches`, `batch` runs in a thread, on the CPU, while the previous step is computed.
+    `frozen` are modules that a task only reads: they move to the task's device and are in no checkpoint. `batch_tokens`
+    is the number of tokens in a batch, 0 where there are none.
     """
 
     frozen: tuple[nn.Module, ...] = ()
-    has_background_batches: bool = True
+    batch_tokens: int = 0
 
     @abstractmethod
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -47,7 +124,10 @@ class Task(nn.Module):
 
     @abstractmethod
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Any, ...]:
-        """Return the inputs of `forward`, a pure function of the arguments. Accumulated batches count as steps here."""
+        """Return the inputs of `forward` on a device, a pure function of the arguments; called in another thread.
+
+        Accumulated batches count as steps here.
+        """
 
     @abstractmethod
     def forward(self, *batch: Any) -> dict[str, Tensor]:
@@ -68,187 +148,114 @@ class Task(nn.Module):
         """Write the trained component."""
 
 
-class WeightAverage:
-    """Exponential moving average of the trained weights.
-
-    a := d a + (1 - d) w after every step, d = min(decay, (1 + step) / (10 + step)), so that early weights fade.
-    """
-
-    def __init__(self, module: nn.Module, decay: float) -> None:
-        self.decay = decay
-        self._weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self._means = {name: p.detach().clone() for name, p in self._weights.items()}
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Add the weights after a step."""
-        decay = min(self.decay, (1 + step) / (10 + step))
-        for name, mean in self._means.items():
-            mean.lerp_(self._weights[name], 1 - decay)
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Give the module the averages as its weights for the time of the context."""
-        self._exchange()
-        try:
-            yield
-        finally:
-            self._exchange()
-
-    def _exchange(self) -> None:
-        for name, weight in self._weights.items():
-            weight.data, self._means[name] = self._means[name], weight.data
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the averages by the names of the weights."""
-        return dict(self._means)
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load averages of the same weights. ValueError for other weights."""
-        if set(state) != set(self._means):
-            raise ValueError(f"the checkpoint averages {len(state)} weights, wanted {len(self._means)}: same config?")
-        for name, mean in self._means.items():
-            mean.copy_(state[name])
-
-
-def load_checkpoint(
-    path: Path, task: Task, optimizers: list[torch.optim.Optimizer], config: LoopConfig, average: WeightAverage | None
-) -> tuple[int, dict[str, float] | None]:
-    """Restore a run; return the next step, 0 if there is no checkpoint, and the plan of a timed run.
-
-    ValueError for a damaged file and for a checkpoint of another training.
-    """
-    if not is_there(path):
-        return 0, None
-    try:
-        state = read_pickled(path)
-    except ValueError as error:
-        raise ValueError(f"{error}: remove it or use another folder") from error
-    if not isinstance(state, dict) or {"task", "optimizers", "step", "seed"} - set(state):
-        raise ValueError(f"{path} is no checkpoint of a training: remove it or use another folder")
-    if state["seed"] != config.seed:
-        raise ValueError(
-            f"{path} was trained with seed {state['seed']}, got {config.seed}: use another folder or that seed"
-        )
-    means = state.get("average")
-    if (means is None) != (average is None):
-        was = "without" if means is None else "with"
-        raise ValueError(f"{path} was trained {was} an average of weights: set ema in the config as before")
-    rates = [[g["lr"] for g in o.param_groups] for o in optimizers]
-    try:
-        task.load_state_dict(state["task"])
-        if average is not None and means is not None:
-            average.load_state_dict(means)
-        for optimizer, saved, rate in zip(optimizers, state["optimizers"], rates, strict=True):
-            optimizer.load_state_dict(saved)
-            for group, lr in zip(optimizer.param_groups, rate, strict=True):
-                group["lr"] = lr
-    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is of another training ({one_line(error)[:160]}): remove it or use another folder"
-        ) from error
-    return int(state["step"]), state.get("plan")
-
-
 def check_accelerate() -> None:
     """Raise ModuleNotFoundError if the package accelerate, of the extra `train`, is missing."""
     if find_spec("accelerate") is None:
         raise ModuleNotFoundError("No module named 'accelerate'", name="accelerate")
 
 
-def moved(value: Any, device: torch.device, *, pin: bool = False) -> Any:
-    """Return a batch on a device, or with `pin` in pinned memory: tensors in tuples, dicts and dataclasses."""
-    if isinstance(value, Tensor):
-        return value.pin_memory() if pin else value.to(device, non_blocking=True)
-    if isinstance(value, tuple | list):
-        return type(value)(moved(item, device, pin=pin) for item in value)
-    if isinstance(value, dict):
-        return {name: moved(item, device, pin=pin) for name, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-        return dataclasses.replace(value, **{name: moved(item, device, pin=pin) for name, item in fields.items()})
-    return value
+def keep_freed_memory() -> bool:
+    """Let glibc reuse freed blocks of up to 1 GiB; return False where the C library has no such setting.
 
-
-class Batches:
-    """Batches of one process in order, built in a background thread one ahead; in pinned memory for a GPU."""
-
-    def __init__(self, task: Task, rank: int, device: torch.device) -> None:
-        self._task, self._rank, self._device = task, rank, device
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches") if task.has_background_batches else None
-        self._ahead: tuple[int, Future[Any]] | None = None
-
-    def get(self, number: int) -> Any:
-        """Return batch `number` on the device and begin with the next one."""
-        if self._thread is None:
-            return self._task.batch(number, self._rank, self._device)
-        ahead = self._ahead if self._ahead and self._ahead[0] == number else self._begin(number)
-        batch = ahead[1].result()
-        self._ahead = self._begin(number + 1)
-        return moved(batch, self._device)
-
-    def wait(self) -> None:
-        """Wait until the thread is idle, so that the task can be used by the caller alone."""
-        if self._ahead is not None:
-            self._ahead[1].exception()
-
-    def close(self) -> None:
-        """End the thread."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=True, cancel_futures=True)
-
-    def _begin(self, number: int) -> tuple[int, Future[Any]]:
-        assert self._thread is not None
-        return number, self._thread.submit(self._build, number)
-
-    def _build(self, number: int) -> Any:
-        batch = self._task.batch(number, self._rank, torch.device("cpu"))
-        return moved(batch, self._device, pin=True) if self._device.type == "cuda" else batch
-
-
-def start_accelerator(config: LoopConfig) -> Any:
-    """Join the processes that `torchrun` or `accelerate launch` started, if any; use GPUs if there are some.
-
-    Precision and accumulation are those of the config; the launcher's settings are ignored.
+    By default large blocks return to the system when they are freed, and each page of a new one costs a page fault: a
+    large part of the CPU time of convolutions. The process keeps its largest memory use until it ends.
     """
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
-    accelerator.gradient_accumulation_steps = config.accumulate
-    if accelerator.num_processes > 1:  # a process that ends with its group's threads running may abort
-        atexit.register(accelerator.state.destroy_process_group)
-    return accelerator
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mmap_threshold, trim_threshold = (-3, 1 << 30), (-1, (1 << 31) - 1)
+    return mallopt is not None and all(mallopt(*setting) for setting in (mmap_threshold, trim_threshold))
 
 
 class Run:
     """A training run from its first step, or from its checkpoint, to its last."""
 
     def __init__(self, task: Task, config: LoopConfig, out: Path) -> None:
+        from accelerate import Accelerator
+
         self.task, self.config, self.out = task, config, out
-        self.accelerator = start_accelerator(config)
+        # precision and accumulation are those of the config; the launcher's settings are ignored
+        accelerator = self.accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
+        accelerator.gradient_accumulation_steps = config.accumulate
+        if accelerator.num_processes > 1:  # a process that ends with its group's threads running may abort
+            atexit.register(accelerator.state.destroy_process_group)
+        self.is_first = accelerator.is_main_process
         (out / "samples").mkdir(parents=True, exist_ok=True)
-        self.is_first = self.accelerator.is_main_process
         for module in (task, *task.frozen):
-            module.to(self.accelerator.device)
+            module.to(accelerator.device)
         self.optimizers = task.optimizers()
-        self.peaks = [[g["lr"] for g in o.param_groups] for o in self.optimizers]
-        self.average = WeightAverage(task, config.ema) if config.ema else None
-        self.start, plan = load_checkpoint(out / "checkpoint.pt", task, self.optimizers, config, self.average)
-        self.plan = TimePlan(config, spent=plan["seconds"] if plan else 0.0)
+        self.trained = nn.ParameterList(p for p in task.parameters() if p.requires_grad)
+        self.average = AveragedModel(self.trained, multi_avg_fn=self._move_means) if config.ema else None
+        if self.average is not None:
+            self.average.n_averaged.fill_(1)  # the initial weights are the first ones
+        self.start, plan = self._load()
         self.schedule = self._first_schedule(plan)
-        self.model = self.accelerator.prepare_model(task)
-        steps = self.schedule.steps if not config.minutes or self.plan.is_fixed else None
-        self.log = TrainingLog(out, steps=steps, start=self.start, is_quiet=not self.is_first)
-        self.batches = Batches(task, self.accelerator.process_index, self.accelerator.device)
+        self.began, self.evaluating = time.monotonic() - (plan["seconds"] if plan else 0.0), 0.0
+        self.mark = self.start, 0.0  # a step, and the time without evaluations when it was done
+        self.rates = [LambdaLR(o, lambda step: self.schedule.scale(step), self.start - 1) for o in self.optimizers]
+        self.model = accelerator.prepare_model(task)
+        tokens = task.batch_tokens * config.accumulate * accelerator.num_processes
+        self.log = TrainingLog(out, start=self.start, tokens=tokens, is_quiet=not self.is_first)
+        self.log.steps = self.schedule.steps if self.schedule.steps != UNKNOWN else None
+        self.log.seconds = 60 * config.minutes - self.elapsed if config.minutes else None
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self.ahead = self._begin_batch(self.start * config.accumulate)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the training began, those before an interruption included."""
+        return time.monotonic() - self.began
+
+    def _begin_batch(self, number: int) -> Future[Any]:
+        """Build a batch in the background thread, one ahead of the steps."""
+        return self.thread.submit(self.task.batch, number, self.accelerator.process_index, self.accelerator.device)
+
+    def _move_means(self, means: Any, weights: Any, count: Any) -> None:
+        """Set a := d a + (1 - d) w, d = min(ema, n / (9 + n)) after n steps, so that early weights fade."""
+        share = 1 - min(self.config.ema, int(count) / (9 + int(count)))
+        for mean, weight in zip(means, weights, strict=True):
+            mean.lerp_(weight, share)
+
+    def _load(self) -> tuple[int, dict[str, float] | None]:
+        """Restore the checkpoint; return the next step, 0 if there is none, and the plan of a timed run.
+
+        ValueError for a damaged file and for a checkpoint of another training.
+        """
+        path, config, advice = self.out / "checkpoint.pt", self.config, "remove it or use another folder"
+        peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
+        if not is_there(path):
+            return 0, None
+        try:
+            state = read_pickled(path)
+        except ValueError as error:
+            raise ValueError(f"{error}: {advice}") from error
+        if not isinstance(state, dict) or {"task", "optimizers", "average", "step", "seed", "plan"} - set(state):
+            raise ValueError(f"{path} is no checkpoint of a training: {advice}")
+        if state["seed"] != config.seed:
+            raise ValueError(
+                f"{path} was trained with seed {state['seed']}, got {config.seed}: use another folder or that seed"
+            )
+        if (state["average"] is None) != (self.average is None):
+            was = "without" if state["average"] is None else "with"
+            raise ValueError(f"{path} was trained {was} an average of weights: set ema in the config as before")
+        try:
+            self.task.load_state_dict(state["task"])
+            if self.average is not None:
+                self.average.load_state_dict(state["average"])
+            for optimizer, saved, rates in zip(self.optimizers, state["optimizers"], peaks, strict=True):
+                optimizer.load_state_dict(saved)
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["initial_lr"] = rate  # the config's, which may be another one now
+        except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path} is of another training ({one_line(error)[:160]}): {advice}") from error
+        return int(state["step"]), state["plan"]
 
     def _first_schedule(self, plan: dict[str, float] | None) -> LoopConfig:
         """Return the config's schedule, that of the checkpoint of a timed run, or one of unknown length."""
         if not self.config.minutes:
             return self.config
-        if plan is None or plan["minutes"] != self.config.minutes or not plan["steps"]:
-            return self.plan.open_schedule
-        self.plan.is_fixed = True
+        if plan is None or plan["minutes"] != self.config.minutes:
+            return dataclasses.replace(self.config, steps=UNKNOWN, decay=0)
         return dataclasses.replace(self.config, **{name: int(plan[name]) for name in self.config.lengths})
 
     def go(self, stopping: Stopping) -> bool:
@@ -258,9 +265,14 @@ class Run:
             figures = self.take_step(done)
             done += 1
             self._fit_time(done)
+            for rate in self.rates:
+                rate.step()
             is_last = done >= self.schedule.steps
+            self.log.speak(done, figures, is_last=is_last)
             if done % config.log_every == 0 or is_last:
-                self.report(done, {name: float(figure) for name, figure in figures.items()})
+                self.log.report(done, found := {name: float(figure) for name, figure in figures.items()})
+                if not math.isfinite(found["loss"]):
+                    raise RuntimeError(f"the loss became {found['loss']} by step {done}: lower the rate, or use fp32")
             if self.is_first and (done % config.evaluate_every == 0 or is_last):
                 self.measure(done)
             is_stopped = self._is_stopped(stopping)
@@ -271,28 +283,62 @@ class Run:
                 return False
         return True
 
+    def take_step(self, step: int) -> dict[str, Tensor]:
+        """Make one update. Dropout noise is seeded by the step, so that a resumed run repeats it."""
+        accelerator, config, task = self.accelerator, self.config, self.task
+        task.train()
+        seen: list[dict[str, Tensor]] = []
+        for number in range(step * config.accumulate, (step + 1) * config.accumulate):
+            batch, self.ahead = self.ahead.result(), self._begin_batch(number + 1)
+            torch.manual_seed(step_seed(config.seed, number, accelerator.process_index))
+            with accelerator.accumulate(self.model):
+                with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+                    figures = self.model(*batch)
+                accelerator.backward(figures["loss"])
+            seen.append({name: figure.detach() for name, figure in figures.items()})
+        mean = {name: torch.stack([figures[name] for figures in seen]).mean(0) for name in seen[0]}
+        if config.clip:
+            mean["norm"] = cast(Tensor, accelerator.clip_grad_norm_(task.parameters(), config.clip))
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        task.after_step(step)
+        if self.average is not None:
+            self.average.update_parameters(self.trained)
+        return mean
+
     def _fit_time(self, done: int) -> None:
-        """Fix the steps of a timed run when its rate is known, and shorten the rest if it is late at the decay."""
-        if not self.config.minutes:
+        """Set the steps of a timed run when its rate is known, and once more if it is late when the decay begins.
+
+        The rate is that of the steps after the first SKIPPED, without evaluations, once MEASURED of the time passed.
+        """
+        config, schedule, budget = self.config, self.schedule, 60 * self.config.minutes
+        is_open, taken = schedule.steps == UNKNOWN, done - self.start
+        if taken in (1, 1 + SKIPPED):
+            self.mark = done, self.elapsed - self.evaluating
+        if not config.minutes or not (is_open or done == schedule.steps - schedule.decay):
             return
-        plan, decay_begins = self.plan, done == self.schedule.steps - self.schedule.decay
-        plan.count_step(done)
-        if plan.is_fixed and not decay_begins:
-            return
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.synchronize()
         lengths: list[Any] = [None]
-        if self.is_first:
-            if self.accelerator.device.type == "cuda":
-                torch.cuda.synchronize()
-            if plan.is_due(done) or (plan.is_fixed and decay_begins and plan.is_late(done, self.schedule)):
-                seconds = self.measure(done) if not plan.is_fixed else 0.0
-                lengths = [plan.fixed(done, seconds).lengths]
+        first, began = self.mark
+        each = (self.elapsed - self.evaluating - began) / (done - first) if done > first else self.elapsed / done
+        if is_open:
+            is_due = (taken > SKIPPED + LEAST and self.elapsed >= MEASURED * budget) or self.elapsed >= 0.5 * budget
+        else:
+            is_due = self.elapsed + (schedule.steps - done) * each > budget
+        if is_due and self.is_first:
+            evaluation = self.measure(done) if is_open else 0.0
+            left = MARGIN * max(0.0, budget - self.elapsed - evaluation)
+            steps = done + max(1, int(left / max(each + evaluation / config.evaluate_every, 1e-9)))
+            decay = min(round(config.decay / config.steps * steps), steps - done)
+            lengths = [{"steps": steps, "decay": decay, "warmup": min(config.warmup, 2 * done)}]
         if self.accelerator.num_processes > 1:
             from accelerate.utils import broadcast_object_list
 
             broadcast_object_list(lengths)
         if lengths[0] is not None:
-            plan.is_fixed = True
-            self.schedule = dataclasses.replace(self.config, **lengths[0])
+            self.schedule = dataclasses.replace(config, **lengths[0])
             self.log.set_steps(done, lengths[0])
 
     def _is_stopped(self, stopping: Stopping) -> bool:
@@ -303,86 +349,54 @@ class Run:
             self.accelerator.set_trigger()
         return self.accelerator.check_trigger()
 
-    def take_step(self, step: int) -> dict[str, Tensor]:
-        """Make one update. Dropout noise is seeded by the step, so that a resumed run repeats it."""
-        accelerator, config, task = self.accelerator, self.config, self.task
-        self._set_rates(self.schedule.scale(step))
-        task.train()
-        seen: list[dict[str, Tensor]] = []
-        for number in range(step * config.accumulate, (step + 1) * config.accumulate):
-            batch = self.batches.get(number)
-            torch.manual_seed(step_seed(config.seed, number, accelerator.process_index))
-            with accelerator.accumulate(self.model):
-                with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-                    figures = self.model(*batch)
-                accelerator.backward(figures["loss"])
-            seen.append({name: figure.detach() for name, figure in figures.items()})
-        mean = {name: torch.stack([figures[name] for figures in seen]).mean(0) for name in seen[0]}
-        if config.clip:
-            mean["norm"] = accelerator.clip_grad_norm_(task.parameters(), config.clip)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        task.after_step(step)
-        if self.average is not None:
-            self.average.update(step)
-        return mean
-
-    def report(self, done: int, figures: dict[str, float]) -> None:
-        """Log figures of a step; RuntimeError if the loss is not finite."""
-        self.log.report(done, figures)
-        if not math.isfinite(figures["loss"]):
-            raise RuntimeError(f"the loss became {figures['loss']} by step {done}: lower the rate, or use fp32")
-
     def measure(self, done: int) -> float:
         """Log held-out figures and a sample, of the averaged weights if there are any; return the seconds it took."""
         began, path = time.monotonic(), self.out / "samples" / f"{done:07d}.png"
-        self.batches.wait()
         with self._final_weights(), torch.no_grad():
-            self.log.report(done, {f"held_out_{k}": v for k, v in self.task.evaluate().items()})
+            self.log.report(done, {f"held_out_{name}": value for name, value in self.task.evaluate().items()})
             self.task.sample(path)
         self.log.show(done, path)
         seconds = time.monotonic() - began
-        self.plan.count_evaluation(seconds)
+        self.evaluating += seconds
         return seconds
 
     def save(self, done: int) -> None:
         """Replace the checkpoint atomically."""
-        plan: dict[str, float] | None = None  # the time spent and the fixed steps of a timed run
-        if self.config.minutes:
-            lengths = self.schedule.lengths
-            lengths["steps"] *= self.plan.is_fixed
-            plan = {"seconds": self.plan.elapsed, "minutes": self.config.minutes, **lengths}
         state = {
             "task": self.task.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],
             "average": self.average and self.average.state_dict(),
             "step": done,
             "seed": self.config.seed,
-            "plan": plan,
+            "plan": {"seconds": self.elapsed, "minutes": self.config.minutes, **self.schedule.lengths},
         }
         with atomic_write(self.out / "checkpoint.pt") as temporary:
             torch.save(state, temporary)
 
     def export(self) -> None:
         """Write the trained component, of the averaged weights if there are any, and the schedule as it was run."""
-        self.batches.wait()
         with self._final_weights():
             self.task.export(self.out)
-        loop = dataclasses.asdict(self.schedule)
-        facts = {"loop": loop, "seconds": round(self.plan.elapsed, 1)}
+        facts = {"loop": dataclasses.asdict(self.schedule), "seconds": round(self.elapsed, 1)}
         # the component keeps it when it moves into a model's folder
         for folder in (self.out, *(path.parent for path in self.out.glob(f"*/{CONFIG_NAME}"))):
             write_json(folder / TRAINING_NAME, facts)
 
-    def _final_weights(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _final_weights(self) -> Iterator[None]:
+        """Let the task be used by the caller alone, in eval mode and with the averaged weights if there are any."""
+        wait([self.ahead])
         self.task.eval()
-        return self.average.in_place() if self.average is not None else nullcontext()
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
 
-    def _set_rates(self, scale: float) -> None:
-        for optimizer, rates in zip(self.optimizers, self.peaks, strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * scale
+    def _exchange(self) -> None:
+        if self.average is not None:
+            for weight, mean in zip(self.trained, self.average.module.parameters(), strict=True):
+                weight.data, mean.data = mean.data, weight.data
 
 
 def train(task: Task, config: LoopConfig, *, out: Path) -> None:
@@ -399,7 +413,7 @@ def train(task: Task, config: LoopConfig, *, out: Path) -> None:
                 run.export()
             run.accelerator.wait_for_everyone()
         finally:
-            run.batches.close()
+            run.thread.shutdown(cancel_futures=True)
             run.log.close()
     if not is_complete:  # another process received the signal
         raise Stopped(signal.SIGTERM)

@@ -76,8 +76,8 @@ class Objective:
         """Return the loss of the drafter's distribution."""
         loss = torch.zeros_like(p[..., 0])
         if self.acceptance:
-            is_alpha = self.form == "alpha"
-            lk = lk_alpha(p, log_q) if is_alpha else lk_lambda(p, log_q, scale=self.kl_scale, decay=self.kl_decay)
+            scale, decay = self.kl_scale, self.kl_decay
+            lk = lk_alpha(p, log_q) if self.form == "alpha" else lk_lambda(p, log_q, scale=scale, decay=decay)
             loss = loss + self.acceptance * lk
         if self.cross_entropy:
             loss = loss + self.cross_entropy * soft_cross_entropy(p, log_q)

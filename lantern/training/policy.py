@@ -22,18 +22,16 @@ from lantern.drafters.policies.radar import SIDE_INPUTS, Radar, RadarConfig, sid
 from lantern.drafters.policies.records import Records, load_records
 from lantern.generation.tuning.costs import Costs, costs_of
 from lantern.methods.spec import resolved
-from lantern.training.config import TrainingConfig
 from lantern.training.kinds import find_kind
-from lantern.training.loop import LoopConfig, Task, step_seed
+from lantern.training.loop import LoopConfig, Task, step_generator
 from lantern.training.loop import train as run_loop
-from lantern.training.schedule import adjusted
 
 HELD_OUT = 5  # every fifth picture is held out
 SIDES = [TRAITS.index(name) for name in ("left", "up", "up_right")]
 
 
 @dataclass(frozen=True)
-class PolicyConfig(TrainingConfig):
+class PolicyConfig:
     """Settings of a policy: `model` changes fields of the network's config, `batch` counts nodes or drafts.
 
     For RADAR `nodes` is the number of nodes scored in a pass, root included, and `curiosity` weighs the entropy of its
@@ -110,7 +108,7 @@ class C2TTask(PolicyTask):
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return traits of some nodes and whether each was accepted."""
-        generator = torch.Generator().manual_seed(step_seed(self.config.loop.seed, step, rank))
+        generator = step_generator(self.config.loop.seed, step, rank)
         traits, taken = self._train
         chosen = torch.randint(0, len(taken), (self.config.batch,), generator=generator)
         return traits[chosen].to(device), taken[chosen].to(device)
@@ -186,7 +184,7 @@ class RadarTask(PolicyTask):
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return some drafts and the uniforms that decide where they stop."""
-        generator = torch.Generator().manual_seed(step_seed(self.config.loop.seed, step, rank))
+        generator = step_generator(self.config.loop.seed, step, rank)
         seen = (~self._is_held).nonzero()[:, 0]
         chosen = seen[torch.randint(0, len(seen), (self.config.batch,), generator=generator)]
         uniforms = torch.rand(len(chosen), self._beams.shape[1], generator=generator)
@@ -256,23 +254,14 @@ def sides(records: Records) -> Float[Tensor, "s d 3"]:
 
 
 def train(
-    config: PolicyConfig,
-    *,
-    out: Path,
-    records: Path,
-    kind: str | None = None,
-    profile: Path | None = None,
-    steps: int | None = None,
-    decay: int | None = None,
-    minutes: float | None = None,
+    config: PolicyConfig, *, out: Path, records: Path, kind: str | None = None, profile: Path | None = None
 ) -> None:
     """Train a policy on a file of records, or on all in a folder; resume what `out` holds.
 
     `profile` is the output of `lantern tune`, whose times of steps are the cost in RADAR's reward. ValueError for
     records without traits, which only dynamic trees have.
     """
-    kind = config.kind if kind is None else kind
-    config = replace(config, kind=kind, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
+    config = replace(config, kind=kind or config.kind)
     paths = sorted(records.glob("*.safetensors")) if records.is_dir() else [records]
     if not paths:
         raise ValueError(f"{records} holds no *.safetensors: write some with lantern-generate --record FILE")
@@ -282,9 +271,7 @@ def train(
             f"{records}: the method {found.about.get('method')} records no traits of nodes: use one with dynamic "
             "trees, such as eagle2"
         )
-    costs: Costs | AssumedCosts = AssumedCosts()
-    if profile is not None:
-        costs = costs_of(read_json_object(profile))
+    costs: Costs | AssumedCosts = AssumedCosts() if profile is None else costs_of(read_json_object(profile))
     torch.manual_seed(config.loop.seed)
     task: type[Task] = resolved(find_kind(config.kind, "policy").task)
     run_loop(task(config, found, costs), config.loop, out=out)

@@ -6,19 +6,21 @@ clone of the repository, not of the wheel.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_type_hints
+
+from lantern.core.config import hint_for, load_config
 
 CONFIGS = Path(__file__).parent / "configs"
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+CLONE = "stages and configs of recipes such as emoji come with a clone of lantern"
 
 
 @dataclass(frozen=True)
 class Option:
-    """A command-line option of stages: its help and the kind of its value."""
+    """A command-line option of stages: its help, and the kind of its value."""
 
     help: str
     kind: Literal["existing path", "path", "count", "number", "text", "size", "flag"] = "existing path"
@@ -26,26 +28,27 @@ class Option:
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of training: `function(config, out=, **options)` of `module`; `config_class.load` reads its config.
+    """One step of training: `function` ("module:name") is called with a config, `out` and the options.
 
-    summary: what it does, as a line of help.
-
-    With `reports_progress` the function takes `progress`, called with what is done and the total (0 if unknown), and
-    returns a summary to print.
+    The annotation of the function's `config` is the class that the JSON config is read as. `required` and `optional`
+    are names of options, separated by spaces. A training has a config with a `loop`, which the options LENGTH change.
     """
 
-    module: str
     function: str
-    config_class: str
-    summary: str = ""
-    required: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
-    reports_progress: bool = False
+    summary: str
+    required: str = ""
+    optional: str = ""
+    is_training: bool = True
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """Names of all options that the function takes."""
-        return (*self.required, *self.optional)
+    def options(self) -> list[str]:
+        """Names of all options that the stage takes."""
+        return [*self.required.split(), *self.optional.split(), *(LENGTH if self.is_training else ())]
+
+    def load(self) -> Any:
+        """Import the function."""
+        module, name = self.function.split(":")
+        return getattr(import_module(module), name)
 
 
 @dataclass(frozen=True)
@@ -58,82 +61,41 @@ class Recipe:
     options: Mapping[str, Option] = field(default_factory=dict)
 
 
+LENGTH = ("steps", "decay", "minutes")
+HOME, TEXT = "lantern.training", "text_encoder tokenizer"
 STAGES = {
-    "data": Stage(
-        "lantern.training.sources",
-        "prepare",
-        "DataConfig",
-        summary="read a folder or archive of captioned images into prepared data",
-        optional=("path",),
-        reports_progress=True,
-    ),
+    "data": Stage(f"{HOME}.sources:prepare", "read captioned images into prepared data", "", "path", False),
     "tokenizer": Stage(
-        "lantern.training.tokenizer",
-        "train",
-        "TokenizerConfig",
-        summary="train a VQ tokenizer: images to codes and back",
-        required=("data",),
-        optional=("packages", "init", "steps", "decay", "minutes"),
+        f"{HOME}.tokenizer:train", "train a VQ tokenizer: images to codes and back", "data", "packages init"
     ),
     "decoder": Stage(
-        "lantern.training.tokenizer",
-        "train_decoder",
-        "TokenizerConfig",
-        summary="train the decoder of a VQ tokenizer on, with its codes unchanged",
-        required=("data", "vq"),
-        optional=("packages", "steps", "decay", "minutes"),
+        f"{HOME}.tokenizer:train_decoder", "train the decoder of a VQ tokenizer on", "data vq", "packages"
     ),
-    "pack": Stage(
-        "lantern.training.pack",
-        "pack",
-        "TargetConfig",
-        summary="write codes and captions to train a target from, without the images",
-        required=("data", "vq"),
-        optional=("text_encoder", "tokenizer", "init"),
-    ),
-    "target": Stage(
-        "lantern.training.target",
-        "train",
-        "TargetConfig",
-        summary="train a target: captions or classes to codes",
-        required=("data", "vq"),
-        optional=("text_encoder", "tokenizer", "init", "init_vq", "steps", "decay", "minutes"),
-    ),
+    "target": Stage(f"{HOME}.target:train", "train a target: captions or classes to codes", "data vq", f"{TEXT} init"),
     "drafter": Stage(
-        "lantern.training.drafter",
-        "train",
-        "DrafterConfig",
-        summary="train a drafter for a target",
-        required=("data", "target"),
-        optional=("text_encoder", "tokenizer", "size", "kind", "init", "vq", "cache", "steps", "decay", "minutes"),
+        f"{HOME}.drafter:train", "train a drafter for a target", "data target", f"{TEXT} size kind init cache"
     ),
-    "policy": Stage(
-        "lantern.training.policy",
-        "train",
-        "PolicyConfig",
-        summary="train a tree policy on recorded drafts",
-        required=("records",),
-        optional=("kind", "profile", "steps", "decay", "minutes"),
-    ),
+    "policy": Stage(f"{HOME}.policy:train", "train a tree policy on recorded drafts", "records", "kind profile"),
+    "tables": Stage(f"{HOME}.tables:make", "count codes that a model samples", "prompts", "kind model", False),
 }
 # stage "all" runs the others and is no stage of its own
 ALL = "all"
 ALL_SUMMARY = "run every stage of a model in order and put the model folder together"
-ALL_OPTIONS = ("data", "keep", "minutes", "model", "only", "packages", "path", "steps", "text_encoder", "tokenizer")
+ALL_OPTIONS = f"data keep minutes model only packages path steps {TEXT}".split()
 OPTIONS = {
     "cache": Option("folder for features of captions and images, which runs may share; default --out", "path"),
     "data": Option("folder written by `lantern train data`"),
     "decay": Option("steps of the final decay of the learning rate", "count"),
     "init": Option("a trained component to start from"),
-    "init_vq": Option("folder of the VQ tokenizer of --init, if it is another than --vq"),
     "keep": Option("keep checkpoints and caches of finished steps", "flag"),
-    "kind": Option("kind of drafter or policy; without --config, that of drafter-KIND or policy-KIND", "text"),
+    "kind": Option("kind of the add-on; without --config, that of STAGE-KIND", "text"),
     "minutes": Option("time to fill with steps after the inputs are prepared, instead of --steps", "number"),
-    "model": Option("a model folder whose components are taken; default: the embedded model"),
+    "model": Option("a model folder; default: the embedded model"),
     "only": Option("run this step alone", "text"),
     "packages": Option("folder of registry packages; a recipe fetches missing ones into it", "path"),
     "path": Option("images to read, instead of the config's path"),
     "profile": Option("output of `lantern tune`: the times of steps"),
+    "prompts": Option("file of prompts, one a line"),
     "records": Option("file written by lantern-generate --record, or a folder of such files"),
     "size": Option("width and height in pixels (WxH), for a target of transformers that makes several sizes", "size"),
     "steps": Option("number of steps, instead of the config's", "count"),
@@ -142,6 +104,36 @@ OPTIONS = {
     "tokenizer": Option("folder of the text encoder's tokenizer"),
     "vq": Option("folder of the trained VQ tokenizer"),
 }
+
+
+def read_config(kind: type, path: Path) -> Any:
+    """Read a JSON config; its paths are relative to its own folder. ValueError names the file and the wrong field."""
+    config = load_config(kind, path)
+    changes: dict[str, Any] = {}
+    for name in (one.name for one in fields(config)):
+        value = getattr(config, name)
+        if isinstance(value, Path):
+            changes[name] = path.resolve().parent / value
+        elif isinstance(value, tuple) and value and isinstance(value[0], Path):
+            changes[name] = tuple(path.resolve().parent / each for each in value)
+    return replace(config, **changes)
+
+
+def run_stage(name: str, config: str, out: Path, options: Mapping[str, Any], recipe: Recipe | None) -> Any:
+    """Run one stage into `out` and return its summary or None."""
+    stage, path = find_stage(name, recipe), find_config(config, recipe, stage=name)
+    if stage.is_training:  # nothing is written before its packages are known to be there
+        from lantern.training.loop import check_accelerate, keep_freed_memory
+
+        check_accelerate()
+        keep_freed_memory()
+    function = stage.load()
+    loaded = read_config(get_type_hints(function)["config"], path)
+    if stage.is_training:
+        loop = loaded.loop.with_length(**{name: options[name] for name in LENGTH if name in options})
+        loaded = replace(loaded, loop=loop)
+        options = {name: value for name, value in options.items() if name not in LENGTH}
+    return function(loaded, out=out, **options)
 
 
 def find_recipes() -> dict[str, Recipe]:
@@ -153,8 +145,7 @@ def find_recipe(name: str) -> Recipe:
     """Return a recipe by its name; ValueError if it is not there."""
     if not (RECIPES / name / "recipe.py").is_file():
         known = sorted(path.parent.name for path in RECIPES.glob("*/recipe.py"))
-        hint = f"known are {', '.join(known)}" if known else "recipes come with a clone of lantern, not with the wheel"
-        raise ValueError(f"recipe {name[:40]!r} is not in {RECIPES}; {hint}")
+        raise ValueError(f"recipe {name[:40]!r} is not in {RECIPES}; {hint_for(name, known) if known else CLONE}")
     if str(RECIPES.parent) not in sys.path:
         sys.path.append(str(RECIPES.parent))
     return import_module(f"recipes.{name}.recipe").RECIPE
@@ -165,18 +156,15 @@ def find_config(name: str, recipe: Recipe | None = None, *, stage: str = "") -> 
 
     The recipe's configs come first, then the package's and those of all recipes. ValueError for an unknown name.
     """
-    places = [*([recipe.configs] if recipe else []), CONFIGS, *(each.configs for each in find_recipes().values())]
+    recipes = find_recipes()
+    places = [*([recipe.configs] if recipe else []), CONFIGS, *(each.configs for each in recipes.values())]
     for full in (name, f"{stage}-{name}") if Path(name).name == name else ():
         for place in places:
             if (place / f"{full}.json").is_file():
                 return place / f"{full}.json"
     if Path(name).is_file():
         return Path(name)
-    known = config_names()
-    near = get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-    if not find_recipes():
-        hint = f"configs of recipes such as emoji come with a clone of lantern; {hint}"
+    hint = ("" if recipes else f"{CLONE}; ") + hint_for(name, config_names())
     raise ValueError(f"config {name[:80]!r} is neither a file nor the name of one; {hint}")
 
 
@@ -188,11 +176,7 @@ def config_names() -> list[str]:
 
 def find_stage(name: str, recipe: Recipe | None) -> Stage:
     """Return a stage of the recipe or a general one; ValueError names the nearest."""
-    known = dict(STAGES) | dict(recipe.stages if recipe else {})
+    known = STAGES | dict(recipe.stages if recipe else {})
     if name not in known:
-        near = get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-        if recipe is None and not find_recipes():
-            hint += "; stages of recipes such as emoji come with a clone of lantern"
-        raise ValueError(f"stage {name[:40]!r} is not known; {hint}")
+        raise ValueError(f"stage {name[:40]!r} is not known; {hint_for(name, known)}; {CLONE}")
     return known[name]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,11 @@ from lantern.core.io import load_component, load_state, save_component, write_js
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
-from lantern.training.config import TrainingConfig
 from lantern.training.data import Prepared
-from lantern.training.features import Captions, Classes, Conditions, captions_name, picture_codes
+from lantern.training.features import Conditions, captions_name, encode_captions, number_classes, picture_codes
 from lantern.training.log import save_sheet
-from lantern.training.loop import LoopConfig, Task, step_seed
+from lantern.training.loop import LoopConfig, Task, step_generator
 from lantern.training.loop import train as run_loop
-from lantern.training.schedule import adjusted
 from lantern.verifiers.relaxations.neighbours import proximity_table
 
 SHORT = 512  # positions up to which training on a CPU computes attention as plain products
@@ -30,7 +28,7 @@ CLASSES_NAME = "classes.json"  # names of the classes of a class-conditional tar
 
 
 @dataclass(frozen=True)
-class TargetConfig(TrainingConfig):
+class TargetConfig:
     """Model and settings of the target. `kinds` weighs the kinds of records, `slots` is the number of caption slots.
 
     A model of type t2i is conditioned on captions. One of type c2i is conditioned on classes: each image's concept;
@@ -56,12 +54,6 @@ class TargetConfig(TrainingConfig):
     corruption_neighbours: int = 32
     corruption_others: float = 0.0
     compile: bool = False
-
-    OLD_NAMES: ClassVar[dict[str, str]] = {
-        "settle_ground": "unify_background",
-        "slips": "corruption",
-        "slip_neighbours": "corruption_neighbours",
-    }
 
     def __post_init__(self) -> None:
         for name, share in (("corruption", self.corruption), ("corruption_others", self.corruption_others)):
@@ -110,37 +102,14 @@ def grow(state: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
     if layers < depth:
         raise ValueError(f"the model given as init has {depth} layers, wanted at most {layers}")
     grown = {name: tensor for name, tensor in state.items() if not name.startswith("layers.")}
-    sources = [layer * depth // layers for layer in range(layers)]
-    for layer, source in enumerate(sources):
-        is_copy = layer > 0 and sources[layer - 1] == source
-        prefix = f"layers.{source}."
-        for name in [n for n in state if n.startswith(prefix)]:
-            part = name.removeprefix(prefix)
-            silent = is_copy and part in ("attention.wo.weight", "feed_forward.w2.weight")
-            grown[f"layers.{layer}.{part}"] = torch.zeros_like(state[name]) if silent else state[name].clone()
+    before = -1
+    for layer, source in enumerate(layer * depth // layers for layer in range(layers)):
+        for name in (name for name in state if name.startswith(f"layers.{source}.")):
+            part = name.removeprefix(f"layers.{source}.")
+            is_silent = source == before and part in ("attention.wo.weight", "feed_forward.w2.weight")
+            grown[f"layers.{layer}.{part}"] = torch.zeros_like(state[name]) if is_silent else state[name].clone()
+        before = source
     return grown
-
-
-def translate(
-    state: dict[str, Tensor], before: Int[Tensor, "n codes"], after: Int[Tensor, "n codes"], vocab_size: int
-) -> dict[str, Tensor]:
-    """Return weights of a target of one VQ tokenizer for another one's codes.
-
-    `before` and `after` are codes of the same images by both. A code's rows of embedding and head are the mean of
-    the rows of the codes that stand at the same places; those of a code that never occurs, the mean of all.
-    ValueError for grids of other sizes.
-    """
-    if before.shape != after.shape:
-        raise ValueError(
-            f"the VQ tokenizers give {before.shape[1]} and {after.shape[1]} codes an image, wanted equally many"
-        )
-    old = len(state["output.weight"])
-    pairs = after.flatten().long() * old + before.flatten().long()
-    counts = torch.bincount(pairs, minlength=vocab_size * old).view(vocab_size, old).float()
-    counts[counts.sum(1) == 0] = 1.0
-    shares = counts / counts.sum(1, keepdim=True)
-    rows = ("tok_embeddings.weight", "output.weight")
-    return state | {name: (shares @ state[name].float()).to(state[name].dtype) for name in rows}
 
 
 class TargetTask(Task):
@@ -161,10 +130,13 @@ class TargetTask(Task):
             block.attention.wo.weight.data.zero_()
             block.feed_forward.w2.weight.data.zero_()
         self._codes, self._captions, self.frozen = codes, captions, (vq.eval(),)
+        self.batch_tokens = config.batch * codes.shape[1]
         columns = min(config.corruption_neighbours, config.model.vocab_size - 1)
         self._near = proximity_table(vq.quantize.codes().detach(), columns).long()
         records = prepared.records
         pools = [[i for i, r in enumerate(records) if r.kind == kind and r.split == "train"] for kind in config.kinds]
+        if empty := [kind for kind, pool in zip(config.kinds, pools, strict=True) if not pool]:
+            raise ValueError(f'no prepared images of kind "{empty[0]}": prepare them or leave it out of "kinds"')
         held = [i for i, r in enumerate(records) if r.kind == "plain" and r.split == "heldout"][:64]
         self._pool = torch.tensor([record for pool in pools for record in pool])
         self._pool_sizes = torch.tensor([len(pool) for pool in pools])
@@ -176,9 +148,6 @@ class TargetTask(Task):
         weights = [torch.tensor([weight for _, weight in r.captions], dtype=torch.float64) for r in records]
         self._caption_edges = torch.cat([r + w.cumsum(0) / w.sum() for r, w in enumerate(weights)])
         self._first_caption = torch.tensor([0, *(len(w) for w in weights)]).cumsum(0)
-        empty = [kind for kind, pool in zip(config.kinds, pools, strict=True) if not pool]
-        if empty:
-            raise ValueError(f'no prepared images of kind "{empty[0]}": prepare them or leave it out of "kinds"')
         self._loss = torch.compile(self._token_loss) if config.compile else self._token_loss
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -211,7 +180,7 @@ class TargetTask(Task):
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
         """Return caption features, their mask, codes, input codes, and which captions are dropped."""
-        generator = torch.Generator().manual_seed(step_seed(self.config.loop.seed, step, rank))
+        generator = step_generator(self.config.loop.seed, step, rank)
         size, weights = self.config.batch, torch.tensor(list(self.config.kinds.values()))
         kinds = torch.multinomial(weights, size, replacement=True, generator=generator)
         uniforms = torch.rand(4, size, generator=generator, dtype=torch.float64)
@@ -299,11 +268,11 @@ def conditions_of(
     ValueError for captions without a text encoder.
     """
     if config.model.model_type == "c2i":
-        return Classes.of(prepared)
+        return number_classes(prepared)
     if text_encoder is None:
         raise ValueError("the target takes captions, got no text encoder: give --text-encoder")
     encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
-    return Captions.encode(encoder, prepared, cache / captions_name(text_encoder, prepared), slots=config.slots)
+    return encode_captions(encoder, prepared, cache / captions_name(text_encoder, prepared), slots=config.slots)
 
 
 def train(
@@ -315,19 +284,12 @@ def train(
     text_encoder: Path | None = None,
     tokenizer: Path | None = None,
     init: Path | None = None,
-    init_vq: Path | None = None,
-    steps: int | None = None,
-    decay: int | None = None,
-    minutes: float | None = None,
 ) -> None:
     """Train a target on prepared images and write `out/transformer`; resume what `out` holds.
 
     A target of type t2i needs a text encoder; ValueError without one. `init` is a trained target to start from, of the
-    same width and the same or a smaller depth; `init_vq` is its VQ tokenizer, if that is not `vq` (`translate`).
+    same width and the same or a smaller depth.
     """
-    if init_vq is not None and init is None:
-        raise ValueError("got the VQ tokenizer of an init without one: give --init, or leave --init-vq out")
-    config = replace(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
     prepared = Prepared.open(data)
     pictures = load_component(VQVAE, VQConfig, vq)
     captions = conditions_of(config, prepared, out, text_encoder, tokenizer)
@@ -335,11 +297,6 @@ def train(
         config = replace(config, model=replace(config.model, num_classes=len(captions.names)))
     codes = picture_codes(pictures, prepared, vq_folder=vq, cache=out, unify=config.unify_background)
     task = TargetTask(config, prepared, codes, captions, pictures)
-    if init is not None and not (out / "checkpoint.pt").exists():
-        state = load_state(init)
-        if init_vq is not None:
-            other = load_component(VQVAE, VQConfig, init_vq)
-            before = picture_codes(other, prepared, vq_folder=init_vq, cache=out, unify=config.unify_background)
-            state = translate(state, before, codes, config.model.vocab_size)
-        task.target.load_state_dict(grow(state, config.model.n_layer))
+    if init is not None:
+        task.target.load_state_dict(grow(load_state(init), config.model.n_layer))
     run_loop(task, config.loop, out=out)

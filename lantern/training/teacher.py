@@ -1,12 +1,17 @@
-"""The target as a teacher: images by plain decoding, with the features of the target along them."""
+"""The target as a teacher: images by plain decoding, with the target's features along them, and their cache on disk."""
 
+import shutil
+import sys
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
+from lantern.core.io import atomic_write
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.plain import generate
@@ -15,10 +20,11 @@ from lantern.drafters.examples import fused_layers
 from lantern.models.llamagen.transformer import Transformer
 from lantern.models.transformers.components import Prompts
 from lantern.models.transformers.target import TransformersTarget
-from lantern.training.features import Captions
+from lantern.training.features import Conditions
 from lantern.training.loop import step_seed
 
-Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+SPARE = 1 << 26  # bytes of the disk that stay free
+BATCH = 64  # images generated together for the cache
 
 
 class Source(Protocol):
@@ -43,7 +49,7 @@ def read_pictures(
     Padding attends to padding alone, as in the prefill of decoding.
     """
     slots, layers = words.shape[1], fused_layers(target.config.n_layer)
-    valid = torch.nn.functional.pad(mask, (0, codes.shape[1] - 1), value=True)
+    valid = pad(mask, (0, codes.shape[1] - 1), value=True)
     seen = torch.tril(valid[:, None] | ~valid[:, :, None])
     first = target.config.cls_token_num - slots
     positions = torch.arange(first, first + valid.shape[1], device=codes.device)[None]
@@ -100,13 +106,6 @@ class TokenTeacher:
             found["layers"] = fused.unflatten(-1, (len(self._layers), -1)).transpose(2, 3).bfloat16()
         return found
 
-    def shapes(self) -> Shapes:
-        """Return shape and dtype of one image's tensors."""
-        config = self.target.config
-        size, half = (config.block_size, config.dim), torch.bfloat16
-        layers: Shapes = {"layers": ((2, len(self._layers), *size), half)} if self._layers else {}
-        return {"codes": ((config.block_size,), torch.int32), "rows": ((2, *size), half), **layers}
-
 
 class Teacher:
     """Generates image number i with a caption and noise that depend on the seed and i alone, not on the batch.
@@ -118,7 +117,7 @@ class Teacher:
     def __init__(
         self,
         target: Transformer,
-        captions: Captions,
+        captions: Conditions,
         texts: Sequence[str],
         *,
         sampling: Sampling,
@@ -128,36 +127,92 @@ class Teacher:
         self.target, self.sampling, self.seed, self.reads = target, sampling, seed, frozenset(reads)
         self._captions = captions
         self._rows = torch.tensor([captions.index[text] for text in texts])
-        config = target.config
-        self.slots = config.cls_token_num if "prompt" in self.reads else captions.features.shape[1]
+        self.slots = target.config.cls_token_num if "prompt" in self.reads else captions.features.shape[1]
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """Generate these images on the target's device."""
         chosen = self._rows[[step_seed(self.seed, number, 0) % len(self._rows) for number in numbers]]
         device = self.target.tok_embeddings.weight.device
         missing = self.slots - self._captions.features.shape[1]
-        words = torch.nn.functional.pad(self._captions.features[chosen].float(), (0, 0, missing, 0)).to(device)
-        mask = torch.nn.functional.pad(self._captions.mask[chosen], (missing, 0)).to(device)
+        words = pad(self._captions.features[chosen].float(), (0, 0, missing, 0)).to(device)
+        mask = pad(self._captions.mask[chosen], (missing, 0)).to(device)
         keys = [(self.seed, number) for number in numbers]
         codes = generate(self.target, Condition(embeddings=words, mask=mask), sampling=self.sampling, keys=keys).codes
-        teacher_features = read_pictures(self.target, words, mask, codes, reads=self.reads)
-        kept = {name: x.bfloat16() for name, x in {**teacher_features, "words": words}.items()}
-        return {"codes": codes.int(), "mask": mask, **kept}
-
-    def shapes(self) -> Shapes:
-        """Return shape and dtype of one image's tensors."""
-        config, half = self.target.config, torch.bfloat16
-        found: Shapes = {
-            "codes": ((config.block_size,), torch.int32),
-            "mask": ((self.slots,), torch.bool),
-            "words": ((self.slots, config.caption_dim), half),
-            "rows": ((2, config.block_size, config.dim), half),
-        }
-        if "prompt" in self.reads:
-            found["prompt"] = ((2, self.slots - 1, config.dim), half)
-        if "layers" in self.reads:
-            found["layers"] = ((2, 3, config.block_size, config.dim), half)
-        return found
+        features = read_pictures(self.target, words, mask, codes, reads=self.reads) | {"words": words}
+        return {"codes": codes.int(), "mask": mask, **{name: x.bfloat16() for name, x in features.items()}}
 
 
 AnyTeacher = Teacher | TokenTeacher
+
+
+class FeatureCache:
+    """The first `pictures` images of a teacher, `shard` per file: 00000.safetensors, 00001.safetensors, ...
+
+    Files are written to a temporary path and renamed, so that a stopped build continues with the first missing one.
+    """
+
+    def __init__(self, folder: Path, *, pictures: int, shard: int) -> None:
+        self.folder, self.pictures, self.shard = folder, pictures, shard
+        self.shards = range(-(-pictures // shard))
+
+    def fill(self, teacher: AnyTeacher) -> None:
+        """Generate the missing files, each of several processes its share, and print the disk space they take.
+
+        ValueError if the disk has less space.
+        """
+        from accelerate import PartialState
+
+        missing = [number for number in self.shards if not self._path(number).exists()]
+        if not missing:
+            return
+        state = PartialState(cpu=not torch.cuda.is_available())
+        if state.is_main_process:
+            self._check_space(teacher, len(missing))
+        with state.split_between_processes(missing) as mine:
+            self._make(teacher, cast(Sequence[int], mine), is_quiet=not state.is_main_process)
+        state.wait_for_everyone()
+
+    def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
+        """Return the tensors of these images."""
+        from safetensors import safe_open
+
+        rows: dict[int, dict[str, Tensor]] = {}
+        for shard in sorted({number // self.shard for number in numbers}):
+            with safe_open(self._path(shard), framework="pt") as file:
+                parts: dict[str, Any] = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                for number in {n for n in numbers if n // self.shard == shard}:
+                    at = number % self.shard
+                    rows[number] = {name: part[at : at + 1] for name, part in parts.items()}
+        return {name: torch.cat([rows[number][name] for number in numbers]) for name in rows[numbers[0]]}
+
+    def _path(self, shard: int) -> Path:
+        return self.folder / f"{shard:05d}.safetensors"
+
+    def _check_space(self, teacher: AnyTeacher, missing: int) -> None:
+        from tqdm import tqdm
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        each = sum(tensor.nbytes for tensor in teacher.read([0]).values())
+        size, free = each * min(self.pictures, missing * self.shard), shutil.disk_usage(self.folder).free
+        total, left = tqdm.format_sizeof(size, "B"), tqdm.format_sizeof(free, "B")
+        text = f"feature cache {self.folder}: {self.pictures} images, {total} to write"
+        print(f"{text}, {left} free", file=sys.stderr)
+        if size + SPARE > free:
+            advice = 'use fewer images, or "source": "online"'
+            raise ValueError(f"{text}, do not fit on a disk with {left} left: {advice}")
+
+    def _make(self, teacher: AnyTeacher, shards: Sequence[int], *, is_quiet: bool) -> None:
+        from safetensors.torch import save_file
+        from tqdm import tqdm
+
+        todo = {s: range(s * self.shard, min(self.pictures, (s + 1) * self.shard)) for s in shards}
+        total = sum(len(numbers) for numbers in todo.values())
+        with tqdm(total=total, desc="images", unit="image", disable=True if is_quiet else None) as bar:
+            for shard, numbers in todo.items():
+                parts = []
+                for first in range(0, len(numbers), BATCH):
+                    some = numbers[first : first + BATCH]
+                    parts.append({name: x.cpu() for name, x in teacher.read(some).items()})
+                    bar.update(len(some))
+                with atomic_write(self._path(shard)) as temporary:
+                    save_file({name: torch.cat([part[name] for part in parts]) for name in parts[0]}, temporary)

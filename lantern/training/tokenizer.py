@@ -5,27 +5,26 @@ The decoder alone improves the images of a trained target: half the time it read
 them, half the time with one code for the background, as a target with `unify_background` generates them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from lantern.core.io import load_module, save_component
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels, to_uint8
-from lantern.training.config import TrainingConfig
 from lantern.training.data import Prepared
 from lantern.training.features import picture_codes
 from lantern.training.log import save_sheet
-from lantern.training.loop import LoopConfig, Task, step_seed
+from lantern.training.loop import LoopConfig, Task, step_generator
 from lantern.training.loop import train as run_loop
-from lantern.training.schedule import adjusted
+from lantern.training.perceptual import Perceptual
 
 
 @dataclass(frozen=True)
-class TokenizerConfig(TrainingConfig):
+class TokenizerConfig:
     """Model and settings of the tokenizer.
 
     `shift` moves images by up to so many pixels. `perceptual` weighs the perceptual loss, 0 for none. `free_steps` is
@@ -52,7 +51,7 @@ class TokenizerTask(Task):
     counts: Tensor
     sums: Tensor
 
-    def __init__(self, config: TokenizerConfig, pictures: Prepared, packages: Path | None) -> None:
+    def __init__(self, config: TokenizerConfig, prepared: Prepared, packages: Path | None) -> None:
         super().__init__()
         self.config = config
         torch.manual_seed(config.loop.seed)
@@ -61,20 +60,15 @@ class TokenizerTask(Task):
         self.register_buffer("counts", torch.ones(size))
         self.register_buffer("sums", F.normalize(torch.randn(size, width), dim=-1))
         self.vq.quantize.requires_grad_(False)
-        self._load_pictures(pictures)
-        if config.perceptual:
-            from lantern.training.perceptual import Perceptual
-
-            self.frozen = (Perceptual(packages),)
-        self._seen: tuple[Tensor, Tensor] | None = None
-
-    def _load_pictures(self, prepared: Prepared) -> None:
-        images = prepared.images()
-        plain = [r.image for r in prepared.records if r.split == "train" and r.kind == "plain"]
-        others = [r.image for r in prepared.records if r.split == "train" and r.kind != "plain"]
+        images, train = prepared.images(), [r for r in prepared.records if r.split == "train"]
+        plain = [r.image for r in train if r.kind == "plain"]
+        others = [r.image for r in train if r.kind != "plain"]
         held = [r.image for r in prepared.records if r.split == "heldout"]
         self._images, self._plain, self._others = images, torch.tensor(plain), torch.tensor(others or plain)
         self._held = images[torch.tensor(held or plain[:64])]
+        self.frozen = (Perceptual(packages),) if config.perceptual else ()
+        self.batch_tokens = config.batch * (images.shape[-1] // config.model.downsample) ** 2
+        self._seen: tuple[Tensor, Tensor] | None = None
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return AdamW over encoder and decoder."""
@@ -83,7 +77,7 @@ class TokenizerTask(Task):
 
     def _choice(self, step: int, rank: int) -> tuple[Float[Tensor, " b"], Int[Tensor, " b"], torch.Generator]:
         """Return uniform numbers, the images of a batch, and the generator of a step's further random numbers."""
-        config, generator = self.config, torch.Generator().manual_seed(step_seed(self.config.loop.seed, step, rank))
+        config, generator = self.config, step_generator(self.config.loop.seed, step, rank)
         draw = torch.rand(config.batch, 3, generator=generator)
         chosen = torch.where(
             draw[:, 0] < config.composites,
@@ -163,16 +157,12 @@ class TokenizerTask(Task):
 
     def evaluate(self) -> dict[str, float]:
         """Return PSNR (dB, of bytes) on held-out images, use and perplexity of the codebook on training ones."""
-        device = self.sums.device
-        errors, used = [], []
-        for x in self._held.split(64):
-            codes = self.vq.encode(to_pixels(x).to(device))
-            made = to_uint8(self.vq.decode(codes)).permute(0, 3, 1, 2).cpu()
-            errors.append((made.float() - x.float()).square().mean((1, 2, 3)))
-        for index in self._plain[:512].split(64):
-            used.append(self.vq.encode(to_pixels(self._images[index]).to(device)))
+        blocks = self._held.split(64)
+        errors = [(self._rebuilt(x).float() - x.float()).square().mean((1, 2, 3)) for x in blocks]
+        plain = [to_pixels(self._images[some]).to(self.sums.device) for some in self._plain[:512].split(64)]
+        used = torch.cat([self.vq.encode(x) for x in plain])
         mse = torch.cat(errors).clamp(min=1e-3)
-        share = torch.bincount(torch.cat(used).flatten().cpu(), minlength=len(self.counts)).float()
+        share = torch.bincount(used.flatten().cpu(), minlength=len(self.counts)).float()
         distribution = share / share.sum()
         return {
             "psnr": float((10 * torch.log10(255.0**2 / mse)).mean()),
@@ -182,9 +172,12 @@ class TokenizerTask(Task):
 
     def sample(self, path: Path) -> None:
         """Write held-out images above their reconstructions."""
-        x = self._held[:16]
-        made = to_uint8(self.vq.decode(self.vq.encode(to_pixels(x).to(self.sums.device)))).permute(0, 3, 1, 2).cpu()
-        save_sheet(torch.cat([x, made]), path, columns=16)
+        save_sheet(torch.cat([self._held[:16], self._rebuilt(self._held[:16])]), path, columns=16)
+
+    def _rebuilt(self, images: UInt8[Tensor, "b 3 h w"]) -> UInt8[Tensor, "b 3 h w"]:
+        """Return images after encoding and decoding."""
+        codes = self.vq.encode(to_pixels(images).to(self.sums.device))
+        return to_uint8(self.vq.decode(codes)).permute(0, 3, 1, 2).cpu()
 
     def export(self, folder: Path) -> None:
         """Write the tokenizer to `folder/vqvae`."""
@@ -192,22 +185,13 @@ class TokenizerTask(Task):
 
 
 def train(
-    config: TokenizerConfig,
-    *,
-    out: Path,
-    data: Path,
-    packages: Path | None = None,
-    init: Path | None = None,
-    steps: int | None = None,
-    decay: int | None = None,
-    minutes: float | None = None,
+    config: TokenizerConfig, *, out: Path, data: Path, packages: Path | None = None, init: Path | None = None
 ) -> None:
     """Train a tokenizer on prepared images and write `out/vqvae`; resume what `out` holds.
 
     `packages` is the folder of the network of the perceptual loss, see `Perceptual`. `init` is a trained tokenizer to
     start from.
     """
-    config = replace(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
     task = TokenizerTask(config, Prepared.open(data), packages)
     if init is not None:
         load_module(task.vq, init)
@@ -218,13 +202,13 @@ class DecoderTask(TokenizerTask):
     """The task of the tokenizer with encoder and codebook frozen."""
 
     def __init__(
-        self, config: TokenizerConfig, pictures: Prepared, packages: Path | None, vq: Path, cache: Path
+        self, config: TokenizerConfig, prepared: Prepared, packages: Path | None, vq: Path, cache: Path
     ) -> None:
-        super().__init__(config, pictures, packages)
+        super().__init__(config, prepared, packages)
         load_module(self.vq, vq)
         for module in (self.vq.encoder, self.vq.quant_conv):
             module.requires_grad_(False)
-        kinds = [picture_codes(self.vq, pictures, vq_folder=vq, cache=cache, unify=unify) for unify in (False, True)]
+        kinds = [picture_codes(self.vq, prepared, vq_folder=vq, cache=cache, unify=unify) for unify in (False, True)]
         self._codes = torch.stack(kinds)
 
     def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -241,18 +225,6 @@ class DecoderTask(TokenizerTask):
         """Leave the codebook as it is."""
 
 
-def train_decoder(
-    config: TokenizerConfig,
-    *,
-    out: Path,
-    data: Path,
-    vq: Path,
-    packages: Path | None = None,
-    steps: int | None = None,
-    decay: int | None = None,
-    minutes: float | None = None,
-) -> None:
+def train_decoder(config: TokenizerConfig, *, out: Path, data: Path, vq: Path, packages: Path | None = None) -> None:
     """Train the decoder of the tokenizer in `vq` and write `out/vqvae`; resume what `out` holds."""
-    config = replace(config, loop=adjusted(config.loop, steps=steps, decay=decay, minutes=minutes))
-    out.mkdir(parents=True, exist_ok=True)
     run_loop(DecoderTask(config, Prepared.open(data), packages, vq, out), config.loop, out=out)

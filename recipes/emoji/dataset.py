@@ -5,14 +5,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Self
+from typing import Literal
 
 import numpy as np
 from jaxtyping import UInt8
 
-from lantern.training.config import TrainingConfig
-from lantern.training.data import Filled, Made, Progress, Record, Summary, Writer, share_of, write_prepared
-from lantern.training.sources import check_sizes
+from lantern.training.data import Made, Record, Summary, check_sizes, share_of, write_prepared
 from recipes.emoji.captions import (
     check_reserved,
     colour_captions,
@@ -43,13 +41,11 @@ from recipes.emoji.packages import (
 
 # Share of combinations (a colour, a number or a neighbour of a thing) that is kept from training.
 COMPOSITES_HELD_OUT = 0.04
-Job = Callable[[], Made | str]  # makes one picture
-
 STYLES = ("3d", "flat", "noto")
 
 
 @dataclass(frozen=True)
-class EmojiConfig(TrainingConfig):
+class EmojiConfig:
     """What to prepare. Relative paths are resolved against the file that the config is loaded from.
 
     size: side of a picture in pixels. seed: of everything random. concepts: files with lists of concepts. styles: which
@@ -59,12 +55,12 @@ class EmojiConfig(TrainingConfig):
     for unknown styles, and without concepts.
     """
 
-    source: str = "emoji"
+    source: Literal["emoji"] = "emoji"
     size: int = 64
     seed: int = 0
-    concepts: tuple[str, ...] = ()
+    concepts: tuple[Path, ...] = ()
     styles: tuple[str, ...] = STYLES
-    reserved: str = ""
+    reserved: Path | None = None
     held_out: float = 0.05
     mirrors: bool = False
     shifts: int = 0
@@ -73,8 +69,6 @@ class EmojiConfig(TrainingConfig):
     pairs: int = 0
 
     def __post_init__(self) -> None:
-        if self.source != "emoji":
-            raise ValueError(f"source is {self.source!r}, wanted emoji: use lantern train data without --recipe")
         check_sizes(self.size, self.held_out)
         if min(self.seed, self.shifts, self.colours, self.counts, self.pairs) < 0:
             raise ValueError("seed, shifts, colours, counts and pairs must not be negative")
@@ -82,16 +76,6 @@ class EmojiConfig(TrainingConfig):
             raise ValueError(f"styles are {list(self.styles)}, wanted some of {', '.join(STYLES)}")
         if not self.concepts:
             raise ValueError("concepts is empty, wanted at least one list such as concepts-core.txt")
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a JSON config. Raises ValueError, in one line, if the file or a field is wrong."""
-        config, home = super().load(path), path.resolve().parent
-        return replace(
-            config,
-            concepts=tuple(str(home / name) for name in config.concepts),
-            reserved=str(home / config.reserved) if config.reserved else "",
-        )
 
 
 @dataclass(frozen=True)
@@ -133,31 +117,20 @@ class Cell:
         return "text" not in self.concept.flags
 
 
-def prepare(config: EmojiConfig, *, out: Path, packages: Path, progress: Progress | None = None) -> Summary:
+def prepare(config: EmojiConfig, *, out: Path, packages: Path) -> Summary:
     """Prepare the emoji training set into `out`, which is replaced as a whole once everything is written.
 
-    packages: folder of npm archives; missing ones are fetched into it. progress: called with (done, total).
-    Raises ValueError, in one line, for a wrong archive, or for a word that is both in a concept's name and in the
-    evaluation prompts.
+    Originals come first, then mirrors, shifts, colours, counts and pairs. packages: folder of npm archives; missing
+    ones are fetched into it. Raises ValueError, in one line, for a wrong archive, or for a word that is both in a
+    concept's name and in the evaluation prompts.
     """
-
-    def fill(writer: Writer) -> Filled:
-        return write_emoji(config, writer, packages=packages, progress=progress or (lambda done, total: None))
-
-    return write_prepared(out, fill, source="emoji", origin="emoji", seed=config.seed, size=config.size)
-
-
-def write_emoji(config: EmojiConfig, writer: Writer, *, packages: Path, progress: Progress) -> Filled:
-    """Write all pictures: originals first, then mirrors, shifts, colours, counts and pairs."""
-    concepts = [c for path in config.concepts for c in read_concepts(Path(path))]
+    concepts = [c for path in config.concepts for c in read_concepts(path)]
     check_unique(concepts)
-    reserved = read_reserved(Path(config.reserved)) if config.reserved else frozenset()
+    reserved = read_reserved(config.reserved) if config.reserved else frozenset()
     check_reserved((n for c in concepts for n in (c.name, *c.synonyms)), reserved)
     cells, missing = read_cells(config, concepts, reserved, packages=packages)
     train = [cell for cell in cells if cell.split == "train"]
-    total = len(cells) * (1 + config.mirrors + config.shifts)
-    total += config.colours + config.counts + config.pairs
-    jobs: Iterator[Job] = chain(
+    jobs: Iterator[Callable[[], Made]] = chain(
         (partial(make_plain, cell) for cell in cells),
         (partial(make_mirror, cell) for cell in train if config.mirrors and cell.may_mirror),
         (partial(make_shift, cell, n, config.seed) for cell in train for n in range(config.shifts)),
@@ -165,10 +138,23 @@ def write_emoji(config: EmojiConfig, writer: Writer, *, packages: Path, progress
         make_counts(train, config.counts),
         make_pairs(train, config.pairs, seed=config.seed),
     )
-    for _ in writer.add_all(jobs):
-        check_reserved((text for text, _ in writer.records[-1].captions), reserved)
-        progress(len(writer.records), total)
-    return Filled(missing, [asdict(PACKAGES[name]) for name in (*config.styles, "labels", "keywords")])
+
+    def checked(job: Callable[[], Made]) -> Made:
+        made = job()
+        check_reserved((text for text, _ in made[1].captions), reserved)
+        return made
+
+    return write_prepared(
+        out,
+        (partial(checked, job) for job in jobs),
+        source="emoji",
+        origin="emoji",
+        seed=config.seed,
+        size=config.size,
+        total=len(cells) * (1 + config.mirrors + config.shifts) + config.colours + config.counts + config.pairs,
+        skipped=missing,
+        packages=[asdict(PACKAGES[name]) for name in (*config.styles, "labels", "keywords")],
+    )
 
 
 def check_unique(concepts: list[Concept]) -> None:
@@ -247,7 +233,7 @@ def make_shift(cell: Cell, number: int, seed: int) -> Made:
     return shifted(cell.picture, rng), replace(make_plain(cell)[1], variant="shift")
 
 
-def make_colours(cells: list[Cell], number: int) -> Iterator[Job]:
+def make_colours(cells: list[Cell], number: int) -> Iterator[Callable[[], Made]]:
     """Yield recoloured pictures: every cell that can be recoloured gets its first colour before any gets its second."""
     ranked = [(rank, share_of(cell.key), cell, colour) for cell in cells for rank, colour in enumerate(cell.colours)]
     for _, _, cell, colour in sorted(ranked, key=lambda entry: entry[:2])[:number]:
@@ -262,7 +248,7 @@ def make_colour(cell: Cell, colour: str) -> Made:
     return picture, composite(cell, captions, number=1, colour=colour)
 
 
-def make_counts(cells: list[Cell], number: int) -> Iterator[Job]:
+def make_counts(cells: list[Cell], number: int) -> Iterator[Callable[[], Made]]:
     """Yield two, three or four of one thing; one in four recoloured if possible."""
     able = sorted((c for c in cells if c.can_repeat), key=lambda c: share_of(f"count/{c.key}"))
     for step in range(number):
@@ -284,7 +270,7 @@ def make_count(cell: Cell, number: int, colour: str | None) -> Made:
     return copies(picture, number), composite(cell, captions, number=number, colour=colour)
 
 
-def make_pairs(cells: list[Cell], number: int, *, seed: int) -> Iterator[Job]:
+def make_pairs(cells: list[Cell], number: int, *, seed: int) -> Iterator[Callable[[], Made]]:
     """Yield two different things of one style side by side; every thing is used once before any is used twice."""
     rng = np.random.default_rng(seed)
     styles = sorted({cell.style for cell in cells})

@@ -125,8 +125,10 @@ def find_package(package: Package, folder: Path) -> Path:
 def read_concepts(path: Path) -> list[Concept]:
     """Return the concepts of a list such as `configs/concepts-core.txt`, in order.
 
-    Raises ValueError naming the line that is malformed or repeats a codepoint or a name.
+    Raises ValueError for a missing list, and naming the line that is malformed or repeats a codepoint or a name.
     """
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; it is named under concepts in the config")
     concepts: list[Concept] = []
     seen: set[str] = set()
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):

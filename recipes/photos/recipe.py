@@ -8,13 +8,11 @@ RECIPE = Recipe(
     name="photos",
     stages={
         "fid": Stage(
-            "recipes.photos.fid",
-            "measure_fid",
-            "FidConfig",
-            summary="measure FID of a class-conditional target",
-            required=("data", "target", "vq"),
-            optional=("inception",),
-            reports_progress=True,
+            "recipes.photos.fid:measure_fid",
+            "measure FID of a class-conditional target",
+            "data target vq",
+            "inception",
+            is_training=False,
         ),
     },
     options={"inception": Option("weights of Inception for FID: a file, or the package that holds it")},

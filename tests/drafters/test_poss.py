@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lantern.cli.train import find_config
+from lantern.core.config import load_config
 from lantern.drafters.eagle.poss import Poss, PossConfig
 from lantern.drafters.examples import Examples
 from lantern.training.drafter import DrafterConfig, DrafterTask
@@ -80,7 +81,7 @@ def test_specialists_get_gradients_from_their_own_depths_only(per_layer: int) ->
 
 @pytest.mark.parametrize(("config", "served"), [("poss-1", [1] * 4), ("poss", [2, 2]), ("poss-3", [3, 3])])
 def test_shipped_configs_train_each_specialist_on_all_of_its_depths(config: str, served: list[int]) -> None:
-    read = DrafterConfig.load(find_config(f"drafter-{config}"))
+    read = load_config(DrafterConfig, find_config(f"drafter-{config}"))
     module = new_module("poss", TARGET, read.model, seed=0)
     assert isinstance(module, Poss) and len(module.layers) == len(served)
     depths = [module.specialist_at(depth) for depth in range(read.unroll)]
@@ -88,7 +89,7 @@ def test_shipped_configs_train_each_specialist_on_all_of_its_depths(config: str,
 
 
 def test_training_without_drafts_of_a_specialist_raises() -> None:
-    read = DrafterConfig.load(find_config("drafter-poss-3"))
+    read = load_config(DrafterConfig, find_config("drafter-poss-3"))
     with pytest.raises(ValueError, match="unroll is 3, wanted at least 4"):
         DrafterTask(replace(read, unroll=3), TARGET, Unread())
     assert DrafterTask(replace(read, unroll=4), TARGET, Unread()).config.unroll == 4

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lantern.training.data import Prepared
+from lantern.training.stages import read_config
 from recipes.emoji import packages as emoji
 from recipes.emoji.captions import check_reserved, read_reserved, words_of
 from recipes.emoji.compositing import on_white
@@ -56,12 +57,11 @@ def config(tmp_path: Path) -> EmojiConfig:
     (tmp_path / "synonyms.json").write_text(json.dumps([{"prompt": "a kitty", "concept": "cat face"}]))
     values = {"concepts": ["concepts.txt"], "reserved": "synonyms.json", "colours": 9, "counts": 6, "pairs": 4}
     (tmp_path / "data.json").write_text(json.dumps(values | {"mirrors": True, "shifts": 1, "held_out": 0.3}))
-    return EmojiConfig.load(tmp_path / "data.json")
+    return read_config(EmojiConfig, tmp_path / "data.json")
 
 
 def test_emoji_preparation_makes_every_kind_and_reads_back(packages: Path, config: EmojiConfig, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    summary = prepare(config, out=tmp_path / "out", packages=packages, progress=lambda *step: seen.append(step))
+    summary = prepare(config, out=tmp_path / "out", packages=packages)
     prepared = Prepared.open(tmp_path / "out")
     pictures = prepared.images()
     assert summary.counts["kind"]["colour"] == 9
@@ -70,7 +70,6 @@ def test_emoji_preparation_makes_every_kind_and_reads_back(packages: Path, confi
     assert [r.image for r in prepared.records] == list(range(summary.records))
     assert pictures.shape == (summary.records, 3, 64, 64)
     assert [r.kind for r in prepared.records[:15]] == ["plain"] * 15
-    assert len(seen) == summary.records
     assert {p["licence"] for p in summary.packages} == {"MIT", "Apache-2.0"}
 
 
@@ -132,16 +131,16 @@ def test_committed_concepts_and_prompts_fit_together() -> None:
 
 
 def test_the_committed_config_loads() -> None:
-    config = EmojiConfig.load(CONFIGS / "data-emoji.json")
+    config = read_config(EmojiConfig, CONFIGS / "data-emoji.json")
     assert config.source == "emoji"
-    assert all(Path(path).is_file() for path in (*config.concepts, config.reserved))
+    assert all(path.is_file() for path in (*config.concepts, config.reserved))
 
 
 @pytest.mark.parametrize("values", [{}, {"concepts": ["x"], "pairs": -1}, {"concepts": ["x"], "styles": ["oil"]}])
 def test_wrong_configs_are_refused_in_one_line(values: dict, tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text(json.dumps(values))
     with pytest.raises(ValueError) as caught:
-        EmojiConfig.load(tmp_path / "c.json")
+        read_config(EmojiConfig, tmp_path / "c.json")
     assert "\n" not in str(caught.value)
 
 

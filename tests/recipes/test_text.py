@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from lantern.models.llamagen.text import TextEncoder
 from lantern.training.loop import LoopConfig
+from lantern.training.stages import read_config
 from recipes.emoji import lexicon as lexicon_module
 from recipes.emoji.lexicon import Lexicon, Named, build_lexicon, everyday_words, read_emojis, read_nouns
 from recipes.emoji.meaning import Meanings, pad, retrofit
@@ -240,17 +241,13 @@ def test_training_lowers_the_loss(packages: Path, teacher: Path, tmp_path: Path)
 
 def test_config_of_the_embedded_model_loads() -> None:
     path = Path(__file__).parents[2] / "recipes" / "emoji" / "configs" / "text-emoji.json"
-    assert TextConfig.load(path).vocabulary == 13000
+    assert read_config(TextConfig, path).vocabulary == 13000
 
 
-@pytest.mark.parametrize(
-    "text", ['{"loop": {"steps": 1}, "widht": 3}', '{"loop": {"steps": 1}, "concepts": ["no.txt"]}']
-)
-def test_faulty_config_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"widht|no\.txt") as error:
-        TextConfig.load(tmp_path / "config.json")
-    assert "\n" not in str(error.value)
+def test_a_missing_list_of_concepts_is_named(packages: Path, teacher: Path, tmp_path: Path) -> None:
+    config = replace(tiny_config(1), concepts=(tmp_path / "no.txt",))
+    with pytest.raises(ValueError, match=r"no\.txt is missing; it is named under concepts"):
+        prepare(config, tmp_path, packages, teacher)
 
 
 def test_missing_file_of_the_teacher_is_named(packages: Path, teacher: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from lantern.models.llamagen.text import TextEncoder
 from lantern.training.loop import LoopConfig
 from lantern.training.loop import train as run_loop
+from lantern.training.stages import read_config
 from recipes.emoji.lexicon import Lexicon, Named, Nouns, build_lexicon
 from recipes.emoji.meaning import MeaningConfig, Meanings
 from recipes.emoji.phrases import ATTRIBUTES
@@ -69,7 +70,7 @@ def test_new_word_gets_its_meaning_and_other_captions_are_unchanged(text: TextTa
     before = encoder.encode(["two red cats", "kitty"], slots=8)
     want = text.meanings.concepts[text.lexicon.concepts.index("hamster")]
     before_training = likeness(encoder, "hamster", want)
-    config = WordsConfig(loop, batch=8, learning_rate=0.1, text=text.config)
+    config = WordsConfig(loop, batch=8, learning_rate=0.1)
     run_loop(WordsTask(config, encoder, text, {"hamster": "refuse"}), loop, out=tmp_path)
     trained = TextEncoder.from_pretrained(tmp_path / "encoder", tmp_path / "tokenizer")
     after = trained.encode(["two red cats", "kitty"], slots=8)
@@ -79,5 +80,5 @@ def test_new_word_gets_its_meaning_and_other_captions_are_unchanged(text: TextTa
 
 def test_config_of_the_embedded_model_loads() -> None:
     path = Path(__file__).parents[2] / "recipes" / "emoji" / "configs" / "words-emoji.json"
-    config = WordsConfig.load(path)
-    assert config.text is not None and config.text.meaning.width == 256
+    config = read_config(WordsConfig, path)
+    assert read_config(TextConfig, config.encoder).meaning.width == 256

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from lantern.core.io import sha256_of
-from lantern.training.data import Prepared, Record, Writer, share_of
+from lantern.training.data import Prepared, Record, share_of, write_prepared
 from lantern.training.sources import DataConfig, prepare
+from lantern.training.stages import read_config
 from tests.training.drawings import archive, encoded
 
 
@@ -31,7 +31,7 @@ from tests.training.drawings import archive, encoded
 def test_wrong_configs_are_refused_in_one_line(values: object, tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text(json.dumps(values))
     with pytest.raises(ValueError) as caught:
-        DataConfig.load(tmp_path / "c.json")
+        read_config(DataConfig, tmp_path / "c.json")
     assert "\n" not in str(caught.value)
 
 
@@ -44,7 +44,7 @@ def test_folder_source_lists_what_it_leaves_out(tmp_path: Path) -> None:
     (data / "broken.png").write_bytes(b"x")
     (data / "broken.txt").write_text("broken")
     Image.new("RGB", (9, 9)).save(data / "silent.png")
-    config = DataConfig(source="folder", path=str(data), size=32)
+    config = DataConfig(source="folder", path=data, size=32)
     summary = prepare(config, out=tmp_path / "out")
     prepared = Prepared.open(tmp_path / "out")
     assert summary.records == 5 and summary.num_skipped == 2
@@ -57,7 +57,7 @@ def test_class_folders_are_captions(tmp_path: Path) -> None:
     for label in ("red_fox", "owl"):
         (tmp_path / "in" / label).mkdir(parents=True)
         Image.new("RGBA", (30, 50)).save(tmp_path / "in" / label / "1.webp")
-    config = DataConfig(source="classes", path=str(tmp_path / "in"), size=16)
+    config = DataConfig(source="classes", path=tmp_path / "in", size=16)
     prepare(config, out=tmp_path / "out")
     prepared = Prepared.open(tmp_path / "out")
     assert [r.concepts for r in prepared.records] == [("owl",), ("red fox",)]
@@ -79,7 +79,7 @@ def test_webdataset_shards_take_text_and_json(tmp_path: Path) -> None:
     archive(
         tmp_path / "in" / "1.tar", {"x/d.webp": encoded(np.zeros((9, 5, 3), np.uint8), "WEBP"), "x/d.txt": b"third"}
     )
-    config = DataConfig(source="webdataset", path=str(tmp_path / "in"), size=8)
+    config = DataConfig(source="webdataset", path=tmp_path / "in", size=8)
     summary = prepare(config, out=tmp_path / "out")
     texts = [r.captions[0][0] for r in Prepared.open(tmp_path / "out").records]
     assert texts == ["first", "second", "third"]
@@ -90,7 +90,7 @@ def test_no_usable_picture_is_an_error_and_leaves_nothing(tmp_path: Path) -> Non
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "x.png").write_bytes(b"x")
     for source, expected in (("folder", "no usable image"), ("classes", "no usable"), ("webdataset", "no tar file")):
-        config = DataConfig(source=source, path=str(tmp_path / "in"))
+        config = DataConfig(source=source, path=tmp_path / "in")
         with pytest.raises(ValueError, match=expected):
             prepare(config, out=tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
@@ -99,7 +99,7 @@ def test_no_usable_picture_is_an_error_and_leaves_nothing(tmp_path: Path) -> Non
 def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="no prepared data"):
-        prepare(DataConfig(source="folder", path="x"), out=tmp_path)
+        prepare(DataConfig(source="folder", path=Path("x")), out=tmp_path)
     with pytest.raises(ValueError, match="holds no prepared data"):
         Prepared.open(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
@@ -136,10 +136,16 @@ def test_number_of_workers_does_not_change_what_is_written(tmp_path: Path) -> No
 
     digests = set()
     for workers in (1, 3):
-        writer = Writer(tmp_path / str(workers))
-        reasons = list(writer.add_all((partial(job, i) for i in range(40)), workers=workers))
-        writer.close()
-        assert [i for i, reason in enumerate(reasons) if reason] == [3, 10, 17, 24, 31, 38]
-        assert [r.captions[0][0] for r in writer.records] == [f"c{i}" for i in range(40) if i % 7 != 3]
-        digests.add(sha256_of(writer.folder / "pictures.tar"))
+        how = {"source": "x", "origin": "x", "seed": 0, "size": 8, "workers": workers}
+        summary = write_prepared(tmp_path / str(workers), (partial(job, i) for i in range(40)), **how)
+        assert summary.skipped == ("left out",) and summary.records == 34
+        records = Prepared.open(tmp_path / str(workers)).records
+        assert [r.captions[0][0] for r in records] == [f"c{i}" for i in range(40) if i % 7 != 3]
+        assert [r.image for r in records] == list(range(34))
+        digests.add(summary.sha256)
     assert len(digests) == 1
+
+
+def test_paths_of_a_config_are_relative_to_it(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text('{"path": "pictures"}')
+    assert read_config(DataConfig, tmp_path / "c.json").path == tmp_path / "pictures"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.config import build_config
+from lantern.core.config import build_config, load_config
 from lantern.core.io import load_component, save_component, weights_digest
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.eagle.unroll import Unroll
@@ -227,7 +227,7 @@ def test_a_drafter_for_another_target_or_kind_is_refused(tmp_path: Path) -> None
     save_component(module.state_dict(), {**dataclasses.asdict(module.config), "kind": "medusa"}, other)
     with pytest.raises(ValueError, match="of kind medusa, wanted eagle1"):
         load_kind("eagle1", other, tiny_target())
-    with pytest.raises(ValueError, match="did you mean eagle1"):
+    with pytest.raises(ValueError, match="did you mean 'eagle1'"):
         find_kind("eagle-1")
 
 
@@ -242,10 +242,10 @@ def test_as_many_pictures_as_are_held_out_are_refused() -> None:
 def test_a_config_names_its_unknown_fields(tmp_path: Path) -> None:
     path = tmp_path / "drafter.json"
     path.write_text(json.dumps({"loop": {"steps": 3}, "objective": {"fade": 0.7, "form": "lambda"}, "scales": [2, 4]}))
-    assert DrafterConfig.load(path).objective == Objective(fade=0.7, form="lambda")
+    assert load_config(DrafterConfig, path).objective == Objective(fade=0.7, form="lambda")
     path.write_text(json.dumps({"loop": {"steps": 3}, "unrol": 2}))
     with pytest.raises(ValueError, match="did you mean 'unroll'"):
-        DrafterConfig.load(path)
+        load_config(DrafterConfig, path)
 
 
 def test_a_sample_is_a_map_of_acceptance_for_each_depth(tmp_path: Path) -> None:

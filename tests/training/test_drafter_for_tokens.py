@@ -228,5 +228,5 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"guidance is 1\.0, wanted above 1"):
         TokenTeacher(parts.target, parts.text, PROMPTS, sampling=Sampling(guidance=1.0), seed=0)
     data, model = drawings(tmp_path / "drawings"), save_tiny_model(tmp_path / "toy")
-    with pytest.raises(ValueError, match=r"give the folder of its text encoder \(--text-encoder\)"):
+    with pytest.raises(ValueError, match="give --text-encoder"):
         train(base, out=tmp_path / "out", data=data, target=model / "transformer")

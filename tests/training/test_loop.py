@@ -1,19 +1,23 @@
-"""The training loop: a killed run ends with the weights of an undisturbed one."""
+"""The training loop: a killed run ends with the weights of an undisturbed one, and a timed one fills its time."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from lantern.core.signals import Stopped
-from lantern.training.loop import LoopConfig, Task, WeightAverage, train
+from lantern.training import log, loop
+from lantern.training.loop import LoopConfig, Run, Task, train
 
 
 class Line(Task):
@@ -202,15 +206,10 @@ def test_resuming_with_another_kind_of_average_is_refused(tmp_path: Path) -> Non
     train(Sum(16), replace(CONFIG, ema=0.9), out=tmp_path)
     with pytest.raises(ValueError, match="was trained with an average"):
         train(Sum(16), replace(CONFIG, steps=40), out=tmp_path)
-    average = WeightAverage(nn.Linear(2, 2), 0.5)
-    with pytest.raises(ValueError, match="averages 1 weights, wanted 2"):
-        average.load_state_dict({"weight": torch.zeros(2, 2)})
-
-
-def test_frozen_weights_are_not_averaged() -> None:
-    module = nn.Linear(2, 2)
-    module.bias.requires_grad_(False)
-    assert set(WeightAverage(module, 0.5).state_dict()) == {"weight"}
+    other = Sum(16)
+    other.net[0].requires_grad_(False)
+    with pytest.raises(ValueError, match="is of another training"):
+        train(other, replace(CONFIG, ema=0.9), out=tmp_path)
 
 
 def test_events_hold_losses_figures_and_samples(tmp_path: Path) -> None:
@@ -245,3 +244,221 @@ def test_log_holds_the_remaining_time(tmp_path: Path) -> None:
 def test_bad_schedules_are_refused(changes: dict) -> None:
     with pytest.raises(ValueError, match="wanted"):
         LoopConfig(**{"steps": 10, **changes})
+
+
+def test_frozen_weights_are_not_averaged(tmp_path: Path) -> None:
+    class Frozen(Sum):
+        def after_step(self, step: int) -> None:
+            self.net[0].bias.data.add_(1.0)
+
+    task = Frozen(16)
+    task.net[0].bias.requires_grad_(False)
+    start = task.net[0].bias.clone()
+    train(task, replace(CONFIG, ema=0.9), out=tmp_path)
+    exported = torch.load(tmp_path / "net.pt", weights_only=True)
+    torch.testing.assert_close(exported["net.0.bias"], start + CONFIG.steps)
+
+
+TIMED = replace(CONFIG, steps=1000, warmup=10, decay=400, evaluate_every=100, log_every=10, minutes=1.0)
+
+
+class Clock:
+    """A clock that a task moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        for module in (loop, log):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+
+class Timed(Line):
+    """Takes 0.1 s a step, 0.2 s from step `slow_from` on, `first` s for the first step and 0.5 s for an evaluation."""
+
+    def __init__(self, clock: Clock, *, first: float = 2.0, slow_from: int = 10**9, kill_at: int | None = None) -> None:
+        super().__init__(kill_at)
+        self.clock, self.first, self.slow_from, self.taken = clock, first, slow_from, 0
+
+    def after_step(self, step: int) -> None:
+        self.taken += 1
+        self.clock.now += self.first if self.taken == 1 else 0.2 if step >= self.slow_from else 0.1
+
+    def evaluate(self) -> dict[str, float]:
+        self.clock.now += 0.5
+        return super().evaluate()
+
+
+def result(folder: Path) -> tuple[dict[str, Any], float]:
+    found = json.loads((folder / "training.json").read_text())
+    return found["loop"], found["seconds"]
+
+
+class Exporting(Line):
+    """Writes a component with a config."""
+
+    def export(self, folder: Path) -> None:
+        (folder / "part").mkdir()
+        (folder / "part" / "config.json").write_text("{}")
+
+
+def test_the_component_keeps_the_schedule_that_it_was_trained_with(tmp_path: Path) -> None:
+    train(Exporting(), LoopConfig(steps=3, warmup=1, decay=1), out=tmp_path)
+    found = json.loads((tmp_path / "part" / "training.json").read_text())
+    assert found["loop"]["steps"] == 3 and found == json.loads((tmp_path / "training.json").read_text())
+
+
+def test_a_timed_training_fills_its_time_with_steps_and_decay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Timed(Clock(monkeypatch))
+    train(task, TIMED, out=tmp_path)
+    ran, seconds = result(tmp_path)
+    assert 56 < seconds <= 60
+    assert ran["steps"] == task.taken and ran["decay"] == round(0.4 * ran["steps"]) and ran["warmup"] == 10
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["steps"] for line in lines if "steps" in line] == [ran["steps"]]
+
+
+def test_a_timed_training_that_becomes_slower_is_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Timed(Clock(monkeypatch), slow_from=200)
+    train(task, TIMED, out=tmp_path)
+    ran, seconds = result(tmp_path)
+    assert ran["steps"] == task.taken and seconds < 75  # 83 if it were not
+    assert 0 < ran["decay"] <= 0.4 * ran["steps"] + 1
+
+
+@pytest.mark.parametrize("kill_at", [20, 300])
+def test_a_resumed_timed_training_keeps_its_plan_and_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: int
+) -> None:
+    clock = Clock(monkeypatch)
+    with pytest.raises(Stopped):
+        train(Timed(clock, kill_at=kill_at), TIMED, out=tmp_path)
+    plan = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["plan"]
+    is_set = plan["steps"] < loop.UNKNOWN
+    assert is_set == (kill_at == 300)
+    train(Timed(clock), TIMED, out=tmp_path)
+    ran, seconds = result(tmp_path)
+    assert 55 < seconds <= 63  # the first step of the second run costs 2 s again
+    if is_set:
+        assert ran["steps"] == plan["steps"]
+
+
+def test_killed_and_resumed_timed_training_ends_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(TIMED, minutes=0.3)
+    train(Timed(Clock(monkeypatch)), config, out=tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(Timed(Clock(monkeypatch), kill_at=60), config, out=tmp_path / "broken")
+    train(Timed(Clock(monkeypatch), first=0.1), config, out=tmp_path / "broken")
+    assert result(tmp_path / "whole")[0] == result(tmp_path / "broken")[0]
+    whole, broken = (torch.load(tmp_path / name / "net.pt", weights_only=True) for name in ("whole", "broken"))
+    assert all(torch.equal(whole[name], broken[name]) for name in whole)
+
+
+def test_time_that_ends_before_the_rate_is_known_ends_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(Timed(Clock(monkeypatch)), replace(TIMED, minutes=0.01), out=tmp_path)
+    assert (tmp_path / "net.pt").exists() and result(tmp_path)[0]["steps"] <= 2
+
+
+def test_time_for_few_steps_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(Timed(Clock(monkeypatch)), TIMED, out=tmp_path / "enough")
+    assert "warning" not in capsys.readouterr().err
+    train(Timed(Clock(monkeypatch)), replace(TIMED, minutes=0.3), out=tmp_path / "few")
+    steps = result(tmp_path / "few")[0]["steps"]
+    assert f"warning: the time suffices for {steps} steps, fewer than 200" in capsys.readouterr().err
+
+
+def test_a_log_has_a_line_a_minute_with_loss_rates_and_remaining_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = Timed(Clock(monkeypatch), first=0.1)
+    task.batch_tokens = 50
+    train(task, replace(TIMED, minutes=0.0, steps=1500), out=tmp_path)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
+    assert [line.split()[1] for line in lines[:-1]] == ["576", "1147"]  # evaluations take time as well
+    assert lines[0].startswith("step 576 of 1500: loss ")
+    assert lines[0].endswith(", 9.58 steps/s, 479 tokens/s, 1.6 minutes left")
+    assert lines[-1].startswith("step 1500 of 1500: loss ") and len(lines) == 3
+
+
+def test_a_timed_run_tells_the_remaining_time_before_its_steps_are_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(Timed(Clock(monkeypatch)), TIMED, out=tmp_path)
+    line = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
+    assert line["step"] == 10 and line["seconds_left"] == pytest.approx(60 - 2.9, abs=0.2)
+
+
+def test_fewer_steps_than_the_decay_shorten_it_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    config = LoopConfig(steps=4000, decay=2000).with_length(steps=50)
+    assert (config.steps, config.decay) == (50, 50)
+    assert "decay is 2000 steps, more than the 50 of" in capsys.readouterr().err
+    assert LoopConfig(steps=4000, decay=2000).with_length(minutes=3).minutes == 3
+    with pytest.raises(ValueError, match="got --steps and --minutes"):
+        LoopConfig(steps=4000).with_length(steps=5, minutes=1)
+
+
+@pytest.mark.parametrize("content", [b"", b"torn", b"PK\x03\x04torn"])
+def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is no whole checkpoint") as caught:
+        train(Line(), CONFIG, out=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_of_another_kind_is_no_checkpoint(tmp_path: Path) -> None:
+    torch.save({"weights": 1}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match="is no checkpoint of a training"):
+        train(Line(), CONFIG, out=tmp_path)
+
+
+def test_batches_are_built_one_ahead_in_a_thread_and_errors_reach_the_caller(tmp_path: Path) -> None:
+    class Counted(Line):
+        built: list[tuple[int, str]]
+
+        def batch(self, step: int, rank: int, device: torch.device) -> tuple[Tensor, ...]:
+            if step == 3:
+                raise ValueError("no batch 3")
+            self.built.append((step, threading.current_thread().name))
+            return super().batch(step, rank, device)
+
+        def after_step(self, step: int) -> None:
+            run.ahead.exception()
+            seen.append([number for number, _ in self.built])
+
+    task, seen = Counted(), list[list[int]]()
+    task.built = []
+    run = Run(task, CONFIG, tmp_path)
+    run.take_step(0)
+    run.take_step(1)
+    assert seen == [[0, 1], [0, 1, 2]] and all(name.startswith("batches") for _, name in task.built)
+    run.take_step(2)
+    with pytest.raises(ValueError, match="no batch 3"):
+        run.take_step(3)
+    run.thread.shutdown()
+    run.log.close()
+
+
+SCRIPT = """
+import resource, torch
+from lantern.training.loop import keep_freed_memory
+is_kept, counts = keep_freed_memory(), []
+for _ in range(16):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(1 << 24)
+    counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(int(is_kept), min(counts[8:]))
+"""
+PAGES = 1 << 14  # of one tensor
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a setting of glibc")
+def test_freed_memory_is_used_again_without_page_faults() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    is_kept, fewest = map(int, done.stdout.split())
+    if not is_kept:
+        pytest.skip("the C library has no mallopt")
+    assert fewest < PAGES // 100

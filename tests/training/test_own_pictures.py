@@ -105,7 +105,7 @@ def test_every_step_of_the_committed_configs_has_the_options_of_its_stage() -> N
         names = {step.name for step in config.steps}
         for step in config.steps:
             stage = find_stage(step.stage, recipe)
-            assert set(stage.required) <= set(step.options) <= set(stage.options), step
+            assert set(stage.required.split()) <= set(step.options) <= set(stage.options), step
             assert find_config(step.config, recipe).is_file()
             for value in step.options.values():
                 assert value[0] == "@" or value.split("/")[0] in names | {"cache"}
@@ -120,7 +120,7 @@ def test_the_drafters_of_all_addons_are_trained_equally() -> None:
 
     recipe = find_recipe("emoji")
     steps = load_config(AllConfig, find_config("all-addons", recipe)).steps
-    configs = [DrafterConfig.load(find_config(s.config, recipe)) for s in steps if s.stage == "drafter"]
+    configs = [load_config(DrafterConfig, find_config(s.config, recipe)) for s in steps if s.stage == "drafter"]
     assert len({c.kind for c in configs}) == len(configs) >= 7
     equal = {(c.loop, c.source, c.batch, c.pictures, c.held_out, c.guidance, c.scales) for c in configs}
     assert len(equal) == 1

@@ -199,16 +199,3 @@ def test_interrupted_command_returns_the_code_of_the_signal_and_prints_no_result
     assert main([*given, "--out", str(tmp_path / "out")]) == code
     assert capsys.readouterr().out == ""
     assert (tmp_path / "out" / "checkpoint.pt").exists() and not (tmp_path / "out" / "c2t").exists()
-
-
-def test_a_missing_package_is_reported_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from lantern.training import loop
-
-    monkeypatch.setattr(loop, "find_spec", lambda name: None)
-    records(60).save(tmp_path / "r.safetensors")
-    given = ["train", "policy", "--kind", "c2t", "--records", str(tmp_path / "r.safetensors")]
-    assert main([*given, "--out", str(tmp_path / "out")]) == 1
-    assert "No module named 'accelerate'" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

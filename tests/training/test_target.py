@@ -14,9 +14,9 @@ from lantern.decoding.plain import generate
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
 from lantern.training.data import Prepared, Record
-from lantern.training.features import Captions, Classes, background_code, background_patches
+from lantern.training.features import Conditions, background_code, background_patches, number_classes
 from lantern.training.loop import LoopConfig, train
-from lantern.training.target import CLASSES_NAME, TargetConfig, TargetTask, conditions_of, grow, prefix_mask, translate
+from lantern.training.target import CLASSES_NAME, TargetConfig, TargetTask, conditions_of, grow, prefix_mask
 from tests.tiny import tiny_config, tiny_target
 
 SLOTS = 4
@@ -40,7 +40,7 @@ def task_of(tmp_path: Path, steps: int) -> TargetTask:
     generator = torch.Generator().manual_seed(0)
     mask = torch.tensor([[False, True, True, True], [True] * 4, [False, False, True, True]])
     features = torch.randn(3, SLOTS, MODEL.caption_dim, generator=generator) * mask[..., None]
-    captions = Captions({f"c{i}": i for i in range(3)}, features, mask)
+    captions = Conditions({f"c{i}": i for i in range(3)}, features, mask)
     codes = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
     loop = LoopConfig(steps=steps, warmup=2, precision="fp32", log_every=50, evaluate_every=steps)
     config = TargetConfig(model=MODEL, loop=loop, batch=8, slots=SLOTS)
@@ -156,34 +156,13 @@ def test_grown_model_has_the_output_of_the_shallow_one() -> None:
         grow(deep.state_dict(), 2)
 
 
-@torch.no_grad()
-def test_a_target_is_translated_to_another_numbering_of_its_codes() -> None:
-    target, other = tiny_target(), tiny_target(seed=9)
-    generator = torch.Generator().manual_seed(0)
-    codes, number = torch.randint(0, 24, (40, 16), generator=generator), torch.randperm(24, generator=generator)
-    other.load_state_dict(translate(target.state_dict(), codes, number[codes], 24))
-    given, positions = codes[:2, :7], torch.arange(7)[None].expand(2, -1)
-    expected = target(target.tok_embeddings(given), positions).logits
-    found = other(other.tok_embeddings(number[given]), positions).logits
-    torch.testing.assert_close(found[..., number], expected)
-
-
-def test_translated_rows_are_means_by_how_often_codes_share_a_place() -> None:
-    rows = torch.tensor([[0.0], [3.0], [9.0]])
-    state = {"tok_embeddings.weight": rows, "output.weight": rows, "norm.weight": torch.ones(1)}
-    found = translate(state, torch.tensor([[0, 1, 1, 2]]), torch.tensor([[0, 0, 0, 1]]), 3)
-    assert found["output.weight"].tolist() == found["tok_embeddings.weight"].tolist() == [[2.0], [9.0], [4.0]]
-    with pytest.raises(ValueError, match="4 and 9 codes"):
-        translate(state, torch.zeros(1, 4).long(), torch.zeros(1, 9).long(), 3)
-
-
 def test_a_class_conditional_target_generates_the_pictures_of_its_classes(tmp_path: Path) -> None:
     model = replace(MODEL, model_type="c2i", cls_token_num=1, num_classes=3)
     loop = LoopConfig(steps=80, warmup=2, precision="fp32", log_every=50, evaluate_every=80)
     config = TargetConfig(model=model, loop=loop, batch=8)
     prepared = Prepared(tmp_path, records_of(), {})
     codes = torch.stack([torch.full((16,), 3 + 5 * i) for i in range(3)]).short()
-    task = TargetTask(config, prepared, codes, Classes.of(prepared), vq_of())
+    task = TargetTask(config, prepared, codes, number_classes(prepared), vq_of())
     train(task, loop, out=tmp_path)
     target = load_component(Transformer, TransformerConfig, tmp_path / "transformer")
     condition = Condition(labels=torch.tensor([1, 0]))
@@ -196,10 +175,10 @@ def test_classes_are_numbered_by_name_and_each_picture_has_one() -> None:
     captions = {name: ((name, 0.5), (f"a {name}", 0.5)) for name in "ab"}
     named = zip(records_of(), "bab", strict=True)
     records = [replace(record, concepts=(name,), captions=captions[name]) for record, name in named]
-    classes = Classes.of(Prepared(Path("data"), records, {}))
+    classes = number_classes(Prepared(Path("data"), records, {}))
     assert classes.names == ("a", "b") and classes.index == {"a": 0, "a a": 0, "b": 1, "a b": 1}
     with pytest.raises(ValueError, match="image 0 has the classes none, wanted one"):
-        Classes.of(Prepared(Path("data"), [replace(records[0], concepts=())], {}))
+        number_classes(Prepared(Path("data"), [replace(records[0], concepts=())], {}))
 
 
 def test_a_target_of_captions_needs_a_text_encoder(tmp_path: Path) -> None:

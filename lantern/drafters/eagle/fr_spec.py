@@ -231,7 +231,7 @@ SPEC = MethodSpec(
             "fr-spec",
             FrequencyTable,
             FrequencyConfig,
-            training="python -m lantern.training.frequency_table --parts MODEL/parts",
+            training="lantern train tables --kind fr-spec --model MODEL --prompts FILE --out MODEL/parts",
         ),
     ),
     paper="2502.14856",

@@ -146,7 +146,12 @@ def build(method: Method, context: DrafterContext) -> SamDrafter:
     return drafter_of(method, context, named(str(method.tree)))
 
 
-SAM = AddOn("sam", SamTables, SamConfig, training="python -m lantern.training.sam_tables --parts MODEL/parts")
+SAM = AddOn(
+    "sam",
+    SamTables,
+    SamConfig,
+    training="lantern train tables --kind sam --model MODEL --prompts FILE --out MODEL/parts",
+)
 SETTINGS = (
     Setting(
         "match",

@@ -1,4 +1,4 @@
-"""Packed data: a target is trained from codes and captions alone, with the same weights as from images."""
+"""A target is trained from codes and captions alone, with the same weights as from images."""
 
 import json
 import shutil
@@ -60,45 +60,17 @@ def test_codes_of_background_patches_are_stored_by_their_sign(place: Path) -> No
     assert len(unified[:, 3].unique()) == 1  # the patches of a white corner get one code
 
 
-def test_a_target_trains_from_packed_data_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_trains_from_codes_without_images(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command("target", "--data", "data", "--vq", "vqvae", *TEXT, "--out", "whole")) == 0
-    assert main(command("pack", "--data", "data", "--vq", "vqvae", *TEXT, "--out", "packed")) == 0
-    printed = capsys.readouterr().out
-    assert "lantern train target --config packed/target.json --data packed --minutes 9" in printed
-    fresh = place / "fresh"
-    shutil.copytree("packed", fresh / "packed")
-    for folder in ("photos", "data", "vqvae", "text", "words", "packed"):
-        shutil.rmtree(folder)
-    words = printed.splitlines()[-1].split()[1:]
-    where = words.index("--minutes")
-    words[where : where + 2] = ["--steps", "3"]
-    words = [str(fresh / word) if word.startswith("packed") else word for word in words]
-    assert main(words) == 0
-    whole, again = load_state("whole/transformer"), load_state("run/transformer")
+    Path("copy").mkdir()
+    for path in ("data/records.jsonl", "data/summary.json", next(Path("whole").glob("codes-*"))):
+        shutil.copy(path, "copy")
+    assert main(command("target", "--data", "copy", "--vq", "vqvae", *TEXT, "--out", "again")) == 0
+    whole, again = load_state("whole/transformer"), load_state("again/transformer")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert again["output.weight"].dtype == torch.bfloat16
-
-
-def test_packed_data_is_packed_again_with_a_target_to_start_from(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(command("pack", "--data", "data", "--vq", "vqvae", *TEXT, "--out", "packed")) == 0
-    shutil.rmtree("data")
-    assert main(command("pack", "--data", "packed", "--vq", "vqvae", *TEXT, "--out", "more", "--init", "vqvae")) == 0
-    assert "--init more/init" in capsys.readouterr().out
-    assert {path.name for path in Path("more").iterdir()} == {path.name for path in Path("packed").iterdir()} | {"init"}
-
-
-def test_packed_data_refuses_another_tokenizer_and_other_folders(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(command("pack", "--data", "data", "--vq", "vqvae", "--out", "packed")) == 2
-    assert "give --text-encoder" in capsys.readouterr().err
-    assert main(command("pack", "--data", "data", "--vq", "vqvae", *TEXT, "--out", "photos")) == 2
-    assert "photos exists and is no packed folder" in capsys.readouterr().err
-    assert main(command("pack", "--data", "data", "--vq", "vqvae", *TEXT, "--out", "packed")) == 0
     torch.manual_seed(1)
     save_component(VQVAE(VQ).state_dict(), VQ, "other")
     capsys.readouterr()
-    assert main(command("target", "--data", "packed", "--vq", "other", *TEXT, "--out", "run")) == 2
-    assert "lantern: error: packed has no pictures.tar: packed data serves" in capsys.readouterr().err
+    assert main(command("target", "--data", "copy", "--vq", "other", *TEXT, "--out", "run")) == 2
+    assert "copy has no pictures.tar, and no codes of its images by this tokenizer" in capsys.readouterr().err
