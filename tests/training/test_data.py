@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from lantern.core.config import build_config
 from lantern.training.data import Prepared, Record, share_of, write_prepared
 from lantern.training.sources import DataConfig, prepare
 from lantern.training.stages import read_config
@@ -90,7 +92,7 @@ def test_no_usable_picture_is_an_error_and_leaves_nothing(tmp_path: Path) -> Non
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "x.png").write_bytes(b"x")
     for source, expected in (("folder", "no usable image"), ("classes", "no usable"), ("webdataset", "no tar file")):
-        config = DataConfig(source=source, path=tmp_path / "in")
+        config = build_config(DataConfig, {"source": source, "path": tmp_path / "in"}, source="x")
         with pytest.raises(ValueError, match=expected):
             prepare(config, out=tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
@@ -136,7 +138,7 @@ def test_number_of_workers_does_not_change_what_is_written(tmp_path: Path) -> No
 
     digests = set()
     for workers in (1, 3):
-        how = {"source": "x", "origin": "x", "seed": 0, "size": 8, "workers": workers}
+        how: Any = {"source": "x", "origin": "x", "seed": 0, "size": 8, "workers": workers}
         summary = write_prepared(tmp_path / str(workers), (partial(job, i) for i in range(40)), **how)
         assert summary.skipped == ("left out",) and summary.records == 34
         records = Prepared.open(tmp_path / str(workers)).records

@@ -249,11 +249,10 @@ def test_bad_schedules_are_refused(changes: dict) -> None:
 def test_frozen_weights_are_not_averaged(tmp_path: Path) -> None:
     class Frozen(Sum):
         def after_step(self, step: int) -> None:
-            self.net[0].bias.data.add_(1.0)
+            self.get_parameter("net.0.bias").data.add_(1.0)
 
     task = Frozen(16)
-    task.net[0].bias.requires_grad_(False)
-    start = task.net[0].bias.clone()
+    start = task.get_parameter("net.0.bias").requires_grad_(False).clone()
     train(task, replace(CONFIG, ema=0.9), out=tmp_path)
     exported = torch.load(tmp_path / "net.pt", weights_only=True)
     torch.testing.assert_close(exported["net.0.bias"], start + CONFIG.steps)
