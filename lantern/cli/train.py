@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a parser for each stage, with the options that it takes with one recipe or another."""
     recipes = find_recipes()
     summaries, options = {ALL: ALL_SUMMARY}, dict(OPTIONS)
-    takers = {ALL: set(ALL_OPTIONS)}
+    takers: dict[str, set[str]] = {ALL: {*ALL_OPTIONS}}
     for stages in (STAGES, *(recipe.stages for recipe in recipes.values())):
         for name, stage in stages.items():
             summaries.setdefault(name, stage.summary)
