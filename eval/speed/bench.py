@@ -1,40 +1,34 @@
-"""`lantern bench` (or `python -m lantern.eval.speed.bench`): speedup over the fastest plain decoding.
+"""`lantern bench`: speedup over the fastest plain decoding.
 
 All contenders make the same images in one process, in interleaved rounds. Decoding is timed from the text encoder's
-features to codes, prefill included. Text encoding and VQ decoding cost every method the same and are reported apart.
+features to codes, prefill included. Text encoding and VQ decoding cost every method the same and are not timed.
 """
 
 import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-import torch
-
-from lantern.core.sampling import Sampling
-from lantern.decoding.loop import now
 from lantern.eval.speed.contenders import (
     PLAIN,
     PROMPTS,
     Job,
     Stable,
-    Variant,
     condition_of,
     kinds_of,
     line_up,
     method_of,
     variants,
 )
-from lantern.eval.speed.memory import peak_of
-from lantern.eval.speed.pass_curve import PassCurve, most
-from lantern.eval.speed.phases import copy_bandwidth, describe, layer_seconds, roofline, time_phases
 from lantern.eval.speed.race import Entry, fastest, identity, results, rounded, run_race
+from lantern.eval.speed.roofline import copy_bandwidth, roofline
 from lantern.eval.speed.surroundings import about, load_average
 from lantern.models.folder import Model, load_model
 
 MIN_ROUNDS = 3
+WIDTH = 120
+ROOFLINE = "  roofline: seconds to read weights and half of the cache at copy bandwidth, as a share of a step's seconds"
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,7 @@ class BenchOptions:
 
     Empty `kinds` means all kinds of the device. Plain decoding, which is always measured, also runs in the kinds
     `baselines`. Variants of kinds not in `kinds` are left out if short decodings show that they are slow
-    (`race.leave_out_slow`). Passes over `nodes` nodes are timed in the fastest variants.
+    (`race.leave_out_slow`).
     """
 
     model: str = "lantern-emoji"
@@ -53,13 +47,11 @@ class BenchOptions:
     dtypes: Sequence[str] = ("fp32", "bf16")
     kinds: Sequence[str] = ()
     baselines: Sequence[str] = ()
-    nodes: Sequence[int] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
     prompts: Sequence[str] = PROMPTS
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     device: str = "auto"
     reproducible: bool = False
-    has_memory: bool = True
     is_quiet: bool = False
 
 
@@ -73,19 +65,14 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         method_of(model, spec)
     stable = Stable(model, reproducible=options.reproducible)
     copy_gbps = copy_bandwidth(model.device)
-    races, phases, curves, failed, slow = [], [], [], [], []
+    races, failed, slow = [], [], []
     for batch in options.batches:
         chosen = variants(options.kinds or kinds_of(model.device), options.dtypes, options.baselines)
         lineup = line_up(stable, specs, chosen, sampling, batch)
         jobs = jobs_of(model, options, batch)
         entries = run_race(lineup, jobs, device=model.device, is_quiet=options.is_quiet, asked=options.kinds)
-        found = phase_figures(entries, jobs[0], batch, copy_gbps, sampling)
-        rows = batch * sampling.rows
-        races.append(race_figures(entries, batch, copy_gbps, rows) | {"bounds": bounds(entries, found)})
-        phases += found
-        if not curves:
-            curve = PassCurve(stable, sampling, jobs[0])
-            curves = [curve.measure(one, options.nodes, copy_gbps=copy_gbps) for one in quickest(entries)]
+        found = race_figures(entries, batch, copy_gbps, batch * sampling.rows)
+        races.append(found | {"phases": [phases(entry, jobs[0]) for entry in best_entries(entries)]})
         failed += [failure | {"batch": batch} for failure in lineup.failed]
         slow += [one | {"batch": batch} for one in lineup.slow]
     return {
@@ -97,10 +84,6 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         "reproducible": options.reproducible,
         "copy_gbps": rounded(copy_gbps),
         "races": races,
-        "phases": phases,
-        "verify": curves,
-        "memory": memory_figures(options, specs, races[0], model) if options.has_memory else [],
-        "beside": seconds_beside(model, options),
         "failed": failed,
         "left_out": slow,
         "failures": broken_promises(races),
@@ -129,97 +112,35 @@ def jobs_of(model: Model, options: BenchOptions, batch: int) -> list[Job]:
 
 def race_figures(entries: Sequence[Entry], batch: int, copy_gbps: float, rows: int) -> dict[str, Any]:
     """Return one race for JSON; `rows` are the rows of a pass for each node."""
+
+    def of(entry: Entry) -> dict[str, Any]:
+        # a batch takes as many steps as its images take on average
+        spent = entry.spread.median / max(median(made.steps for made in entry.made), 1.0)
+        bound = roofline(entry.contender, rows=rows, copy_gbps=copy_gbps, step_seconds=spent)
+        return entry.as_dict(batch) | bound
+
     return {
         "batch": batch,
         "rounds": len(entries[0].seconds),
         "images": batch * len(entries[0].seconds),
-        "contenders": [entry.as_dict(batch) | roofline_of(entry, copy_gbps, rows) for entry in entries],
+        "contenders": [of(entry) for entry in entries],
         "results": results(entries, batch),
         "identity": identity(entries),
     }
 
 
-def roofline_of(entry: Entry, copy_gbps: float, rows: int) -> dict[str, float]:
-    """Return `phases.roofline` of an entry; a batch takes as many steps as its images take on average."""
-    spent = entry.spread.median / max(median(made.steps for made in entry.made), 1.0)
-    return roofline(entry.contender, rows=rows, copy_gbps=copy_gbps, step_seconds=spent)
+def phases(entry: Entry, job: Job) -> dict[str, Any]:
+    """Return the shares of a method's time by phase without prefill, measured in a run of its own."""
+    made = entry.contender.decode(job, is_timed=True)
+    seconds = {name: value for name, value in made.seconds.items() if name != "prefill"}
+    shares = {name: rounded(value / sum(seconds.values())) for name, value in seconds.items()}
+    return {"method": entry.contender.label, "variant": str(entry.contender.variant), "shares": shares}
 
 
-def phase_figures(
-    entries: Sequence[Entry], job: Job, batch: int, copy_gbps: float, sampling: Sampling
-) -> list[dict[str, Any]]:
-    """Return the time by phase of every method in its fastest variant, measured in a separate run."""
-    found = []
-    layers: dict[object, float | None] = {}
-    for label, entry in best_entries(entries).items():
-        best = entry.contender
-        timed = time_phases(best, job)
-        plain = [entry.contender for entry in entries if entry.contender.is_plain]
-        same = [one for one in plain if one.variant == best.variant]
-        if same and best.variant not in layers:
-            layers[best.variant] = layer_seconds(timed if best.is_plain else time_phases(same[0], job))
-        rows = batch * sampling.rows
-        figures = describe(timed, layer=layers.get(best.variant), copy_gbps=copy_gbps, rows=rows)
-        found.append({"method": label, "variant": str(best.variant), "batch": batch} | figures)
-    return found
-
-
-def bounds(entries: Sequence[Entry], phases: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return each method's upper bound on speedup (`pass_curve.most`)."""
-    at, best = {one["method"]: one for one in phases}, best_entries(entries)
-    taus = {label: entry.as_dict(1)["step_compression"] for label, entry in best.items() if label != PLAIN}
-    return {label: most(at[label], at[PLAIN], tau) for label, tau in taus.items()}
-
-
-def best_entries(entries: Sequence[Entry]) -> dict[str, Entry]:
+def best_entries(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entry of the fastest variant of each label."""
     labels = dict.fromkeys(entry.contender.label for entry in entries)
-    return {label: fastest([entry for entry in entries if entry.contender.label == label]) for label in labels}
-
-
-def quickest(entries: Sequence[Entry]) -> list[Variant]:
-    """Return the variants in which a contender is fastest and passes can be timed."""
-    found = dict.fromkeys(entry.contender.variant for entry in best_entries(entries).values())
-    return [variant for variant in found if not variant.is_graphed]
-
-
-def memory_figures(
-    options: BenchOptions, specs: Sequence[str], race: Mapping[str, Any], model: Model
-) -> list[dict[str, Any]]:
-    """Return peak memory of plain decoding and each method, eager, in its fastest dtype, and the ratio to plain."""
-    dtype = {result["method"]: result["variant"].split()[-1] for result in race["results"]}
-    found = []
-    for spec in (PLAIN, *(spec for spec in specs if spec in dtype)):
-        for kind in dict.fromkeys([dtype[spec]] if spec != PLAIN else dtype.values()):
-            requested = {
-                "model": options.model,
-                "method": spec,
-                "dtype": kind,
-                "device": str(model.device),
-                "threads": torch.get_num_threads(),
-                "sampling": dict(options.sampling),
-            }
-            found.append({"method": spec, "dtype": kind} | peak_of(requested))
-    plain = {figure["dtype"]: figure["peak"] for figure in found if figure["method"] == PLAIN}
-    return [figure | {"ratio": rounded(figure["peak"] / plain[figure["dtype"]])} for figure in found]
-
-
-def seconds_beside(model: Model, options: BenchOptions) -> dict[str, float]:
-    """Return the seconds that are the same for every method: text encoding and VQ decoding of one image."""
-    found = {}
-    work: dict[str, Callable[[], object]] = {}
-    if model.takes_prompts:
-        work["text"] = lambda: condition_of(model, options.prompts, [0])
-    if model.vq is not None:
-        codes = torch.zeros(1, model.target.config.block_size, dtype=torch.long, device=model.device)
-        work["vq"] = lambda: model.pictures(codes)
-    with torch.inference_mode():
-        for name, run in work.items():
-            run()
-            begin = now(model.device)
-            run()
-            found[name] = rounded(now(model.device) - begin)
-    return found
+    return [fastest([entry for entry in entries if entry.contender.label == label]) for label in labels]
 
 
 def broken_promises(races: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -233,7 +154,91 @@ def broken_promises(races: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-if __name__ == "__main__":
-    from lantern.cli.bench import main
+# the table
 
-    sys.exit(main())
+
+def render(figures: Mapping[str, Any]) -> str:
+    """Return the figures of a model or a size as a table of at most WIDTH columns."""
+    lines = [*_heading(figures), *(_races(figures) if figures["what"] == "model" else _size(figures))]
+    lines += [f"not measured: {one['method']} {one['variant']}: {one['reason']}" for one in figures["failed"]]
+    for one in figures.get("left_out", ()):
+        lines.append(f"left out: {one['variant']}, {one['pass_ms']:g} ms a pass of plain decoding")
+    return "\n".join(line[:WIDTH].rstrip() for line in lines)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with aligned columns: the first two to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    places = [str.ljust, str.ljust, *[str.rjust] * (len(widths) - 2)]
+    return [
+        "  " + "  ".join(place(cell, width) for place, cell, width in zip(places, row, widths, strict=True))
+        for row in rows
+    ]
+
+
+def _heading(figures: Mapping[str, Any]) -> Iterator[str]:
+    where, load = figures["surroundings"], figures["load_average"]
+    what = f"model {figures['model']}" if figures["what"] == "model" else f"LlamaGen-{figures['shape']}, random weights"
+    commit = "" if where["commit"] == where["lantern"] else f", commit {where['commit'][:12]}"  # none in a wheel
+    yield f"{what}; lantern {where['lantern']}{commit}"
+    yield f"torch {where['torch']}, torchao {where['torchao'] or 'none'}, python {where['python']}"
+    yield f"{where['gpu'] or where['cpu']}, {where['threads']} threads of {where['cores']} cores"
+    begin, end = ("/".join(f"{value:.2f}" for value in load[when] or ()) or "unknown" for when in ("begin", "end"))
+    yield f"load average {begin} before, {end} after; copy bandwidth {figures['copy_gbps']:.1f} GB/s"
+
+
+def _races(figures: Mapping[str, Any]) -> Iterator[str]:
+    header = ("method", "run as", "s median", "p10", "p90", "images/s", "tau", "roofline", "TV per code")
+    for race in figures["races"]:
+        yield from ("", f"batch {race['batch']}: {race['rounds']} rounds, {race['images']} images each, interleaved")
+        rows = [
+            (
+                one["method"],
+                f"{one['variant']} {one['dtype']}",
+                *(f"{one['seconds'][name]:.3f}" for name in ("median", "p10", "p90")),
+                f"{one['images_per_second']:.2f}",
+                f"{one['step_compression']:.2f}",
+                f"{one['roofline']:.0%}" if "roofline" in one else "-",
+                "exact" if one["exact"] else f"{one['total_variation']:.3f}",
+            )
+            for one in race["contenders"]
+        ]
+        yield from aligned([header, *rows])
+        yield from _claims(race)
+        yield from map(_identity, race["identity"])
+        yield "  time of a step by phase, in runs of their own:"
+        for one in race["phases"]:
+            parts = ", ".join(f"{name} {share:.0%}" for name, share in one["shares"].items())
+            yield f"    {one['method']} as {one['variant']}: {parts}"
+
+
+def _size(figures: Mapping[str, Any]) -> Iterator[str]:
+    tree = figures["tree"]
+    shape = f"tree {tree['name']} ({tree['nodes']} nodes, depth {tree['depth']})"
+    yield from ("", f"scripted acceptance, {shape}, {figures['drafter']}, batch {figures['batch']}")
+    rows: list[tuple[str, ...]] = [("method", "run as", "ms per code", "p10", "p90", "codes/s", "roofline")]
+    for one in figures["contenders"]:
+        spent = [f"{one['ms_per_code'][name]:.2f}" for name in ("median", "p10", "p90")]
+        rate = f"{one['codes_per_second']:.1f}"
+        rows.append((one["method"], f"{one['variant']} {one['dtype']}", *spent, rate, f"{one['roofline']:.0%}"))
+    yield from (*aligned(rows), *_claims(figures))
+
+
+def _claims(race: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which plain decoding methods are compared with, and each method's speedup over it."""
+    plain = sum(one["method"] == PLAIN for one in race["contenders"])
+    name = race["results"][0]["baseline"] if race["results"] else "none"
+    yield f"  baseline: plain as {name}, the fastest of the {plain} variants of plain decoding above"
+    yield ROOFLINE
+    for one in race["results"]:
+        low, high = one["interval_95"]
+        ratio = f"{one['ratio_of_medians']:.2f}x (by rounds {one['median_of_ratios']:.2f}, {low:.2f} to {high:.2f})"
+        sides = f"{one['method']} as {one['variant']} over plain as {one['baseline']}"
+        yield f"  {sides}: {ratio if one['claim'] is not None else one['refusal']}"
+
+
+def _identity(one: Mapping[str, Any]) -> str:
+    what = f"  {one['method']} as {one['variant']}"
+    if not one["differing_codes"]:
+        return f"{what}: no code differs from plain decoding in {one['images']} images"
+    return f"{what}: codes differ from plain decoding in {one['differing_images']} of {one['images']} images"

@@ -16,7 +16,7 @@ import torch
 
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Generation, Step
+from lantern.core.types import Condition, Generation
 from lantern.engines.engine import VARIANTS, AutoEngine, EagerEngine, Engine, Weights, engine_of_variant
 from lantern.generation.generator import Generator, choose_method
 from lantern.methods.registry import METHODS, Decoder, Method
@@ -48,11 +48,6 @@ class Variant:
         """Whether passes and programs are compiled."""
         return "compile" in self.kind
 
-    @property
-    def is_graphed(self) -> bool:
-        """Whether steps are replays of a CUDA graph; their parts cannot be timed."""
-        return "graph" in self.kind
-
     @classmethod
     def of(cls, engine: Engine, dtype: str) -> "Variant":
         """Return the variant of an engine; ValueError for 4-bit weights and for reproducible engines."""
@@ -68,11 +63,6 @@ class Variant:
         weights: Weights = "int8" if "int8" in self.kind else "full"
         target = stable.model(dataclasses.replace(self, kind="eager")).target
         return self.of(AutoEngine(weights=weights).resolve(target), self.dtype)
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """Engine, weights and dtype for reports."""
-        return {"engine": self.engine().name, "weights": self.engine().weights, "dtype": self.dtype}
 
     def engine(self, *, reproducible: bool = False) -> Engine:
         """The engine of this variant."""
@@ -111,6 +101,9 @@ class Stable:
         if isinstance(self._model.add_ons, AddOns):
             folder, name = self._model.add_ons.folder, self._model.name
             modules["add_ons"] = AddOns(folder, modules["target"], model_name=name)
+        else:
+            copies = {name: copy.deepcopy(module) for name, module in self._model.add_ons.items()}
+            modules["add_ons"] = {name: module.to(self._model.device, dtype) for name, module in copies.items()}
         return dataclasses.replace(self._model, **modules)
 
 
@@ -280,20 +273,3 @@ def condition_of(model: Model, prompts: Sequence[str], numbers: Sequence[int]) -
         raise ValueError(f"model {model.name} has no text_encoder/ folder, which prompts need")
     texts = [prompts[number % len(prompts)] for number in numbers]
     return model.text.condition(texts, slots=model.target.config.cls_token_num)
-
-
-class DoneError(Exception):
-    """Ends a generation early; carries the measured seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(seconds)
-        self.seconds = seconds
-
-
-def until_done(contender: Contender, job: Job, watch: Callable[[Step], None]) -> float:
-    """Decode until `watch` raises DoneError; return its seconds."""
-    try:
-        contender.decode(job, callback=watch)
-    except DoneError as done:
-        return done.seconds
-    raise RuntimeError("the image was finished before the measurement: give fewer codes")

@@ -255,9 +255,7 @@ def run_race(
 
     Those in slow variants of other kinds than `asked` are left out (`leave_out_slow`).
     """
-    report: Callable[[str], object] = (
-        (lambda text: None) if is_quiet else (lambda text: print(text, file=sys.stderr, flush=True))
-    )
+    report = reporter(is_quiet)
     if any(one.variant.kind not in asked for one in lineup.contenders):
         report("ranking the variants of plain decoding")
         leave_out_slow(lineup, jobs[0], asked, device=device, report=report)
@@ -269,6 +267,11 @@ def run_race(
         runs, len(jobs), device=device, after_round=lambda number: report(f"round {number + 1} of {len(jobs)}")
     )
     return [Entry(*of_one) for of_one in zip(field, seconds, made, strict=True)]
+
+
+def reporter(is_quiet: bool) -> Callable[[str], object]:
+    """Return a function that prints a line to stderr, or nothing."""
+    return (lambda text: None) if is_quiet else (lambda text: print(text, file=sys.stderr, flush=True))
 
 
 def warm(contender: Contender, jobs: Sequence[Job]) -> None:

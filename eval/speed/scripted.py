@@ -12,13 +12,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lantern.core.types import (
-    DrafterDefaults,
-    DraftMode,
     DraftTree,
     NoiseSource,
-    Prefill,
     Rows,
-    Step,
     TreeShape,
     Verdict,
     Verifier,
@@ -100,43 +96,3 @@ class ScriptedVerifier:
         if key not in self._lengths:
             self._lengths[key] = torch.tensor(self.path, device=device)
         return self._lengths[key]
-
-
-class FixedDrafter(DrafterDefaults):
-    """A drafter without cost: it always proposes the same `nodes` - 1 children of the root, in mode "point".
-
-    The time of a step is then that of scoring `nodes` nodes. ValueError for a tree without children.
-    """
-
-    mode: DraftMode = "point"
-    needs_whole_prefix = False
-    depth = 1
-
-    def __init__(self, nodes: int, vocab_size: int) -> None:
-        if nodes < 2:
-            raise ValueError(f"got a tree of {nodes} nodes, expected the root and at least one child")
-        self.max_nodes = nodes
-        self._tokens = torch.arange(nodes) % vocab_size
-
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
-        """Build the tree on the device of the images."""
-        device = prefill.features.device
-        place = torch.arange(self.max_nodes, device=device)
-        ancestors = torch.eye(self.max_nodes, dtype=torch.bool, device=device)
-        ancestors[:, 0] = True
-        shape = TreeShape(
-            parents=torch.zeros_like(place),
-            ranks=(place - 1).clamp(min=0),
-            depths=(place > 0).long(),
-            ancestors=ancestors,
-            widths=(self.max_nodes - 1,),
-        )
-        tokens = self._tokens.to(device).expand(len(prefill.first), -1)
-        self._tree = DraftTree(tokens, shape, self.mode)
-
-    def propose(self) -> DraftTree:
-        """Return the tree."""
-        return self._tree
-
-    def observe(self, step: Step) -> None:
-        """Ignore the step."""

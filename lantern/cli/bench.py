@@ -34,7 +34,7 @@ from lantern.methods import METHODS
 
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 # options of only one of the two benchmarks
-MODEL_ONLY = ("methods", "prompts_file", "reproducible", "no_memory", *DISTRIBUTION)
+MODEL_ONLY = ("methods", "prompts_file", "reproducible", *DISTRIBUTION)
 SHAPE_ONLY = ("tau", "codes", "tree", "drafter")
 
 
@@ -62,7 +62,6 @@ def _model(group: Any) -> None:
         default=None,
         help="exact methods give plain decoding's codes in bf16 too; this is checked",
     )
-    add("--no-memory", action="store_true", default=None, help="do not measure peak memory")
 
 
 def _shape(group: Any) -> None:
@@ -96,9 +95,6 @@ def _both(group: Any) -> None:
         type=VARIANT,
         help="how plain decoding runs beside --variants; the fastest is the baseline (default all that the device has)",
     )
-    add(
-        "--nodes", nargs="*", type=integer(1, 4096), help="numbers of nodes whose pass is timed; without a number, none"
-    )
     add("--seed", type=integer(0, 2**63 - 1), default=0, help="seed of the noise (default 0)")
     add("--json", action="store_true", help="one JSON line on stdout, the table on stderr")
     add("--out", type=Path, metavar="FILE", help="write the JSON line to a file as well")
@@ -108,7 +104,7 @@ def _both(group: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print, write; return 1 if an exact method did not give plain decoding's codes."""
     _check(args)
-    from lantern.eval.speed.bench_table import render
+    from lantern.eval.speed.bench import render
 
     set_threads(args)
     found = [measure() for measure in (_of_shapes(args) if args.shape else [_of_model(args)])]
@@ -146,8 +142,6 @@ def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
         from lantern.generation.requests import read_prompts
 
         given["prompts"] = read_prompts(args.prompts_file)
-    if args.nodes is not None:
-        given["nodes"] = args.nodes or (1,)
     options = BenchOptions(
         model=args.model,
         images=args.images,
@@ -156,7 +150,6 @@ def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
         seed=args.seed,
         device=args.device,
         reproducible=bool(args.reproducible),
-        has_memory=not args.no_memory,
         is_quiet=args.quiet,
         **{name: value for name, value in given.items() if value},
     )
@@ -178,7 +171,6 @@ def _of_shapes(args: argparse.Namespace) -> list[Callable[[], dict[str, Any]]]:
     given |= {"dtypes": args.dtype, **_kinds(args)}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value}
     chosen |= {"images": args.images, "device": args.device, "is_quiet": args.quiet}
-    chosen |= {} if args.nodes is None else {"nodes": args.nodes}
     return [
         lambda shape=shape, batch=batch: measure(ShapeOptions(shape=shape, batch=batch, **chosen))
         for shape in args.shape

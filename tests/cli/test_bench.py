@@ -12,7 +12,7 @@ from lantern.models.llamagen.transformer import SIZES
 from tests.tiny_folder import save_tiny_model
 
 QUICK = ["--images", "1", "--variants", "eager", "--baseline", "eager", "--dtype", "fp32"]
-QUICK += ["--methods", "eagle1", "--no-memory", "--quiet"]
+QUICK += ["--methods", "eagle1", "--quiet"]
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,7 @@ def test_plots_are_drawn_without_a_warning(home: Path, tmp_path: Path) -> None:
         "completion bash",
         "convert MODEL written --dtype bf16",
         "assemble MODEL --guidance 2",
-        "bench --model MODEL --methods gumbel-jacobi --variants eager --baseline eager --images 1 --nodes 1",
+        "bench --model MODEL --methods gumbel-jacobi --variants eager --baseline eager --images 1",
         "reproduce emoji --limit 1 --metrics --quiet",
         "eval pictures --reference others --metrics psnr --draws 10",
         "leaderboard --model MODEL --methods eagle1 --engine eager --baseline eager --images 1 --out board.jsonl",

@@ -14,8 +14,7 @@ import torch
 from lantern.cli.main import main
 from lantern.eval.speed import bench as speed
 from lantern.eval.speed import race
-from lantern.eval.speed.bench import BenchOptions
-from lantern.eval.speed.bench_table import WIDTH, render
+from lantern.eval.speed.bench import WIDTH, BenchOptions, render
 from lantern.eval.speed.contenders import Job, Lineup, Stable, Variant, kinds_of, line_up, variants
 from lantern.eval.speed.race import Entry, Made, identity, results
 from lantern.eval.speed.surroundings import commit, surroundings
@@ -105,7 +104,6 @@ def figures(folder: Path) -> dict[str, Any]:
         images=2,
         batches=(1, 2),
         kinds=("eager",),
-        has_memory=False,
         is_quiet=True,
     )
     return speed.measure(options)
@@ -123,28 +121,9 @@ def test_figures_of_a_model_have_the_documented_form(figures: dict[str, Any]) ->
     assert all(entry["step_compression"] == 1 for entry in one["contenders"] if entry["method"] == "plain")
     assert all(result["claim"] is None for race in figures["races"] for result in race["results"])
     assert figures["failures"] == [] and figures["failed"] == []
-    assert {key for phase in figures["phases"] for key in phase["shares"]} >= {"propose", "score", "walk", "commit"}
-    assert all(0 <= phase["host_share"] < 1 for phase in figures["phases"])
-    plain, *_, drafted = (phase for phase in figures["phases"] if phase["batch"] == 2)
-    (tau,) = [
-        one["step_compression"]
-        for one in figures["races"][-1]["contenders"]
-        if (one["method"], f"{one['variant']} {one['dtype']}") == (drafted["method"], drafted["variant"])
-    ]
-    bound = figures["races"][-1]["bounds"][drafted["method"]]
-    assert bound == pytest.approx(tau * plain["pass_ms"] / drafted["pass_ms"], rel=1e-3)
-
-
-def test_peak_memory_is_reported_relative_to_plain(
-    folder: Path, figures: dict[str, Any], model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(speed, "peak_of", lambda requested: {"peak": 3.0 if requested["method"] == "eagle1" else 2.0})
-    reported = speed.memory_figures(BenchOptions(str(folder)), ["eagle1", "lantern++:k=3"], figures["races"][0], model)
-    assert {one["ratio"] for one in reported if one["method"] == "eagle1"} == {1.5}
-    assert {one["ratio"] for one in reported if one["method"] == "plain"} == {1.0}
-    assert {one["dtype"] for one in reported} == {
-        result["variant"].split()[1] for result in figures["races"][0]["results"]
-    }
+    plain, *drafted = two["phases"]
+    assert plain["method"] == "plain" and all(set(one["shares"]) >= {"propose", "score"} for one in drafted)
+    assert all(sum(one["shares"].values()) == pytest.approx(1, abs=1e-3) for one in two["phases"])
 
 
 def test_tables_fit_120_columns(figures: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from lantern.eval.speed.contenders import (
     method_of,
     warm_up,
 )
-from lantern.eval.speed.phases import stored_bytes
+from lantern.eval.speed.roofline import copy_bandwidth, pass_bytes, roofline, stored_bytes
 from lantern.models.folder import Model, load_model
 from tests.eval.variants import CPU, EAGER
 from tests.tiny import tiny_target
@@ -39,7 +39,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def test_the_variant_of_an_engine_has_that_engine(kind: str) -> None:
     variant = Variant(kind, "bf16")
     assert Variant.of(variant.engine(), "bf16") == variant
-    assert variant.facts["engine"] == variant.engine().name and variant.facts["weights"] == variant.engine().weights
 
 
 def test_auto_stands_for_the_engine_of_this_machine(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,3 +174,29 @@ def test_class_conditional_models_get_classes_in_order() -> None:
     bare = Model(name="classes", target=tiny_target(model_type="c2i", cls_token_num=1, num_classes=3))
     labels = condition_of(bare, [], [2, 3, 4]).labels
     assert labels is not None and labels.tolist() == [2, 0, 1]
+
+
+# roofline
+
+
+def test_a_pass_reads_all_weights_except_embedding_tables() -> None:
+    target = tiny_target()
+    layer = 4 * 32 * 32 + 3 * 32 * target.config.ffn_dim + 2 * 32
+    cache = 2 * 2 * 2 * (16 + 3) * 32
+    assert pass_bytes(target, rows=2, nodes=3) == 4 * (2 * layer + 32 + 24 * 32 + cache)
+
+
+def test_a_cpu_caches_in_fp32_for_every_dtype() -> None:
+    target = tiny_target()
+    wide, narrow = (2 * 2 * 2 * (8 + 1) * 32 * 4, pass_bytes(target, rows=0))
+    half = target.bfloat16()
+    assert pass_bytes(half, rows=2, nodes=1, cached=8) == wide + narrow // 2
+
+
+def test_the_roofline_is_the_time_to_read_weights_and_half_of_the_cache(model: Model) -> None:
+    plain, drafted = line_up(Stable(model), ["eagle1"], EAGER, model.sampling()).contenders
+    found = roofline(plain, rows=2, copy_gbps=1.0, step_seconds=0.5)
+    seconds = pass_bytes(model.target, rows=2, nodes=1, cached=8) / 1e9
+    assert list(found.values()) == pytest.approx([1e3 * seconds, seconds / 0.5], rel=1e-4)
+    assert roofline(drafted, rows=2, copy_gbps=1.0, step_seconds=0.5)["floor_ms"] > found["floor_ms"]
+    assert copy_bandwidth(CPU, size=1 << 16) > 0
