@@ -27,6 +27,7 @@ from lantern.core.io import atomic_write, sha256_of, write_json
 
 CACHE = "pictures.npy"  # all pictures decoded, written when they are first read
 PICTURES, RECORDS, SUMMARY = "pictures.tar", "records.jsonl", "summary.json"
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -140,12 +141,12 @@ class Prepared:
             return torch.stack(list(threads.map(decode_png, files)))
 
 
-def run_ahead(jobs: Iterable[Callable[[], Result]], *, workers: int) -> Iterator[Result]:
-    """Yield the results of jobs in order, computed in threads a few jobs ahead."""
+def map_ahead(function: Callable[[Item], Result], items: Iterable[Item], *, workers: int) -> Iterator[Result]:
+    """Yield the results of items in order, computed in threads a few items ahead."""
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(workers) as threads:
-        for job in jobs:
-            waiting.append(threads.submit(job))
+        for item in items:
+            waiting.append(threads.submit(function, item))
             if len(waiting) > 4 * workers:
                 yield waiting.popleft().result()
         while waiting:
@@ -212,10 +213,14 @@ def write_prepared(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     left_out, records = dict.fromkeys(skipped), list[Record]()
+
+    def encoded(job: Job) -> tuple[bytes, Record] | str:
+        made = job()
+        return made if isinstance(made, str) else (encode_png(made[0]), made[1])
+
     try:
         with tarfile.open(partial / PICTURES, "w", format=tarfile.USTAR_FORMAT) as tar:
-            encoded = (lambda job=job: encode_made(job()) for job in jobs)
-            found = run_ahead(encoded, workers=workers or os.cpu_count() or 1)
+            found = map_ahead(encoded, jobs, workers=workers or os.cpu_count() or 1)
             for made in tqdm(found, desc="images", total=total, disable=None):
                 if isinstance(made, str):
                     left_out[made] = None
@@ -251,8 +256,3 @@ def write_prepared(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return summary
-
-
-def encode_made(made: Made | str) -> tuple[bytes, Record] | str:
-    """Return a made image as a PNG file with its record."""
-    return made if isinstance(made, str) else (encode_png(made[0]), made[1])

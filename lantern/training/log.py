@@ -20,10 +20,9 @@ MINUTE = 60.0  # seconds between lines where stderr is no terminal
 class TrainingLog:
     """Progress on stderr, one JSON line per report in log.jsonl, events in `events/`; only the first process writes.
 
-    On a terminal progress is a bar, elsewhere a line a minute with step, loss, rates and remaining time. Without the
-    package tensorboard (extra `train`) one line reports it and no events are written. A resumed run hides the events
-    that the stopped run wrote after its checkpoint. `tokens` is the number of tokens of a step, `steps` None as long as
-    a timed run has not set their number, and `seconds` the time of a timed run that was left at the start.
+    On a terminal progress is a bar, elsewhere a line a minute. A resumed run hides events that the stopped run wrote
+    after its checkpoint. `tokens` are those of a step, `steps` is None until a timed run has set their number, and
+    `seconds` the time that a timed run had left at the start.
     """
 
     def __init__(self, out: Path, *, start: int, tokens: int, is_quiet: bool) -> None:

@@ -124,14 +124,12 @@ class C2TTask(PolicyTask):
         traits, taken = (tensor.to(device) for tensor in self._held)
         logits = self.part(traits)
         match = traits[:, TRAITS.index("match")].clamp(max=-1e-4)
+        found = {"calibration": calibration_error(logits.sigmoid(), taken)}
         own = match - torch.log1p(-match.exp())  # the logit of a log-probability
-        return {
-            "auc": auc(logits, taken.bool()),
-            "loss": float(F.binary_cross_entropy_with_logits(logits, taken)),
-            "calibration": calibration_error(logits.sigmoid(), taken),
-            "auc_of_scores": auc(own, taken.bool()),
-            "loss_of_scores": float(F.binary_cross_entropy_with_logits(own, taken)),
-        }
+        for name, scores in (("", logits), ("_of_scores", own)):
+            found[f"auc{name}"] = auc(scores, taken.bool())
+            found[f"loss{name}"] = float(F.binary_cross_entropy_with_logits(scores, taken))
+        return found
 
 
 def _nodes(records: Records, rows: Bool[Tensor, " s"]) -> tuple[Float[Tensor, "m t"], Float[Tensor, " m"]]:
@@ -154,9 +152,10 @@ def auc(scores: Float[Tensor, " m"], is_true: Bool[Tensor, " m"]) -> float:
 def calibration_error(probs: Float[Tensor, " m"], taken: Float[Tensor, " m"], *, bins: int = 10) -> float:
     """Return the mean distance between predicted and observed share over equal bins of probability, weighed by size."""
     which = (probs * bins).long().clamp(0, bins - 1)
-    zeros = torch.zeros(bins, dtype=torch.double, device=probs.device)
-    predicted, observed = (zeros.scatter_add(0, which, x.double()) for x in (probs, taken))
-    return float((predicted - observed).abs().sum() / len(taken))
+    difference = torch.zeros(bins, dtype=torch.double, device=probs.device).index_add(
+        0, which, (probs - taken).double()
+    )
+    return float(difference.abs().sum() / len(taken))
 
 
 class RadarTask(PolicyTask):
@@ -175,9 +174,8 @@ class RadarTask(PolicyTask):
         if self._beams.shape[2] < self.part.config.beam:
             raise ValueError(f"the records' beams are {self._beams.shape[2]} wide, wanted {self.part.config.beam}")
         depths = torch.arange(1, self._beams.shape[1] + 2)
-        self._times = torch.tensor(
-            [costs.step(nodes=config.nodes, depth=int(d), inner=config.nodes // 2) for d in depths]
-        )
+        times = [costs.step(nodes=config.nodes, depth=int(d), inner=config.nodes // 2) for d in depths]
+        self._times = torch.tensor(times)
         self._codes = torch.minimum(records.length[:, None], depths) + 1.0
         self._is_held = held_out(records)
         self.rate = float((self._codes[~self._is_held].mean(0) / self._times).max())
@@ -188,8 +186,7 @@ class RadarTask(PolicyTask):
         seen = (~self._is_held).nonzero()[:, 0]
         chosen = seen[torch.randint(0, len(seen), (self.config.batch,), generator=generator)]
         uniforms = torch.rand(len(chosen), self._beams.shape[1], generator=generator)
-        gathered = (self._beams[chosen], self._sides[chosen], self._codes[chosen], uniforms)
-        return tuple(tensor.to(device) for tensor in gathered)
+        return tuple(x.to(device) for x in (self._beams[chosen], self._sides[chosen], self._codes[chosen], uniforms))
 
     def forward(self, beams: Tensor, near: Tensor, codes: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
         """Return minus the log-probability of the decisions times their advantage over the mean reward."""
@@ -219,8 +216,7 @@ class RadarTask(PolicyTask):
     def evaluate(self) -> dict[str, float]:
         """Return codes per unit of time of its likelier decisions, of the best constant depth and of the deepest."""
         device = self.part.second.weight.device
-        chosen = (x[self._is_held].to(device) for x in (self._beams, self._sides, self._codes))
-        beams, near, codes = chosen
+        beams, near, codes = (x[self._is_held].to(device) for x in (self._beams, self._sides, self._codes))
         depth = first_stop(self.decisions(beams, near) < 0)
         times = self._times.to(device)
         constant = codes.mean(0) / times

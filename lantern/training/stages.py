@@ -20,7 +20,7 @@ CLONE = "stages and configs of recipes such as emoji come with a clone of lanter
 
 @dataclass(frozen=True)
 class Option:
-    """A command-line option of stages: its help, and the kind of its value."""
+    """A command-line option of stages: its help and the kind of its value."""
 
     help: str
     kind: Literal["existing path", "path", "count", "number", "text", "size", "flag"] = "existing path"

@@ -64,11 +64,7 @@ class TargetConfig:
 
 
 def training_attention(inputs: Float[Tensor, "b n c"]) -> AbstractContextManager[Any]:
-    """Let attention of the context be computed as plain products on a CPU, if sequences are short.
-
-    Compiled, these take less than half the time of the fused CPU kernel at 270 positions, forward and backward
-    together. They keep all scores in memory, n x n a head.
-    """
+    """Compute attention as plain products on a CPU if sequences are short: half the time of the fused kernel there."""
     is_short = inputs.shape[1] <= SHORT
     return sdpa_kernel(SDPBackend.MATH) if is_short and inputs.device.type == "cpu" else nullcontext()
 
@@ -234,8 +230,8 @@ class TargetTask(Task):
             dropped = torch.full((len(codes),), flag, device=device)
             with torch.autocast(device.type, torch.bfloat16, enabled=self.config.loop.precision == "bf16"):
                 losses[name] = float(self._token_loss(features, mask, codes, codes, dropped).mean())
-        gap = losses["loss_without_caption"] - losses["loss"]
-        return {**losses, "caption_nats_per_picture": gap * codes.shape[1]}
+        gain = (losses["loss_without_caption"] - losses["loss"]) * codes.shape[1]
+        return {**losses, "caption_nats_per_picture": gain}
 
     def sample(self, path: Path) -> None:
         """Write images sampled for sixteen training captions, above the images of these captions."""
@@ -260,21 +256,6 @@ class TargetTask(Task):
             write_json(folder / "transformer" / CLASSES_NAME, {"classes": self._captions.names})
 
 
-def conditions_of(
-    config: TargetConfig, prepared: Prepared, cache: Path, text_encoder: Path | None, tokenizer: Path | None
-) -> Conditions:
-    """Return the classes of the images, or the features of their captions, which are cached in a file in `cache`.
-
-    ValueError for captions without a text encoder.
-    """
-    if config.model.model_type == "c2i":
-        return number_classes(prepared)
-    if text_encoder is None:
-        raise ValueError("the target takes captions, got no text encoder: give --text-encoder")
-    encoder = TextEncoder.from_pretrained(text_encoder, tokenizer)
-    return encode_captions(encoder, prepared, cache / captions_name(text_encoder, prepared), slots=config.slots)
-
-
 def train(
     config: TargetConfig,
     *,
@@ -290,11 +271,15 @@ def train(
     A target of type t2i needs a text encoder; ValueError without one. `init` is a trained target to start from, of the
     same width and the same or a smaller depth.
     """
-    prepared = Prepared.open(data)
-    pictures = load_component(VQVAE, VQConfig, vq)
-    captions = conditions_of(config, prepared, out, text_encoder, tokenizer)
-    if captions.names:
+    prepared, pictures = Prepared.open(data), load_component(VQVAE, VQConfig, vq)
+    if config.model.model_type == "c2i":
+        captions = number_classes(prepared)
         config = replace(config, model=replace(config.model, num_classes=len(captions.names)))
+    elif text_encoder is None:
+        raise ValueError("the target takes captions, got no text encoder: give --text-encoder")
+    else:
+        cache, encoder = captions_name(text_encoder, prepared), TextEncoder.from_pretrained(text_encoder, tokenizer)
+        captions = encode_captions(encoder, prepared, out / cache, slots=config.slots)
     codes = picture_codes(pictures, prepared, vq_folder=vq, cache=out, unify=config.unify_background)
     task = TargetTask(config, prepared, codes, captions, pictures)
     if init is not None:

@@ -16,32 +16,11 @@ Captions = tuple[tuple[str, float], ...]
 COLOURS = {"red", "orange", "yellow", "green", "blue", "purple", "pink", "black", "white", "brown"}
 NUMBERS = {2: "two", 3: "three", 4: "four"}
 STOP_WORDS = {"a", "an", "the", "of", "and", "with", "in", "on", "for", "to", "from"}
-IRREGULAR = {
-    "sheep": "sheep",
-    "fish": "fish",
-    "pufferfish": "pufferfish",
-    "jellyfish": "jellyfish",
-    "deer": "deer",
-    "moose": "moose",
-    "bison": "bison",
-    "shrimp": "shrimp",
-    "squid": "squid",
-    "mouse": "mice",
-    "goose": "geese",
-    "ox": "oxen",
-    "wolf": "wolves",
-    "knife": "knives",
-    "leaf": "leaves",
-    "scarf": "scarves",
-    "potato": "potatoes",
-    "tomato": "tomatoes",
-    "mango": "mangoes",
-    "mosquito": "mosquitoes",
-    "volcano": "volcanoes",
-    "snowman": "snowmen",
-    "foot": "feet",
-    "man": "men",
-    "woman": "women",
+UNCHANGED = "sheep fish pufferfish jellyfish deer moose bison shrimp squid"
+IRREGULAR = {word: word for word in UNCHANGED.split()} | {
+    **{"mouse": "mice", "goose": "geese", "ox": "oxen", "wolf": "wolves", "knife": "knives", "leaf": "leaves"},
+    **{"scarf": "scarves", "potato": "potatoes", "tomato": "tomatoes", "mango": "mangoes", "mosquito": "mosquitoes"},
+    **{"volcano": "volcanoes", "snowman": "snowmen", "foot": "feet", "man": "men", "woman": "women"},
 }
 # The word before these is the one that is counted.
 TAIL = re.compile(r" (?:of|with|from|over|behind|in|on|at|and) ")

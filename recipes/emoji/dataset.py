@@ -31,13 +31,7 @@ from recipes.emoji.compositing import (
     recolour,
     shifted,
 )
-from recipes.emoji.packages import (
-    PACKAGES,
-    Concept,
-    read_concepts,
-    read_pictures,
-    read_tags,
-)
+from recipes.emoji.packages import PACKAGES, Concept, read_concepts, read_pictures, read_tags
 
 # Share of combinations (a colour, a number or a neighbour of a thing) that is kept from training.
 COMPOSITES_HELD_OUT = 0.04
@@ -209,15 +203,8 @@ def make_plain(cell: Cell) -> Made:
     """Return the picture of the package, on white."""
     colour = cell.colouring.name if cell.colouring else None
     captions = plain_captions(cell.concept, cell.style, cell.tags, colour=colour)
-    record = Record(
-        image=0,
-        captions=captions,
-        kind="plain",
-        concepts=(cell.concept.name,),
-        style=cell.style,
-        split=cell.split,
-        may_mirror=cell.may_mirror,
-    )
+    names, may_mirror = (cell.concept.name,), cell.may_mirror
+    record = Record(0, captions, "plain", names, cell.style, cell.split, may_mirror=may_mirror)
     return on_white(cell.picture), record
 
 
@@ -288,30 +275,18 @@ def make_pair(left: Cell, right: Cell) -> Made:
     """Return two things side by side; one pair in twenty-five is held out."""
     names = (left.concept.name, right.concept.name)
     is_held = share_of("/".join(("pair", *names))) < COMPOSITES_HELD_OUT
-    record = Record(
-        image=0,
-        captions=pair_captions(left.concept, right.concept, left.style),
-        kind="pair",
-        concepts=names,
-        style=left.style,
-        split="heldout" if is_held else "train",
-        may_mirror=left.may_mirror and right.may_mirror,
-        number=2,
-    )
+    captions, split = pair_captions(left.concept, right.concept, left.style), "heldout" if is_held else "train"
+    may_mirror = left.may_mirror and right.may_mirror
+    record = Record(0, captions, "pair", names, left.style, split, may_mirror=may_mirror, number=2)
     return arrange([left.picture, right.picture], list(LAYOUTS[2])), record
 
 
 def composite(cell: Cell, captions: tuple[tuple[str, float], ...], *, number: int, colour: str | None) -> Record:
     """Return the record of a composite of one cell; one in twenty-five is held out."""
     kind = "count" if number > 1 else "colour"
-    key = f"{kind}/{cell.key}/{number}/{colour}"
+    split = "heldout" if share_of(f"{kind}/{cell.key}/{number}/{colour}") < COMPOSITES_HELD_OUT else "train"
     return Record(
-        image=0,
-        captions=captions,
-        kind=kind,
-        concepts=(cell.concept.name,),
-        style=cell.style,
-        split="heldout" if share_of(key) < COMPOSITES_HELD_OUT else "train",
+        *(0, captions, kind, (cell.concept.name,), cell.style, split),
         may_mirror=cell.may_mirror,
         colour=colour or "",
         number=number,

@@ -37,16 +37,10 @@ class Package:
 
 PACKAGES = {
     "3d": Package(
-        "@lobehub/fluent-emoji-3d",
-        "1.1.0",
-        "c1bb7eee7de090205a232518a9ab4adb3df458bfbe8a1f78232991194c8b2e58",
-        "MIT",
+        "@lobehub/fluent-emoji-3d", "1.1.0", "c1bb7eee7de090205a232518a9ab4adb3df458bfbe8a1f78232991194c8b2e58", "MIT"
     ),
     "flat": Package(
-        "@lobehub/fluent-emoji-flat",
-        "1.1.0",
-        "8f9113c027c7c20eced0070354715a4093a459b8bef6332b91d45f38c9bdb147",
-        "MIT",
+        "@lobehub/fluent-emoji-flat", "1.1.0", "8f9113c027c7c20eced0070354715a4093a459b8bef6332b91d45f38c9bdb147", "MIT"
     ),
     "noto": Package(
         "emoji-datasource-google",
@@ -55,17 +49,9 @@ PACKAGES = {
         "Apache-2.0",
     ),
     "labels": Package(
-        "emojibase-data",
-        "17.0.0",
-        "d01d0e2ca4e22cb402679532155342c71e2e871f25c32223c013b8b166ebdf5a",
-        "MIT",
+        "emojibase-data", "17.0.0", "d01d0e2ca4e22cb402679532155342c71e2e871f25c32223c013b8b166ebdf5a", "MIT"
     ),
-    "keywords": Package(
-        "emojilib",
-        "4.0.3",
-        "7f9a6b43cff31d18985b7d65d11faba5bd971cbcc60020cf6d09322fbaaaf303",
-        "MIT",
-    ),
+    "keywords": Package("emojilib", "4.0.3", "7f9a6b43cff31d18985b7d65d11faba5bd971cbcc60020cf6d09322fbaaaf303", "MIT"),
 }
 FLAGS = {"text", "plural", "mass", "scene"}
 

@@ -13,7 +13,7 @@ from lantern.core.io import atomic_write, load_component, write_json
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.plain import generate
-from lantern.eval.metrics.quality import Figure, Options, measure
+from lantern.eval.metrics.quality import Options, measure
 from lantern.eval.speed.surroundings import surroundings
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_pixels, to_uint8
@@ -45,21 +45,6 @@ class FidConfig:
             raise ValueError(f"pictures is {self.pictures}, batch {self.batch}: wanted at least 2 and at least 1")
 
 
-@dataclass(frozen=True)
-class FidSummary:
-    """FID and KID of generated pictures and of reconstructed ones."""
-
-    generated: dict[str, Figure]
-    reconstructed: dict[str, Figure]
-
-    def __str__(self) -> str:
-        parts = []
-        for name, figures in (("generated", self.generated), ("reconstructed", self.reconstructed)):
-            values = ", ".join(f"{figure.name} {figure.value:.4g}" for figure in figures.values())
-            parts.append(f"{name}: {values}")
-        return "; ".join(parts)
-
-
 def measure_fid(
     config: FidConfig,
     *,
@@ -68,7 +53,7 @@ def measure_fid(
     target: Path,
     vq: Path,
     inception: Path | None = None,
-) -> FidSummary:
+) -> str:
     """Generate pictures of all classes and compare them with the training pictures at their prepared size.
 
     Writes `out/generated`, `out/real`, `out/reconstructed` (PNG files), a sheet with a row per class, and fid.json.
@@ -103,7 +88,8 @@ def measure_fid(
     }
     figures = {name: {k: v.as_dict() for k, v in one.items()} for name, one in found.items()}
     write_json(out / "fid.json", {"classes": names, "figures": figures, "surroundings": surroundings(device)})
-    return FidSummary(**found)
+    texts = (f"{n}: " + ", ".join(f"{x.name} {x.value:.4g}" for x in one.values()) for n, one in found.items())
+    return "; ".join(texts)
 
 
 @torch.no_grad()
@@ -111,9 +97,7 @@ def sample(model: Transformer, vq: VQVAE, labels: Int[Tensor, " n"], config: Fid
     """Return one picture per class number by plain decoding; picture i depends on seed, i and its class."""
     from tqdm import tqdm
 
-    sampling = Sampling(
-        guidance=config.guidance, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p
-    )
+    sampling = Sampling(config.guidance, config.temperature, config.top_k, config.top_p)
     device, found = model.tok_embeddings.weight.device, []
     for numbers in tqdm(torch.arange(len(labels)).split(config.batch), desc="batches", disable=None):
         condition = Condition(labels=labels[numbers].to(device))
@@ -127,9 +111,8 @@ def sample(model: Transformer, vq: VQVAE, labels: Int[Tensor, " n"], config: Fid
 def reconstruct(vq: VQVAE, pictures: UInt8[Tensor, "n 3 h w"], batch: int) -> UInt8[Tensor, "n 3 h w"]:
     """Return the pictures after encoding and decoding."""
     device = next(vq.parameters()).device
-    return torch.cat(
-        [channels_first(to_uint8(vq.decode(vq.encode(to_pixels(x).to(device))))) for x in pictures.split(batch)]
-    )
+    codes = (vq.encode(to_pixels(some).to(device)) for some in pictures.split(batch))
+    return torch.cat([channels_first(to_uint8(vq.decode(some))) for some in codes])
 
 
 def channels_first(pictures: UInt8[Tensor, "n h w 3"]) -> UInt8[Tensor, "n 3 h w"]:

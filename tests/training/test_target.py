@@ -2,23 +2,27 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from lantern.core.config import read_json_object
-from lantern.core.io import load_component
+from lantern.core.io import load_component, save_component
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
 from lantern.decoding.plain import generate
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig
-from lantern.training.data import Prepared, Record
+from lantern.training.data import Prepared, Record, write_prepared
 from lantern.training.features import Conditions, background_code, background_patches, number_classes
 from lantern.training.loop import LoopConfig, train
-from lantern.training.target import CLASSES_NAME, TargetConfig, TargetTask, conditions_of, grow, prefix_mask
+from lantern.training.target import CLASSES_NAME, TargetConfig, TargetTask, grow, prefix_mask
+from lantern.training.target import train as train_target
 from tests.tiny import tiny_config, tiny_target
 
+ORIGIN: Any = {"source": "x", "origin": "x", "seed": 0, "size": 8}
 SLOTS = 4
 MODEL = tiny_config(cls_token_num=SLOTS, token_dropout_p=0.0, resid_dropout_p=0.0, ffn_dropout_p=0.0)
 
@@ -182,5 +186,9 @@ def test_classes_are_numbered_by_name_and_each_picture_has_one() -> None:
 
 
 def test_a_target_of_captions_needs_a_text_encoder(tmp_path: Path) -> None:
+    write_prepared(tmp_path / "data", [lambda: (np.zeros((8, 8, 3), np.uint8), records_of()[0])], **ORIGIN)
+    save_component(vq_of().state_dict(), vq_of().config, tmp_path / "vq")
     with pytest.raises(ValueError, match="give --text-encoder"):
-        conditions_of(TargetConfig(MODEL, LoopConfig(1)), Prepared(tmp_path, [], {}), tmp_path, None, None)
+        train_target(
+            TargetConfig(MODEL, LoopConfig(1)), out=tmp_path / "out", data=tmp_path / "data", vq=tmp_path / "vq"
+        )
