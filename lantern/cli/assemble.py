@@ -116,13 +116,13 @@ def _write_table(folder: Path, columns: int) -> None:
 
 def _check_pair(transformer: Path, drafter: Path, name: str) -> None:
     """Raise ValueError for a drafter of another target."""
-    from lantern.core.io import load_component
+    from lantern.core.io import load_component, weights_digest
     from lantern.models.folder import check_drafter
     from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
     if transformer.is_dir() and drafter.is_dir():
         target = load_component(Transformer, TransformerConfig, transformer)
-        check_drafter(drafter, target, model_name=name)
+        check_drafter(drafter, target.config, weights_digest(target.state_dict()), model_name=name)
 
 
 def _sign(folder: Path, target: "nn.Module") -> None:

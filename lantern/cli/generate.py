@@ -468,12 +468,12 @@ class Job:
     def _recorder(self) -> "Recorder | None":
         if self.results.record is None:
             return None
-        from lantern.core.io import weights_digest
         from lantern.drafters.policies.records import Recorder
 
         sampling = dataclasses.asdict(self.sampling)
-        target = weights_digest(self.model.target.state_dict())
-        return Recorder(method=self.method.name, settings=self.settings, sampling=sampling, target=target)
+        return Recorder(
+            method=self.method.name, settings=self.settings, sampling=sampling, target=self.model.weights_digest
+        )
 
     def _progress(self, runs: int) -> "AbstractContextManager[Progress | None]":
         """Return the bar of a run; None, as a context, with --quiet."""

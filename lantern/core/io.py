@@ -9,9 +9,11 @@ well. Files that are not listed, and folders without the list, load unverified.
 """
 
 import argparse
+import ctypes
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 import tempfile
@@ -20,6 +22,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +41,7 @@ TRAINING_NAME = "training.json"  # the schedule that a component was trained wit
 EMBEDDED_MODEL = "lantern-emoji"
 Config = TypeVar("Config")
 Module = TypeVar("Module", bound=nn.Module)
+MOST_COMPUTED = 1 << 24  # values of a tensor that is not a weight, such as a rotary table
 DIGESTED_VALUES = 1 << 16  # most values of a tensor in a digest
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 STORED = {
@@ -170,15 +174,20 @@ def check_there(path: Path) -> None:
         raise ValueError(f"{path} is {what}")
 
 
-def load_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Load one safetensors file; see `load_state`. ValueError for a file that is not complete."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def load_tensors(path: str | Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Load one safetensors file, or some of its tensors; see `load_state`. ValueError for a file that is not complete.
+
+    Tensors are views of the mapped file.
+    """
+    from safetensors import SafetensorError, safe_open
 
     path = Path(path)
     check_there(path)
     try:
-        stored = load_file(path)
+        with safe_open(path, "pt") as file:
+            held = set(file.keys())
+            wanted = held if names is None else held & {name + end for name in names for end in ("", ".scale")}
+            stored = {name: file.get_tensor(name) for name in wanted}
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{path} is not a complete safetensors file: {one_line(error)}") from error
     check_finite(stored, source=path)
@@ -248,7 +257,8 @@ def check_finite(state: Mapping[str, Tensor], *, source: str | Path) -> None:
             check_dtype(name, tensor, is_floating=True, source=source)
             if tensor.is_meta:
                 raise ValueError(f"{source}: tensor {name!r} has a shape and no values (meta device)")
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        # in blocks, since isfinite takes more memory than its input
+        if tensor.is_floating_point() and not all(bool(x.isfinite().all()) for x in tensor.flatten().split(1 << 20)):
             raise ValueError(f"{source}: tensor {name!r} holds NaN or infinity")
 
 
@@ -259,17 +269,32 @@ def load_module(module: nn.Module, folder: str | Path) -> None:
     module.load_state_dict(state)
 
 
-def weights_digest(state: Mapping[str, Tensor]) -> str:
+class WeightsDigest:
     """SHA-256 over names, shapes and up to 65,536 evenly spaced values of each tensor, rounded to bf16.
 
     Weights rounded to bf16 have the same digest whether they are stored in bf16 or in fp32.
     """
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        values = state[name].detach().flatten()
-        some = values[:: -(-len(values) // DIGESTED_VALUES) or 1].to(torch.bfloat16).view(torch.int16)
-        digest.update(f"{name}\0{list(state[name].shape)}\0".encode())
-        digest.update(some.cpu().numpy().astype("<i2").tobytes())
+
+    def __init__(self) -> None:
+        self._parts: dict[str, bytes] = {}
+
+    def add(self, state: Mapping[str, Tensor]) -> None:
+        """Add tensors, in any order."""
+        for name, tensor in state.items():
+            values = tensor.detach().flatten()
+            some = values[:: -(-len(values) // DIGESTED_VALUES) or 1].to(torch.bfloat16).view(torch.int16)
+            values = some.cpu().numpy().astype("<i2").tobytes()
+            self._parts[name] = f"{name}\0{list(tensor.shape)}\0".encode() + values
+
+    def hexdigest(self) -> str:
+        """Return the digest of all tensors."""
+        return hashlib.sha256(b"".join(self._parts[name] for name in sorted(self._parts))).hexdigest()
+
+
+def weights_digest(state: Mapping[str, Tensor]) -> str:
+    """Return the `WeightsDigest` of a state."""
+    digest = WeightsDigest()
+    digest.add(state)
     return digest.hexdigest()
 
 
@@ -374,25 +399,75 @@ def _and_more(names: Collection[str]) -> str:
 
 
 def load_component(
-    build: Callable[[Config], Module], kind: type[Config], folder: str | Path, *, verify: bool = True
+    build: Callable[[Config], Module],
+    kind: type[Config],
+    folder: str | Path,
+    *,
+    verify: bool = True,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    digest: WeightsDigest | None = None,
+    change: Callable[[str, nn.Module], None] | None = None,
 ) -> Module:
-    """Build a module from a component folder: `build(config)` with the folder's weights, in fp32, in eval mode.
+    """Build a module from a component folder: `build(config)` with the folder's weights, in eval mode.
 
-    Names, shapes and dtypes in the file's header are compared with those of the module on the meta device before
-    anything is allocated; `verify` compares the file with its SHA-256 where the folder lists one
-    (`lantern.core.io`). ValueError names the file that does not fit.
+    Names, shapes and dtypes in the file's header are compared with those of the module before its memory is written,
+    so that the operating system has not allocated it yet; `verify` compares the file with its SHA-256 where the folder
+    lists one (`lantern.core.io`). Each layer is read, converted, and given to `change` with its name before the next
+    one, so that memory holds little more than the module in its `dtype`. `digest` receives the stored tensors.
+    ValueError names the file that does not fit.
     """
     folder = Path(folder)
-    config = load_config(kind, folder / CONFIG_NAME)
-    with torch.device("meta"):
-        expected = _built(build, config, folder).state_dict()
-    check_state(read_header(folder / WEIGHTS_NAME), expected, source=folder / WEIGHTS_NAME)
+    config, path = load_config(kind, folder / CONFIG_NAME), folder / WEIGHTS_NAME
     with _NoInitialisation():
         module = _built(build, config, folder)
+    expected = module.state_dict()
+    check_state(read_header(path), expected, source=path)
     if verify:
         verify_files(folder, [WEIGHTS_NAME])
-    load_module(module, folder)
+    rest = set(expected)
+    del expected
+    for name, part in _layers(module):
+        own = {key for key in rest if key.startswith(f"{name}.")}
+        rest -= own
+        part._apply(partial(_placed, device=device, dtype=dtype))
+        if own:
+            state = load_tensors(path, own)
+            if digest is not None:
+                digest.add(state)
+            part.load_state_dict({key.removeprefix(f"{name}."): tensor for key, tensor in state.items()})
+            del state
+        if change is not None:
+            change(name, part)
+        _trim()
+    if rest:  # the module's own, and those of modules with weights of both kinds
+        module._apply(partial(_placed, device=device, dtype=dtype), recurse=False)
+        state = load_tensors(path, rest)
+        if digest is not None:
+            digest.add(state)
+        module.load_state_dict(state, strict=False)
     return module.eval()
+
+
+def _layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the children of a module, and those of its lists."""
+    for name, child in module.named_children():
+        inner = child.named_children() if isinstance(child, nn.ModuleList) else ()
+        yield from ((f"{name}.{number}", one) for number, one in inner) if inner else ((name, child),)
+
+
+def _trim() -> None:
+    """Return memory that a layer took for a moment to the operating system, where the C library can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _placed(tensor: Tensor, *, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+    """Return a parameter without values, and a buffer with its own, in the dtype if they are floating."""
+    dtype = dtype if tensor.is_floating_point() else tensor.dtype
+    if isinstance(tensor, nn.Parameter):
+        return torch.empty_like(tensor, device=device, dtype=dtype)
+    return tensor.to(device=device, dtype=dtype)
 
 
 def _built(build: Callable[[Config], Module], config: Config, folder: Path) -> Module:
@@ -404,12 +479,18 @@ def _built(build: Callable[[Config], Module], config: Config, folder: Path) -> M
 
 
 class _NoInitialisation(TorchFunctionMode):
-    """Leaves new parameters uninitialised: memory that is never written is not allocated by the operating system."""
+    """Leaves new parameters and large buffers uninitialised: memory that is never written is not allocated.
+
+    The meta device does the same, but torch then imports sympy, which takes seconds and 150 MiB.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):
             return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
+        if name in ("zeros", "ones") and math.prod(args if isinstance(args[0], int) else args[0]) > MOST_COMPUTED:
+            func = torch.empty
+        return func(*args, **kwargs)
 
 
 def read_header(path: str | Path) -> dict[str, Tensor]:

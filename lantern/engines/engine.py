@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 Weights = Literal["full", "int8", "int4"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
-BITS = {"int8": 8, "int4": 4}
 # name -> module:class
 ENGINES = {
     "auto": "lantern.engines.engine:AutoEngine",
@@ -127,7 +126,7 @@ class Engine(ABC):
             raise ValueError(OTHER_LAYERS)
         from lantern.engines.prepared import quantized
 
-        return quantized(target, BITS[self.weights])
+        return quantized(target, self.weights)
 
     @abstractmethod
     def _prepare(self, target: Any) -> "Target":

@@ -1,30 +1,18 @@
-"""What engines make from weights, and cache: prepared targets, and targets with 4-bit or 8-bit weights.
+"""What engines make from weights, and cache: prepared targets and quantized copies."""
 
-Decoding is exact with respect to the quantized target. Only weights are quantized, by torchao. In 4 bits the linears of
-the layers hold integers in groups of 32 with one scale each. On a GPU (bf16) torchao's packed kernels read a quarter of
-the bytes; on a CPU weights are unpacked in every pass, which saves memory and no time. In 8 bits the linears of the
-layers and the head hold integers with one scale per output, which the cpu engine reads as they are. Embeddings, norms
-and the caption projection are unchanged, and so is the head in 4 bits.
-"""
-
-import copy
-import logging
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from lantern.core.config import install_hint
 from lantern.core.types import Condition, Prompt, Scores, Target, TargetDefaults
+from lantern.core.weights import Weights, kind_of, with_weights
 
 T = TypeVar("T")
-GROUP = 32
 
 
 def weights_of(module: Any) -> tuple[Any, ...]:
@@ -141,99 +129,17 @@ def original(target: "Target | PreparedTarget") -> Any:
     return target.module if isinstance(target, PreparedTarget) else target
 
 
-def quantized(target: nn.Module, bits: int = 4, parts: Collection[str] = ("layers", "output")) -> nn.Module:
-    """Return a copy of a target, or of a drafter, with weights in 4 or 8 `bits`; in 8, only those of some `parts`.
-
-    A module that is quantized so already is returned as it is. Copies are cached per module, and made again when its
-    weights have changed. The copy shares nothing with the original. ValueError for widths that are not multiples of a
-    group (4 bits), ImportError where torchao is not installed.
-    """
-    if bits_of(target) == bits:
-        return target
-    return _copies(bits, tuple(parts)).get(target)
-
-
-def bits_of(module: nn.Module) -> int | None:
-    """Return the bits of a module's quantized weights, None for others."""
-    return vars(module).get("_bits")
-
-
-def check_widths(target: nn.Module) -> None:
-    """Raise ValueError for linears whose inputs are no multiple of a group, which torchao would silently skip."""
-    for name, module in target.get_submodule("layers").named_modules():
-        if isinstance(module, nn.Linear) and module.in_features % GROUP:
-            raise ValueError(
-                f"layers.{name} has {module.in_features} inputs, expected a multiple of {GROUP} for 4-bit weights"
-            )
+def quantized(target: nn.Module, weights: Weights = "int4", parts: tuple[str, ...] | None = None) -> nn.Module:
+    """Return `with_weights`: the same copy as long as the weights of a module do not change."""
+    return target if kind_of(target) == weights else _copies(weights, parts).get(target)
 
 
 @cache
-def _copies(bits: int, parts: tuple[str, ...]) -> WeightCache[nn.Module]:
-    def make(target: nn.Module) -> nn.Module:
-        if find_spec("torchao") is None:
-            raise ImportError(f"{bits}-bit weights need torchao, which is not installed; {install_hint('quantized')}")
-        if bits == 4:
-            check_widths(target)
-        made = copy.deepcopy(target).requires_grad_(False)
-        if bits == 4:
-            _quantize_4(made.get_submodule("layers"))
-        else:
-            _quantize_8(made, parts)
-        vars(made)["_bits"] = bits
-        return made
-
-    return WeightCache(make)
-
-
-def _quantize_8(module: nn.Module, parts: Collection[str]) -> None:
-    with _quiet("torchao", "torch.utils._pytree"):
-        from torchao.quantization import Int8WeightOnlyConfig, quantize_
-
-        def is_meant(linear: nn.Module, name: str) -> bool:
-            return isinstance(linear, nn.Linear) and name.split(".")[0] in parts
-
-        quantize_(module, Int8WeightOnlyConfig(), filter_fn=is_meant)
-
-
-def _quantize_4(layers: nn.Module) -> None:
-    with _quiet("torchao", "torch.utils._pytree"):
-        from torchao.quantization import Int4WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_
-
-        weight = next(layers.parameters())
-        if weight.device.type == "cuda" and weight.dtype == torch.bfloat16:
-            config = Int4WeightOnlyConfig(group_size=GROUP, int4_packing_format="tile_packed_to_4d")  # type: ignore[arg-type]
-        else:
-            config = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(GROUP))  # type: ignore[attr-defined]
-        quantize_(layers, config)
-
-
-@contextmanager
-def _quiet(*names: str) -> Iterator[None]:
-    """Suppress warnings: importing torchao logs which of its kernels this machine cannot use."""
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+def _copies(weights: Weights, parts: tuple[str, ...] | None) -> WeightCache[nn.Module]:
+    return WeightCache(lambda module: with_weights(module, weights, parts))
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which kernels and graphs, which take the current GPU, run on a target's `device`."""
     is_gpu = device.type == "cuda" and device.index is not None and torch.cuda.is_available()
     return torch.cuda.device(device) if is_gpu else nullcontext()
-
-
-def is_quantized(weight: Tensor) -> bool:
-    """Return whether a weight is of a subclass of Tensor, as torchao's are."""
-    return weight.data.__class__ is not Tensor
-
-
-def has_eight_bits(weight: Tensor) -> bool:
-    """Return whether a weight is torchao's int8 with one scale per output."""
-    torchao: Any = sys.modules.get("torchao.quantization")  # without the import there is no such weight
-    kind = () if torchao is None else torchao.Int8Tensor
-    return isinstance(weight, kind) and getattr(weight, "scale").numel() == len(weight)  # noqa: B009 - of torchao's

@@ -257,7 +257,7 @@ class LanternPipeline(DiffusionPipeline):
         if pipe.drafter is not None:
             names = {"drafter_name": f"drafter {folder / 'drafter'}", "model_name": shown_name(name, folder)}
             check_sizes(pipe.drafter.config, pipe.transformer.config, **names)
-            check_weights(pipe.drafter.config.target, pipe.transformer, **names)
+            check_weights(pipe.drafter.config.target, weights_digest(pipe.transformer.state_dict()), **names)
         for part in ("transformer", "text_encoder", "drafter"):
             module = getattr(pipe, part)
             if module is not None:

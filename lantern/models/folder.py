@@ -35,6 +35,7 @@ from lantern.core.io import (
     CONFIG_NAME,
     EMBEDDED_MODEL,
     SUMS_NAME,
+    WeightsDigest,
     atomic_write,
     is_there,
     load_component,
@@ -47,6 +48,7 @@ from lantern.core.io import (
     write_json,
 )
 from lantern.core.sampling import Sampling
+from lantern.core.weights import PARTS, Weights, check_kind, marked, quantize
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.engines.engine import EAGER, Engine
@@ -119,6 +121,7 @@ class Model:
     engine: Engine = EAGER
     add_ons: Mapping[str, nn.Module] = field(default_factory=dict)
     codes_per_pass: Mapping[int, float] = field(default_factory=dict)
+    stored_digest: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "engine", self.engine.resolve(self.target))  # of auto
@@ -208,6 +211,11 @@ class Model:
             raise ValueError("a model that was assembled in memory has no files for a fingerprint")
         return fingerprint_of(self.folder)
 
+    @cached_property
+    def weights_digest(self) -> str:
+        """The digest of the target's weights as they were stored."""
+        return self.stored_digest or weights_digest(self.target.state_dict())
+
     @property
     def scale(self) -> int:
         """How many times image files are as wide and high as the model's pixels, unless a call decides otherwise."""
@@ -286,18 +294,18 @@ def load_model(
     index = read_index(folder)
     if not is_there(folder / "transformer"):
         raise ValueError(f"{folder} is not a model: it has no transformer/{CONFIG_NAME}")
-    target = load_component(Transformer, TransformerConfig, folder / "transformer", verify=verify)
+    chosen, digest = make_engine(engine), WeightsDigest()
+    target = load_target(folder / "transformer", where, kind, weights=chosen.weights, verify=verify, digest=digest)
     generation = check_generation(index.get("generation") or {}, source=folder / INDEX_NAME)
     read = parts(str(generation.get("method", "auto"))) if callable(parts) else parts
     if "drafter" in read:
-        check_drafter(folder / "drafter", target, model_name=shown)
-    target.to(device=where, dtype=kind)
+        check_drafter(folder / "drafter", target.config, digest.hexdigest(), model_name=shown)
     has_vq, has_text = (is_there(folder / name) for name in ("vqvae", "text_encoder"))
     return Model(
         name=shown,
-        target=target.requires_grad_(False),
+        target=target,
         # the VQ decoder stays in fp32, as in the reference
-        vq=load_component(VQVAE, VQConfig, folder / "vqvae", verify=verify).to(where)
+        vq=load_component(VQVAE, VQConfig, folder / "vqvae", verify=verify, device=where)
         if has_vq and "vq" in read
         else None,
         text=load_text_encoder(folder, where, kind, verify=verify) if has_text and "text" in read else None,
@@ -305,8 +313,9 @@ def load_model(
         neighbours=load_neighbours(folder / "vqvae", where, verify=verify) if "neighbours" in read else None,
         generation=generation,
         folder=folder,
-        engine=make_engine(engine),
-        add_ons=AddOns(folder, target, model_name=shown, verify=verify),
+        engine=chosen,
+        add_ons=AddOns(folder, target, model_name=shown, verify=verify, digest=digest.hexdigest()),
+        stored_digest=digest.hexdigest(),
         codes_per_pass=check_codes_per_pass(index.get(WINDOWS_KEY) or {}, source=folder / INDEX_NAME),
     )
 
@@ -319,6 +328,30 @@ def model_of(found: Components, **fields: Any) -> Model:
 def is_transformers_folder(folder: Path) -> bool:
     """Return whether a folder holds a whole model of transformers rather than components of ours."""
     return (folder / CONFIG_NAME).is_file() and not (folder / "transformer").is_dir()
+
+
+def load_target(
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    weights: Weights = "full",
+    verify: bool = True,
+    digest: WeightsDigest | None = None,
+) -> Transformer:
+    """Load a LlamaGen transformer, layer by layer; `digest` receives the stored weights.
+
+    ValueError and ImportError as of `with_weights`.
+    """
+    check_kind(weights)
+
+    def change(name: str, part: nn.Module) -> None:
+        part.requires_grad_(False)
+        if name.split(".")[0] in PARTS[weights]:
+            quantize(name, part, weights)
+
+    how: dict[str, Any] = {"device": device, "dtype": dtype, "verify": verify, "digest": digest}
+    return marked(load_component(Transformer, TransformerConfig, folder, change=change, **how), weights)
 
 
 def load_text_encoder(folder: Path, device: torch.device, dtype: torch.dtype, *, verify: bool = True) -> TextEncoder:
@@ -340,8 +373,7 @@ def load_drafter(folder: Path, device: torch.device, dtype: torch.dtype, *, veri
     """Load the EAGLE-1 drafter, or return None where the model has none."""
     if not is_there(folder):
         return None
-    drafter = load_component(Eagle, EagleConfig, folder, verify=verify)
-    drafter.to(device=device, dtype=dtype)
+    drafter = load_component(Eagle, EagleConfig, folder, verify=verify, device=device, dtype=dtype)
     return drafter.requires_grad_(False)
 
 
@@ -520,6 +552,7 @@ class AddOns(Mapping[str, nn.Module]):
 
     An add-on with a buffer `rope` keeps it in fp32, as targets and drafters do. ValueError at the first use of one
     whose config names another target. One that is itself a model of transformers makes images of the same `size`.
+    `digest` is that of the target's stored weights, None to take it from the target.
     """
 
     def __init__(
@@ -530,7 +563,9 @@ class AddOns(Mapping[str, nn.Module]):
         model_name: str,
         verify: bool = True,
         size: tuple[int, int] | None = None,
+        digest: str | None = None,
     ) -> None:
+        self._digest = digest
         self.folder, self.target, self.model_name, self.verify = folder, target, model_name, verify
         self._size = size
         self._loaded: dict[str, nn.Module] = {}
@@ -571,9 +606,10 @@ class AddOns(Mapping[str, nn.Module]):
             weight = self.target.tok_embeddings.weight
             return load(folder, weight.device, weight.dtype, parts=(), size=self._size, verify=self.verify).target
         module = load_component(kind.module, kind.config, folder, verify=self.verify)
-        if kind.names_target:
+        if kind.names_target and module.config.target is not None:
+            self._digest = self._digest or weights_digest(self.target.state_dict())
             names = {"drafter_name": f"add-on {folder}", "model_name": self.model_name}
-            check_weights(module.config.target, self.target, **names)
+            check_weights(module.config.target, self._digest, **names)
         return module.requires_grad_(False)
 
 
@@ -591,19 +627,19 @@ def check_sizes(
         )
 
 
-def check_weights(digest: str | None, target: nn.Module, *, drafter_name: str, model_name: str) -> None:
+def check_weights(digest: str | None, found: str, *, drafter_name: str, model_name: str) -> None:
     """Raise ValueError if a drafter was trained for weights of another `digest` than the target's; None passes."""
-    if digest is not None and digest != (found := weights_digest(target.state_dict())):
+    if digest not in (None, found):
         raise ValueError(
             f"{drafter_name} was trained for a target of digest {digest[:12]}, but that of model {model_name}"
             f' is {found[:12]}: {ADVICE}; to use it anyway set "target" to null in its config.json'
         )
 
 
-def check_drafter(folder: Path, target: Transformer, *, model_name: str) -> None:
+def check_drafter(folder: Path, target: TransformerConfig, digest: str, *, model_name: str) -> None:
     """Run both checks on a drafter's folder before its weights are read; a missing folder passes."""
     if not is_there(folder):
         return
     config = load_config(EagleConfig, folder / CONFIG_NAME)
-    check_sizes(config, target.config, drafter_name=f"drafter {folder}", model_name=model_name)
-    check_weights(config.target, target, drafter_name=f"drafter {folder}", model_name=model_name)
+    check_sizes(config, target, drafter_name=f"drafter {folder}", model_name=model_name)
+    check_weights(config.target, digest, drafter_name=f"drafter {folder}", model_name=model_name)

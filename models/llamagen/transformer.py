@@ -24,6 +24,7 @@ LIMITS = {
     "ffn_dim": 1 << 18,
     "n_layer": 256,
     "n_head": 1024,
+    "head_dim": 1024,
     "multiple_of": 1 << 16,
     "cls_token_num": 1 << 13,
     "vocab_size": 1 << 20,
@@ -44,6 +45,8 @@ def check_layer(dim: int, n_head: int, rope_base: float, norm_eps: float) -> Non
     """Raise ValueError for heads that a rotary table cannot serve, a bad base of the table or epsilon of the norms."""
     if n_head < 1 or dim % n_head or (dim // n_head) % 4:
         raise ValueError(f"dim {dim} over {n_head} heads: wanted a head size divisible by 4")
+    if dim // n_head > LIMITS["head_dim"]:
+        raise ValueError(f"dim {dim} over {n_head} heads: wanted a head size of at most {LIMITS['head_dim']}")
     if not 1 < rope_base <= 1e9:
         raise ValueError(f"rope_base is {rope_base:g}, wanted above 1, at most 1e9")
     if not 0 < norm_eps < 1:
@@ -251,8 +254,8 @@ class CaptionEmbedder(nn.Module):
         super().__init__()
         self.cap_proj = CaptionProjection(config.caption_dim, config.dim)
         # A buffer, as in the released files: random, never trained, and part of the weights.
-        uncond = torch.randn(config.cls_token_num, config.caption_dim) / config.caption_dim**0.5
-        self.register_buffer("uncond_embedding", uncond)
+        uncond = torch.empty(config.cls_token_num, config.caption_dim)
+        self.register_buffer("uncond_embedding", nn.init.normal_(uncond, std=config.caption_dim**-0.5))
 
     def forward(self, captions: Float[Tensor, "b t e"]) -> Float[Tensor, "b t c"]:
         """Embed left-padded caption features; t may be shorter than cls_token_num (pads cut off)."""
@@ -367,7 +370,7 @@ class FeedForward(nn.Module):
 
 def _split_gate(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
     joined = state.pop(f"{prefix}w13.weight")
-    state[f"{prefix}w1.weight"], state[f"{prefix}w3.weight"] = (part.clone() for part in joined.chunk(2))
+    state[f"{prefix}w1.weight"], state[f"{prefix}w3.weight"] = joined.chunk(2)
 
 
 def _join_gate(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:

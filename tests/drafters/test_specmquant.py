@@ -103,8 +103,8 @@ def test_widths_that_are_not_multiples_of_a_group_raise() -> None:
 
 
 def test_missing_torchao_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lantern.engines.prepared.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="4-bit weights need torchao"):
+    monkeypatch.setattr("lantern.core.weights.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="int4 weights need torchao"):
         tiny_decoder("plain", tiny_target(), engine=EagerEngine(weights="int4"))
 
 

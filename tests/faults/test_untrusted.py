@@ -119,7 +119,8 @@ def test_a_failed_write_leaves_no_folder(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"n_layer": 10**6}, "n_layer is 1000000, wanted from 1 to 256"),
-        ({"dim": 1 << 14, "n_head": 4}, "has shape|is missing"),
+        ({"dim": 1 << 14, "n_head": 4}, "wanted a head size of at most 1024"),
+        ({"dim": 1 << 14, "n_head": 64}, "has shape|is missing"),
         ({"multiple_of": 1 << 16}, "has shape"),
         ({"rope_base": 0}, "rope_base is 0, wanted above 1"),
         ({"norm_eps": -1}, "norm_eps is -1, wanted above 0"),

@@ -71,7 +71,7 @@ def packed_drafter(module: Module, *, int8: bool = False) -> Module:
     """
     if not isinstance(module, Eagle) or not _fits(module):
         return module
-    drafter: Any = quantized(module, 8, ("layers", "fc")) if int8 else module
+    drafter: Any = quantized(module, "int8", ("layers", "fc")) if int8 else module
     return cast(Module, _PACKED.get(drafter))
 
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from lantern.core.noise import Purpose, purpose_key
 from lantern.core.sampling import Sampling
 from lantern.core.types import Sampler
+from lantern.core.weights import has_eight_bits, is_quantized
 from lantern.engines.cpu.build import library
-from lantern.engines.prepared import has_eight_bits, is_quantized
 from lantern.models.llamagen.transformer import RMSNorm
 
 PANEL, LANES = 32, 16

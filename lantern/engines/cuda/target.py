@@ -17,11 +17,12 @@ from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Prompt, Sampler
 from lantern.core.types import Scores as ScoresLike
+from lantern.core.weights import has_eight_bits, is_quantized
 from lantern.decoding.cache import StaticCache
 from lantern.engines.chain import waves
 from lantern.engines.cuda import kernels
 from lantern.engines.cuda.rows import ROWS, rows_of
-from lantern.engines.prepared import PreparedTarget, WeightCache, has_eight_bits, is_quantized, read_in_passes
+from lantern.engines.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.models.llamagen.transformer import Scores, Transformer
 
 PROMPT_ROWS = 512  # rows of a pass over prompts

@@ -14,7 +14,7 @@ def in_eight_bits(weight: Tensor) -> nn.Linear:
     layers = nn.Module()
     layers.fc = nn.Linear(weight.shape[1], len(weight), bias=False)
     layers.fc.weight = nn.Parameter(weight)
-    made = quantized(layers, 8, ("fc",)).fc
+    made = quantized(layers, "int8", ("fc",)).fc
     assert isinstance(made, nn.Linear)
     return made
 

@@ -81,7 +81,7 @@ def test_vector_lanes_and_amx_give_the_same_bits(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("dim", [64, 128, 160, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_passes_equal_dequantized_weights(dim: int, dtype: torch.dtype) -> None:
-    target = quantized(target_in(dtype, dim=dim), 8)
+    target = quantized(target_in(dtype, dim=dim), "int8")
     assert isinstance(target, Transformer)
     expected, found = (Passes(t).score(CODES, TREE).logits for t in (full(target), twin_of(target)))
     unrounded = Passes(target_in(dtype, dim=dim)).score(CODES, TREE).logits
@@ -91,7 +91,7 @@ def test_passes_equal_dequantized_weights(dim: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dim", [64, 160])
 def test_logits_are_the_same_bits_alone_in_a_tree_and_in_a_batch(dim: int) -> None:
-    check_bits(twin_of(quantized(target_in(torch.bfloat16, dim=dim), 8)))  # type: ignore[arg-type]
+    check_bits(twin_of(quantized(target_in(torch.bfloat16, dim=dim), "int8")))  # type: ignore[arg-type]
 
 
 def test_fused_8_bit_drafters_are_close_to_full_ones() -> None:
@@ -110,7 +110,7 @@ def test_fused_8_bit_drafters_are_close_to_full_ones() -> None:
 
 
 def test_mixed_weights_are_refused() -> None:
-    target = quantized(target_in(torch.bfloat16), 8)
+    target = quantized(target_in(torch.bfloat16), "int8")
     target.output = nn.Linear(64, 32, bias=False).bfloat16()
     with pytest.raises(ValueError, match="all weights in 8 bits or none, this model has both"):
         CpuEngine().prepare(target)  # type: ignore[arg-type]

@@ -154,7 +154,7 @@ def test_exact_methods_give_the_codes_of_plain_decoding(weights: Weights, dtype:
     target = target_in(dtype)
     plain = tiny_decoder("plain", target, **how)
     assert isinstance(plain.target, CpuTarget)
-    assert plain.target.module is (target if weights == "full" else quantized(target, 8))
+    assert plain.target.module is (target if weights == "full" else quantized(target, "int8"))
     expected = plain.generate(CONDITION, keys=KEYS).codes
     parts = tiny_decoder(name, target, **how)
     assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
