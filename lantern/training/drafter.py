@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lantern.core.io import load_component, read_config, save_component, weights_digest
 from lantern.core.sampling import Sampling
@@ -90,14 +90,7 @@ class DrafterTask(Task):
     ValueError if `unroll` is too small for the drafter's layers.
     """
 
-    def __init__(
-        self,
-        config: DrafterConfig,
-        target: Transformer | TransformersTarget,
-        source: Source,
-        *,
-        module: torch.nn.Module | None = None,
-    ) -> None:
+    def __init__(self, config: DrafterConfig, target: Any, source: Source, *, module: nn.Module | None = None) -> None:
         super().__init__()
         self.config, self.sampling = config, config.sampling
         self.drafter = module or new_module(config.kind, target, config.model, seed=config.loop.seed)
@@ -181,7 +174,7 @@ class DrafterTask(Task):
         """Return the sum of the depths' losses, faded by depth, and the acceptance at the first and the last depth."""
         drafts = self._draft(examples)
         fades = [self.config.objective.fade ** (draft.depth - 1) for draft, _ in drafts]
-        losses = [self._loss(draft, predicted, examples).mean() for draft, predicted in drafts]
+        losses = [self._loss(*draft, examples).mean() for draft in drafts]
         first, last = (acceptance(d.p, d.log_q).mean() for d in (drafts[0][0], drafts[-1][0]))
         loss = torch.stack([fade * loss for fade, loss in zip(fades, losses, strict=True)]).sum()
         return {"loss": loss, "accepted_first": first, "accepted_last": last}
@@ -225,13 +218,6 @@ def for_tokens(config: DrafterConfig, target: TransformersTarget) -> DrafterConf
     return replace(config, model=model, objective=objective)
 
 
-def sign(config: DrafterConfig, teacher: AnyTeacher, read: str) -> str:
-    """Return a name for a teacher's images that depends on weights, captions, sampling and extras."""
-    weights, numbers = weights_digest(teacher.target.state_dict()), (config.loop.seed, config.pictures, config.shard)
-    made = repr((weights, read, numbers, teacher.slots, teacher.sampling, sorted(teacher.reads)))
-    return hashlib.sha256(made.encode()).hexdigest()[:16]
-
-
 def train(
     config: DrafterConfig,
     *,
@@ -260,7 +246,7 @@ def train(
     texts = [record.captions[0][0] for record in prepared.records if record.split == "train"]
     how: dict[str, Any] = {"sampling": config.sampling, "seed": config.loop.seed}
 
-    def make(model: Any) -> torch.nn.Module:
+    def make(model: Any) -> nn.Module:
         if init is not None:
             return load_kind(config.kind, init, model)
         return new_module(config.kind, model, config.model, seed=config.loop.seed)
@@ -283,7 +269,9 @@ def train(
         teacher = Teacher(model, captions, texts, reads=cast(Trainee, module).reads, **how)
     source: Source = teacher
     if config.source == "offline":
-        signature = sign(config, teacher, read)
-        source = FeatureCache(cache / f"features-{signature}", pictures=config.pictures, shard=config.shard)
+        numbers, weights = (config.loop.seed, config.pictures, config.shard), weights_digest(model.state_dict())
+        made = repr((weights, read, numbers, teacher.slots, teacher.sampling, sorted(teacher.reads)))
+        name = f"features-{hashlib.sha256(made.encode()).hexdigest()[:16]}"
+        source = FeatureCache(cache / name, pictures=config.pictures, shard=config.shard)
         source.fill(teacher)
     run_loop(DrafterTask(config, model, source, module=module), config.loop, out=out)

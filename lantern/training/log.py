@@ -39,16 +39,16 @@ class TrainingLog:
     def speak(self, step: int, figures: dict[str, Tensor], *, is_last: bool) -> None:
         """Advance the bar, or print a line if the last one is a minute old or this step is the last."""
         now = time.monotonic()
-        is_due = now - self.spoken >= MINUTE or is_last
         if not self.bar.disable:
             self.bar.total = self.steps
             self.bar.update(step - self.bar.n)
-        elif is_due and not self.is_quiet:
+        elif not self.is_quiet and (is_last or now - self.spoken >= MINUTE):
             self.spoken, rate, left = now, (step - self.start) / max(now - self.began, 1e-9), self._left(step)
-            of, tokens = f" of {self.steps}" if self.steps else "", f", {rate * self.tokens:,.0f} tokens/s"
-            remaining = "" if left is None else f", {left / 60:.1f} minutes left"
-            loss = f"step {step}{of}: loss {float(figures['loss']):.4g}, {rate:.3g} steps/s"
-            print(loss + tokens * bool(self.tokens) + remaining, file=sys.stderr, flush=True)
+            of = f"step {step} of {self.steps}" if self.steps else f"step {step}"
+            parts = [f"{of}: loss {float(figures['loss']):.4g}", f"{rate:.3g} steps/s"]
+            parts += [f"{rate * self.tokens:,.0f} tokens/s"] if self.tokens else []
+            parts += [] if left is None else [f"{left / 60:.1f} minutes left"]
+            print(", ".join(parts), file=sys.stderr, flush=True)
 
     def report(self, step: int, figures: dict[str, float]) -> None:
         """Write figures of a step."""

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lantern.core.io import load_component, load_state, save_component, write_json
+from lantern.core.sampling import Sampling
+from lantern.decoding.plain import generate
 from lantern.models.llamagen.text import TextEncoder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
@@ -149,9 +151,9 @@ class TargetTask(Task):
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return Muon on the matrices of the layers and AdamW on the rest."""
         config = self.config
-        matrices = [p for p in self.target.layers.parameters() if p.ndim == 2]
-        chosen = {id(p) for p in matrices}
-        rest = [p for p in self.target.parameters() if id(p) not in chosen]
+        named = dict(self.target.named_parameters())
+        is_matrix = {name: name.startswith("layers.") and p.ndim == 2 for name, p in named.items()}
+        matrices, rest = ([p for name, p in named.items() if is_matrix[name] == kind] for kind in (True, False))
         return [
             torch.optim.Muon(matrices, lr=config.matrix_lr, weight_decay=config.weight_decay, momentum=0.95),
             torch.optim.AdamW(rest, lr=config.other_lr, betas=(0.9, 0.95), weight_decay=config.weight_decay),
@@ -235,9 +237,6 @@ class TargetTask(Task):
 
     def sample(self, path: Path) -> None:
         """Write images sampled for sixteen training captions, above the images of these captions."""
-        from lantern.core.sampling import Sampling
-        from lantern.decoding.plain import generate
-
         pool = self._pool[: int(self._pool_sizes[0])]
         records = pool[:: max(1, len(pool) // 16)][:16]
         features, mask, codes = self._examples(records)

@@ -97,8 +97,9 @@ class TokenTeacher:
         keys = [(self.seed, number) for number in numbers]
         condition = self.prompts.condition(texts)
         codes = generate(self.target, condition, sampling=self.sampling, keys=keys).codes
-        how: dict[str, Any] = {"sampling": self.sampling, "keys": keys, "stage": 0, "taps": self._layers}
-        begun = start(self.target, condition.to(codes.device), **how)
+        begun = start(
+            self.target, condition.to(codes.device), sampling=self.sampling, keys=keys, stage=0, taps=self._layers
+        )
         read = read_codes(self.target, begun.cache, begun.prefix, codes[:, :-1], taps=self._layers)
         found = {"codes": codes.int(), "rows": torch.cat([begun.features[:, :, -1:], read.features], 2).bfloat16()}
         if read.fused is not None and begun.fused is not None:
@@ -206,8 +207,7 @@ class FeatureCache:
         from tqdm import tqdm
 
         todo = {s: range(s * self.shard, min(self.pictures, (s + 1) * self.shard)) for s in shards}
-        total = sum(len(numbers) for numbers in todo.values())
-        with tqdm(total=total, desc="images", unit="image", disable=True if is_quiet else None) as bar:
+        with tqdm(total=sum(map(len, todo.values())), desc="images", disable=True if is_quiet else None) as bar:
             for shard, numbers in todo.items():
                 parts = []
                 for first in range(0, len(numbers), BATCH):

@@ -72,7 +72,7 @@ class TokenizerTask(Task):
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return AdamW over encoder and decoder."""
-        trained = [p for p in self.vq.parameters() if p.requires_grad]
+        trained = (p for p in self.vq.parameters() if p.requires_grad)
         return [torch.optim.AdamW(trained, lr=self.config.lr, betas=(0.9, 0.95), weight_decay=0.01)]
 
     def _choice(self, step: int, rank: int) -> tuple[Float[Tensor, " b"], Int[Tensor, " b"], torch.Generator]:
