@@ -109,6 +109,13 @@ class Sampling:
         return logits
 
 
+def largest(values: Float[Tensor, "*n v"], may_look: bool = False) -> Int[Tensor, "*n"]:
+    """Return the index of the largest value, the lowest among equals; with `may_look`, on a CPU, NumPy finds it."""
+    if may_look and values.device.type == "cpu":  # PyTorch's `argmax` takes thirty times as long
+        return torch.as_tensor(values.numpy().argmax(-1))
+    return values.argmax(-1)
+
+
 def greedy_distribution(logits: Float[Tensor, "*n v"]) -> Float[Tensor, "*n v"]:
     """Return log-probabilities of 0 for the arg-max, the lowest index among equals, and -inf for all other codes."""
     best = logits.argmax(-1, keepdim=True)

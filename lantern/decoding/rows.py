@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.sampling import Sampling
+from lantern.core.sampling import Sampling, largest
 from lantern.core.types import NoiseSource, Rows, Sampler
 from lantern.core.types.verifier import rows_at
 
@@ -37,7 +37,7 @@ class LogitRows(Rows):
         logits, places = (self.logits, self.places) if nodes is None else self._at(nodes)
         if self.sampler is not None:
             return self.sampler(logits, places)[..., 0]
-        return (self.sampling.scores(logits, places, self.may_stop) + self.noise.gumbel(places)).argmax(-1)
+        return largest(self.sampling.scores(logits, places, self.may_stop) + self.noise.gumbel(places), self.may_stop)
 
     def untruncated(self) -> Rows:
         """Return the rows at temperature 1 without filters."""

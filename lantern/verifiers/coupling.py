@@ -118,7 +118,7 @@ class CouplingVerifier:
     def _cost(self, trial: Trial, ruling: Ruling, left: Float[Tensor, "bd v"], threshold: Float[Tensor, "b d"]) -> Cost:
         """Return what a relaxed test cost at each place, and where only relaxation accepted."""
         shape = threshold.shape
-        tests = cost_of(trial, ruling, left, ~(threshold < trial.own_p.view(shape)))
-        distance = None if tests.latent_distance is None else pad(tests.latent_distance.view(shape), (0, 1))
-        spent = pad(tests.total_variation.view(shape).clamp(max=1.0), (0, 1))
-        return Cost(tests.relaxed.float(), spent, distance)
+        spent, moved = cost_of(trial, ruling, left)
+        is_relaxed = ~(threshold < trial.own_p.view(shape))
+        distance = None if moved is None else pad(moved.view(shape), (0, 1))
+        return Cost(is_relaxed.float(), pad(spent.view(shape).clamp(max=1.0), (0, 1)), distance)

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lantern.core.sampling import largest
 from lantern.core.types import Cost, DraftTree, NoiseSource, Rows, Verdict
 from lantern.verifiers.gumbel import deepest_path, rows_of_parents, visit
 from lantern.verifiers.relaxations.neighbours import Neighbourhood
@@ -64,7 +65,7 @@ class Tests:
     def read(self, nodes: Int[Tensor, "b m"]) -> Bool[Tensor, "b n"]:
         """Test the children of these nodes; return which nodes match."""
         tokens, parents, log_p = self._tree.tokens, self._parents, self._rows.log_p(nodes)
-        best = log_p.argmax(-1)
+        best = largest(log_p, self._rows.may_stop)
         self.best.scatter_(1, nodes, best)
         is_read, row = rows_of_parents(self._tree, nodes)
         bar = log_p.gather(-1, best[..., None])[..., 0].exp().gather(1, row)

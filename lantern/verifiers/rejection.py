@@ -1,28 +1,78 @@
 """Multi-round rejection: children are tested one after the other, each against what the last rejection left."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lantern.core.noise import Purpose
-from lantern.core.sampling import logs, probabilities
+from lantern.core.sampling import largest, logs, probabilities
 from lantern.core.types import Cost, DraftTree, NoiseSource, Rows, TreeShape, Verdict
-from lantern.core.types.verifier import rows_at
 from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
+
+
+class Numbers:
+    """One number per image: a tensor `(b)`, or with one image that the host may look at, a number of Python's.
+
+    A walk is written once for both: `&`, `^`, `<` and `*` mean the same, and the methods are the rest.
+    """
+
+    def __init__(self, images: int, device: torch.device, may_stop: bool) -> None:
+        self.is_one, self.may_stop = may_stop and images == 1, may_stop
+        self._images = torch.arange(images, device=device)
+
+    def full(self, value: bool | int) -> Any:
+        """Return the same number for all images."""
+        return value if self.is_one else torch.full_like(self._images, value, dtype=torch.tensor(value).dtype)
+
+    def read(self, values: Shaped[Tensor, "b 1"]) -> Any:
+        """Return the values of a tensor."""
+        return values.item() if self.is_one else values[:, 0]
+
+    def columns(self, values: Shaped[Tensor, "b w"]) -> Sequence[Any]:
+        """Return the values of each column."""
+        return values[0].tolist() if self.is_one else values.unbind(1)
+
+    def at(self, table: Shaped[Tensor, "b n *rest"], index: Any) -> Tensor:
+        """Return the entry `(b *rest)` of each image."""
+        return table[:, index] if self.is_one else table[self._images, index]
+
+    def nodes(self, index: Any) -> Int[Tensor, "b 1"]:
+        """Return the numbers as nodes of a tree."""
+        return torch.full((1, 1), index) if self.is_one else index[:, None]
+
+    def where(self, is_first: Any, first: Any, second: Any) -> Any:
+        """Return the first where `is_first`, else the second: numbers, or rows `(b v)`."""
+        if self.is_one:
+            return first if is_first else second
+        return torch.where(is_first[:, None] if first.ndim == 2 else is_first, first, second)
+
+    def are_none(self, values: Any) -> bool:
+        """Return whether no image has True; False where the host may not look."""
+        return not values if self.is_one else self.may_stop and not bool(values.any())
+
+    def stacked(self, columns: list[Any]) -> Shaped[Tensor, "b d"]:
+        """Return columns side by side."""
+        return torch.tensor([columns]) if self.is_one else torch.stack(columns, 1)
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The result of testing a node's children: the child `taken`, 0 for none, and the distribution `left`.
 
-    `cost` is the sum over the tests made, None without a relaxation.
+    `is_relaxed` is whether it was accepted only because of the relaxation, `spent` the sum of the tests' total
+    variation (None without one) and `distance` of mass times L2 distance (None without code vectors).
     """
 
-    taken: Int[Tensor, " b"]
+    taken: Any
     left: Float[Tensor, "b v"]
-    cost: Cost | None
+    is_relaxed: Any
+    spent: Float[Tensor, " b"] | None
+    distance: Float[Tensor, " b"] | None
 
 
 @dataclass(frozen=True)
@@ -61,90 +111,101 @@ class RejectionVerifier:
 
     def verify(self, tree: DraftTree, rows: Rows, noise: NoiseSource) -> Verdict:
         """Descend while a child is accepted, then sample from what is left (below a leaf: from p)."""
-        may_stop, widths = rows.may_stop, tree.shape.widths
-        images = torch.arange(len(tree.tokens), device=tree.tokens.device)
-        node, is_alive = torch.zeros_like(images), torch.ones_like(images, dtype=torch.bool)
-        left = probabilities(rows.log_p(node[:, None])[:, 0])
-        path = tree.tokens.new_zeros(len(images), len(widths))
-        relaxed, spent = left.new_zeros(path.shape), left.new_zeros(len(images), len(widths) + 1)
-        distance = torch.zeros_like(spent)
-        children = children_by_rank(tree.shape, len(images), max(widths, default=1))
+        widths, images = tree.shape.widths, len(tree.tokens)
+        numbers = Numbers(images, tree.tokens.device, rows.may_stop)
+        children = children_by_rank(tree.shape, images)
         uniforms = noise.uniform(rows.places, children.shape[-1])
-        for depth, width in enumerate(widths):
+        node, is_alive, tests = numbers.full(0), numbers.full(True), list[Outcome]()
+        at = torch.zeros_like(tree.tokens[:, :1])
+        left = probabilities(rows.log_p(at)[:, 0])
+        for width in widths:
             q = None
             if tree.log_q is not None and tree.mode != "point":
-                q = probabilities(rows_at(tree.log_q, node[:, None], may_stop)[:, 0])
-            tests = self.test_children(
-                tree, children[images, node, :width], left, q, uniforms[images, node], is_alive, may_stop
-            )
-            path[:, depth], is_alive = tests.taken, tests.taken > 0
-            if tests.cost is not None:
-                relaxed[:, depth], spent[:, depth] = tests.cost.relaxed, tests.cost.total_variation.clamp(max=1.0)
-                if tests.cost.latent_distance is None:
-                    distance = None
-                elif distance is not None:
-                    distance[:, depth] = tests.cost.latent_distance
-            left = tests.left
-            if may_stop and not bool(is_alive.any()):
+                q = probabilities(numbers.at(tree.log_q, node))
+            here, lanes = numbers.at(children, node)[:, :width], numbers.at(uniforms, node)
+            test = self.test_children(tree, numbers, here, left, q, lanes, is_alive)
+            tests.append(test)
+            left, is_alive = test.left, test.taken > 0
+            if numbers.are_none(is_alive):
                 break
-            node = torch.where(is_alive, tests.taken, node)
-            left = choose(is_alive, probabilities(rows.log_p(node[:, None])[:, 0]), left, may_stop)
-        next_token = self.draw(logs(left)[:, None], rows.places.gather(1, node[:, None]), noise)[:, 0]
-        rule = self.relaxation
-        cost = None if rule is None else Cost(relaxed, spent, distance, rule.bound)
-        return Verdict(path, (path > 0).sum(1), next_token, cost=cost)
+            node = numbers.where(is_alive, test.taken, node)
+            at = numbers.nodes(node)
+            left = numbers.where(is_alive, probabilities(rows.log_p(at)[:, 0]), left)
+        next_token = self.draw(logs(left)[:, None], rows.places.gather(1, at), noise, rows.may_stop)[:, 0]
+        if not tests:
+            return Verdict(tree.tokens[:, :0], torch.zeros_like(next_token), next_token)
+        missing = len(widths) - len(tests)  # depths past a break have no test
+        path = pad(numbers.stacked([test.taken for test in tests]), (0, missing))
+        length = (path > 0).sum(1)
+        if self.relaxation is None:
+            return Verdict(path, length, next_token)
+        relaxed = pad(numbers.stacked([test.is_relaxed for test in tests]).to(left.dtype), (0, missing))
+        spent = pad(torch.stack([test.spent for test in tests if test.spent is not None], 1), (0, missing + 1))
+        known = [test.distance for test in tests if test.distance is not None]
+        distance = pad(torch.stack(known, 1), (0, missing + 1)) if len(known) == len(tests) else None
+        cost = Cost(relaxed, spent.clamp(max=1.0), distance, self.relaxation.bound)
+        return Verdict(path, length, next_token, cost=cost)
 
-    def draw(self, log_p: Float[Tensor, "b n v"], places: Int[Tensor, "b n"], noise: NoiseSource) -> Int[Tensor, "b n"]:
+    def draw(
+        self, log_p: Float[Tensor, "b n v"], places: Int[Tensor, "b n"], noise: NoiseSource, may_stop: bool = False
+    ) -> Int[Tensor, "b n"]:
         """Sample with the noise of residuals."""
-        return (log_p + noise.gumbel(places, Purpose.RESIDUAL)).argmax(-1)
+        return largest(log_p + noise.gumbel(places, Purpose.RESIDUAL), may_stop)
 
     def test_children(
         self,
         tree: DraftTree,
+        numbers: Numbers,
         children: Int[Tensor, "b w"],
         p: Float[Tensor, "b v"],
         q: Float[Tensor, "b v"] | None,
         uniforms: Float[Tensor, "b w"],
-        is_open: Bool[Tensor, " b"],
-        may_stop: bool,
+        is_open: Any,
     ) -> Outcome:
         """Test `children` in sampling order, in the images that are still descending (`is_open`).
 
-        With `may_stop` the tests that no image makes are left out, at the price of looking at values.
+        Tests that no image makes are left out where the host may look at values.
         """
-        codes, is_child = tree.tokens.gather(1, children), children > 0
-        # Ranks may have gaps: a dynamic tree keeps the best children of all nodes.
-        found = is_child.any(0).tolist() if may_stop else [True] * children.shape[1]
-        ranks = [rank for rank, is_found in enumerate(found) if is_found]
-        left, taken = p, torch.zeros_like(children[:, 0])
-        cost = None if self.relaxation is None else Cost(p.new_zeros(len(p)), p.new_zeros(len(p)), p.new_zeros(len(p)))
-        for rank in ranks:
+        left, taken, is_relaxed, before = p, numbers.full(0), numbers.full(False), None
+        spent = distance = None if self.relaxation is None else torch.zeros_like(p[:, 0])
+        codes, lanes = tree.tokens.gather(1, children), numbers.columns(uniforms)
+        for rank, child in enumerate(numbers.columns(children)):
+            # Ranks may have gaps: a dynamic tree keeps the best children of all nodes.
+            is_tested = is_open & (child > 0)
+            if numbers.are_none(is_tested):
+                continue
             code = codes[:, rank : rank + 1]
+            if q is not None and before is not None and tree.mode == "sampled":
+                q = normalised(q.scatter(1, before, 0.0), q, numbers.is_one)
+            before = code
             proposal = torch.zeros_like(p).scatter_(1, code, 1.0) if q is None else q
-            spent = None if cost is None else cost.total_variation
-            trial = Trial(left, proposal, code[:, 0], tree.mode == "point", spent)
-            # A code with q = 0 marks "no child" and is skipped.
-            is_tested = is_open & is_child[:, rank] & (trial.own_q > 0)
-            threshold, mass, after = uniforms[:, rank] * trial.own_q, trial.own_p, None
-            if self.relaxation is not None and cost is not None:
+            own, own_q = numbers.read(left.gather(1, code)), numbers.read(proposal.gather(1, code))
+            is_tested = is_tested & (own_q > 0)  # a code with q = 0 marks "no child"
+            threshold, mass, after = lanes[rank] * own_q, own, None
+            if self.relaxation is not None:
+                trial = Trial(left, proposal, code[:, 0], tree.mode == "point", spent)
                 ruling = self.relaxation.judge(trial)
-                mass, after = ruling.mass, normalised(ruling.left, left, may_stop)
-                is_relaxed = (threshold < mass) & ~(threshold < trial.own_p)
-                cost = plus(cost, cost_of(trial, ruling, after, is_relaxed.to(p.dtype), may_stop), is_tested)
+                mass, after = numbers.read(ruling.mass[:, None]), normalised(ruling.left, left, numbers.is_one)
+                cost, moved = cost_of(trial, ruling, after, numbers.is_one)
+                assert spent is not None
+                spent = numbers.where(is_tested, spent + cost, spent)
+                if distance is not None:
+                    distance = None if moved is None else numbers.where(is_tested, distance + moved, distance)
             is_accepted = is_tested & (threshold < mass)
-            taken, is_open = torch.where(is_accepted, children[:, rank], taken), is_open & ~is_accepted
-            if may_stop and not bool(is_open.any()):
-                break
+            is_relaxed = is_relaxed | (is_accepted & ((threshold < own) ^ True))
+            taken, is_open = numbers.where(is_accepted, child, taken), is_open ^ is_accepted
+            is_refused = is_tested ^ is_accepted
+            if numbers.are_none(is_refused):
+                continue
             if after is None:
-                after = normalised((left - proposal).clamp_(min=0.0), left, may_stop)
-            left = choose(is_tested & is_open, after, left, may_stop)
-            if tree.mode == "sampled" and rank != ranks[-1]:
-                q = normalised(proposal.scatter(1, code, 0.0), proposal, may_stop)
-        return Outcome(taken, left, cost)
+                after = normalised((left - proposal).clamp_(min=0.0), left, numbers.is_one)
+            left = numbers.where(is_refused, after, left)
+        return Outcome(taken, left, is_relaxed, spent, distance)
 
 
-def children_by_rank(shape: TreeShape, images: int, width: int) -> Int[Tensor, "b n w"]:
+def children_by_rank(shape: TreeShape, images: int) -> Int[Tensor, "b n w"]:
     """Return for each node its children by rank, 0 where there is none."""
+    width = max(shape.widths, default=1)
     nodes = torch.arange(1, shape.num_nodes, device=shape.parents.device).expand(images, -1)
     cells = (shape.parents * width + shape.ranks)[..., 1:].expand(images, -1)
     found = nodes.new_zeros(images, shape.num_nodes * width).scatter_(1, cells, nodes)
@@ -152,47 +213,31 @@ def children_by_rank(shape: TreeShape, images: int, width: int) -> Int[Tensor, "
 
 
 def cost_of(
-    trial: Trial, ruling: Ruling, left: Float[Tensor, "b v"], relaxed: Float[Tensor, " b"], may_stop: bool = False
-) -> Cost:
+    trial: Trial, ruling: Ruling, left: Float[Tensor, "b v"], is_one: bool = False
+) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"] | None]:
     """Return the cost of one test: the probability that it differs from an exact test of x from the same state.
 
-    `left` is what the test leaves after a rejection, normalised.
-
-    The tests differ by |a - a'| in accepting and, where both reject, by the total variation between what they leave.
-    Distance is counted for accepted mass only: the mass gained by x times the rule's reach.
+    `left` is what the test leaves after a rejection, normalised. The tests differ by |a - a'| in accepting and, where
+    both reject, by the total variation between what they leave. The second number is mass times distance, for accepted
+    mass only: the mass gained by x times the rule's reach (None without code vectors).
     """
-    exact_left = normalised((trial.p - trial.q).clamp_(min=0.0), trial.p, may_stop)
+    exact_left = normalised((trial.p - trial.q).clamp_(min=0.0), trial.p, is_one)
     own_q = trial.own_q.clamp(min=torch.finfo(trial.q.dtype).tiny)
     chance, exact_chance = (ruling.mass / own_q).clamp(max=1.0), (trial.own_p / own_q).clamp(max=1.0)
     apart = (left - exact_left).abs_().sum(1) / 2
     gain = chance - exact_chance
     spent = gain.abs() + (1.0 - torch.maximum(chance, exact_chance)) * apart
-    return Cost(relaxed, spent, None if ruling.reach is None else gain.clamp(min=0.0) * ruling.reach)
-
-
-def plus(before: Cost, test: Cost, is_tested: Bool[Tensor, " b"]) -> Cost:
-    """Return the sum of the costs where a test was made, `before` elsewhere."""
-    distance = None
-    if before.latent_distance is not None and test.latent_distance is not None:
-        distance = before.latent_distance + torch.where(is_tested, test.latent_distance, 0.0)
-    relaxed = before.relaxed + torch.where(is_tested, test.relaxed, 0.0)
-    return Cost(relaxed, before.total_variation + torch.where(is_tested, test.total_variation, 0.0), distance)
+    return spent, None if ruling.reach is None else gain.clamp(min=0.0) * ruling.reach
 
 
 def normalised(
-    distribution: Float[Tensor, "b v"], otherwise: Float[Tensor, "b v"], may_stop: bool = False
+    distribution: Float[Tensor, "b v"], otherwise: Float[Tensor, "b v"], is_one: bool = False
 ) -> Float[Tensor, "b v"]:
-    """Return the distribution scaled to sum 1, or `otherwise` where rounding leaves no mass."""
+    """Return the distribution scaled to sum 1, or `otherwise` where rounding leaves no mass.
+
+    With `is_one` it is that of one image, and the host reads its sum.
+    """
     total = distribution.sum(1, keepdim=True)
-    if may_stop and bool((total > 0).all()):
-        return distribution / total
+    if is_one:
+        return distribution / total if float(total) > 0 else otherwise
     return torch.where(total > 0, distribution / total, otherwise)
-
-
-def choose(
-    is_new: Bool[Tensor, " b"], new: Float[Tensor, "b v"], old: Float[Tensor, "b v"], may_stop: bool
-) -> Float[Tensor, "b v"]:
-    """Return the new distribution where `is_new`, else the old one; with `may_stop` without copies where it can."""
-    if may_stop and bool(is_new.all()):
-        return new
-    return torch.where(is_new[:, None], new, old)

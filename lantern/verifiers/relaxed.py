@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lantern.core.sampling import largest
 from lantern.core.types import Cost, DraftTree, NoiseSource, Rows, Verdict, Verifier
 from lantern.core.types.verifier import rows_at
 from lantern.verifiers.gumbel import rows_of_parents
@@ -82,7 +83,7 @@ class RelaxedRows(Rows):
     def sample(self, nodes: Int[Tensor, "b m"] | None = None) -> Int[Tensor, "b m"]:
         """Return argmax(log r + g) after these nodes (None: all)."""
         places = self.places if nodes is None else self.places.gather(1, nodes)
-        return (self.log_p(nodes) + self._noise.gumbel(places)).argmax(-1)
+        return largest(self.log_p(nodes) + self._noise.gumbel(places), self.may_stop)
 
     def cost(self, path: Int[Tensor, "b d"]) -> Cost:
         """Return the cost of a path."""

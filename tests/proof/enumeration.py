@@ -215,7 +215,7 @@ def walk(world: World, verifier: RejectionVerifier, draft: DraftTree, uniforms: 
     """Run the real verifier and record the distribution that it samples from."""
     read: list[Tensor] = []
 
-    def draw(log_p: Tensor, positions: Tensor, noise: object) -> Tensor:
+    def draw(log_p: Tensor, *others: object) -> Tensor:
         read.append(log_p[:, 0].exp())
         return log_p.argmax(-1)
 

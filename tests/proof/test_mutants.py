@@ -13,7 +13,7 @@ from lantern.core.types import DraftMode, DraftTree, NoiseSource, Rows, Verdict
 from lantern.drafters.trees.static import StaticTree
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.gumbel import GumbelVerifier
-from lantern.verifiers.rejection import Outcome, RejectionVerifier, normalised
+from lantern.verifiers.rejection import Numbers, Outcome, RejectionVerifier, normalised
 from tests.proof import draws, enumeration
 from tests.proof.worlds import RawLeaves, World, processed_world, world
 
@@ -110,27 +110,27 @@ class Ungated(RejectionVerifier):
     """Tests every sibling regardless of earlier results, and keeps the last that passes."""
 
     def test_children(
-        self, tree: DraftTree, children: Tensor, p: Tensor, q: Tensor, uniforms: Tensor, *others: Any
+        self, tree: DraftTree, numbers: Numbers, children: Tensor, p: Tensor, q: Tensor, uniforms: Tensor, is_open: Any
     ) -> Outcome:
-        taken, codes = torch.zeros_like(children[:, 0]), tree.tokens.gather(1, children)
-        for rank in range(children.shape[1]):
-            one = super().test_children(tree, children[:, rank : rank + 1], p, q, uniforms[:, rank : rank + 1], *others)
-            taken, p = torch.where(one.taken > 0, one.taken, taken), one.left
-            q = normalised(q.scatter(1, codes[:, rank : rank + 1], 0.0), q)
-        return Outcome(taken, p, None)
+        found, codes = Outcome(numbers.full(0), p, numbers.full(False), None, None), tree.tokens
+        for child, uniform in zip(children.split(1, 1), uniforms.split(1, 1), strict=True):
+            one = super().test_children(tree, numbers, child, found.left, q, uniform, is_open)
+            found = replace(one, taken=torch.where(one.taken > 0, one.taken, found.taken))
+            q = normalised(q.scatter(1, codes.gather(1, child), 0.0), q)
+        return found
 
 
 class RefusalForgotten(RejectionVerifier):
     """Samples the next code from p instead of from the residual distribution."""
 
-    def test_children(self, tree: DraftTree, children: Tensor, p: Tensor, *others: Any) -> Outcome:
-        return replace(super().test_children(tree, children, p, *others), left=p)
+    def test_children(self, tree: DraftTree, numbers: Numbers, children: Tensor, p: Tensor, *others: Any) -> Outcome:
+        return replace(super().test_children(tree, numbers, children, p, *others), left=p)
 
 
 class DraftersNoise(RejectionVerifier):
     """Samples the residual with the noise that chose the refused codes."""
 
-    def draw(self, log_p: Tensor, places: Tensor, noise: NoiseSource) -> Tensor:
+    def draw(self, log_p: Tensor, places: Tensor, noise: NoiseSource, may_stop: bool = False) -> Tensor:
         return (log_p + noise.gumbel(places, Purpose.DRAFT)).argmax(-1)
 
 

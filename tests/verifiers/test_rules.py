@@ -80,7 +80,7 @@ def emitted(rule: Acceptance | Relaxation, case: Case, drafts: int) -> Emitted:
         chance = (ruling.mass / trial.own_q.clamp(min=1e-300)).clamp(max=1.0)
         distribution.scatter_add_(0, code, weight * chance)
         left = normalised(ruling.left, p)
-        reported += float((weight * cost_of(trial, ruling, left, chance).total_variation).sum())
+        reported += float((weight * cost_of(trial, ruling, left)[0]).sum())
         weight = weight * (1.0 - chance)
         p, q = left, normalised(q.scatter(1, code[:, None], 0.0), q)
     return Emitted(distribution + weight @ p, reported)
