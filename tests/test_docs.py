@@ -259,7 +259,7 @@ EXERCISES: dict[str, Exercise | Installation] = {
     "lantern leaderboard --pairs eagle2-paper==eagle1-paper --images 4 --out pairs.jsonl": Exercise(
         "--model {model} --engine eager --baseline eager", replace={"4": "1"}
     ),
-    "python -m lantern.eval.gpu_campaign --minutes 30 --out gpu": Exercise("--device cpu --toy", is_slow=True),
+    "python -m lantern.eval.gpu_headline --minutes 9 --out gpu": Exercise("--device cpu --toy", is_slow=True),
 }  # fmt: skip
 
 

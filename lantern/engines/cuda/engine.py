@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lantern.core.types import Drafter, Target
     from lantern.decoding.loop import Programs
 
+PRODUCTS = ("cublas", "fused", "fused+pdl")
 UNMEASURED = "the kernels for this model were tested in Triton's interpreter, and not on a GPU"
 
 
@@ -22,16 +23,21 @@ class GraphEngine(Engine):
     A pass has `rows` rows per line (guidance row of an image), fewer in large batches (`rows.constant_rows`). Trees
     of at most so many nodes give plain decoding's codes. Targets that do not fit the kernels run through torch, with
     layers compiled if `compiles_steps`. Without a GPU, Triton's interpreter (TRITON_INTERPRET=1) runs the same kernels
-    for tests, step by step and without graphs. ValueError for another number of rows.
+    for tests, step by step and without graphs. `products` of small passes over LlamaGen's layers are cuBLAS's, or
+    `fused` with what stands around them, with "fused+pdl" also started early. ValueError for another number of rows and
+    for other products.
     """
 
     rows: int = ROWS
+    products: str = "cublas"
     name: ClassVar[str] = "graph"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rows not in (16, 32, 64):
             raise ValueError(f"rows is {self.rows}, expected 16, 32 or 64")
+        if self.products not in PRODUCTS:
+            raise ValueError(f"products is {self.products!r}, expected one of {', '.join(PRODUCTS)}")
 
     def available(self, target: "Target", *, can_wait: bool = True) -> str | None:
         """Return a reason for targets that are not on CUDA."""
@@ -62,7 +68,7 @@ class GraphEngine(Engine):
             return "the GPU kernels need a CUDA device"
         if self.weights == "int4":
             return "the GPU kernels read weights in full or in int8, int4 was given"
-        if (fault := failed_kernels(original(target))) is not None:
+        if (fault := failed_kernels(original(target), self._kernels(target))) is not None:
             return fault
         if target.config.family == "llamagen":
             from lantern.engines.cuda.target import refusal
@@ -83,10 +89,12 @@ class GraphEngine(Engine):
         """Return whether passes are kernels that keep the bits of a row here, of as many rows as plain decoding."""
         if self.without_kernels(target) is not None or nodes > constant_rows(lines, self.rows):
             return False
+        from lantern.engines.cuda.fused_target import is_fused
         from lantern.engines.cuda.target import keeps_rows
         from lantern.engines.cuda.trial import trial_of
 
-        return trial_of(target).keeps_bits and keeps_rows(target, lines * constant_rows(lines, self.rows))
+        rows = lines * constant_rows(lines, self.rows)
+        return trial_of(target).keeps_bits and (is_fused(target, rows) or keeps_rows(target, rows))
 
     def most_nodes(self, lines: int) -> int:
         """Return the rows of plain decoding, which shrink as the batch grows."""
@@ -107,13 +115,20 @@ class GraphEngine(Engine):
         """False: passes already round in the same way."""
         return False
 
+    def _kernels(self, target: Any) -> Any:
+        """Return the class of a target's kernel passes."""
+        from lantern.engines.cuda.fused_target import FusedEarlyTarget, FusedTarget
+        from lantern.engines.cuda.llama import LlamaTarget
+        from lantern.engines.cuda.target import KernelTarget
+
+        of_llamagen: dict[str, Any] = dict(zip(PRODUCTS, (KernelTarget, FusedTarget, FusedEarlyTarget), strict=True))
+        return of_llamagen[self.products] if target.config.family == "llamagen" else LlamaTarget
+
     def _prepare(self, target: Any) -> "Target":
         if self.without_kernels(target) is None:
-            from lantern.engines.cuda.llama import LlamaTarget
-            from lantern.engines.cuda.target import KernelTarget
             from lantern.engines.cuda.trial import trial_of
 
-            made = (KernelTarget if target.config.family == "llamagen" else LlamaTarget)(target, self.rows)
+            made = self._kernels(target)(target, self.rows)
             if trial_of(made).fault is None:
                 return made
         if not self.compiles_steps or target.config.family != "llamagen":

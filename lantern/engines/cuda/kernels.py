@@ -28,6 +28,7 @@ from triton import knobs
 
 BLOCK = 64  # positions of a block of keys
 TILE = 16  # rows of a tile: the smallest that tensor cores multiply
+PART = 16  # columns of one sum of squares, and outputs of a program of `fused`
 LANES = 1024  # columns of one program of `silu_mul`
 WARPS = 4
 # Numbers on whose value the code of a kernel must not depend: a pass of one node runs the code of a pass of many.

@@ -118,6 +118,8 @@ class Workspace:
         widths = (config.dim, config.dim, config.dim, attended, qkv, 2 * config.ffn_dim, config.ffn_dim)
         made = [torch.zeros(lines * rows, width, dtype=dtype, device=device) for width in widths]
         self.x, self.normed, self.delta, self.attended, self.qkv, self.gated, self.hidden = made
+        # sums of squares of parts of x, which `fused` keeps
+        self.squares = torch.zeros(lines * rows, -(-config.dim // kernels.PART), device=device)
 
 
 class KernelPass:

@@ -67,13 +67,11 @@ def trial_of(prepared: Any) -> Trial:
     return kept[key]
 
 
-def failed_kernels(target: Any) -> str | None:
-    """Return why kernels do not run a target's present weights here, as a trial found; None if none did."""
-    weight = target.tok_embeddings.weight
-    for (kind, *where), trial in _TRIALS[target].items() if target in _TRIALS else ():
-        if trial.fault is not None and issubclass(kind, KernelTarget) and where == [weight.dtype, weight.device]:
-            return trial.fault
-    return None
+def failed_kernels(target: Any, kind: type) -> str | None:
+    """Return why kernels of a kind do not run a target's present weights here, as a trial found; None if none did."""
+    weight, found = target.tok_embeddings.weight, _TRIALS.get(target, {})
+    trial = found.get((kind, weight.dtype, weight.device))
+    return None if trial is None else trial.fault
 
 
 @torch.no_grad()

@@ -1,0 +1,735 @@
+"""`python -m lantern.eval.gpu_headline --minutes 9 --out DIR`: what a GPU can show of this project, within ten minutes.
+
+One process measures all sections in the order of their worth, and writes DIR/headline.json after every figure. A
+supervisor starts it again behind a section that ended it, for instance by an invalid access of memory, after which a
+process cannot use the GPU any more; a stopped run continues. Weights of released sizes are random, and made on the
+device. Steps are timed by events on the device, behind the steps that run before the graph. `--device cpu --toy`
+rehearses all of it (with TRITON_INTERPRET=1 the kernels too).
+"""
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lantern.cli.command import DONE, FAILED, Command, real, run_command
+from lantern.core.config import read_json_object
+from lantern.core.io import write_json
+from lantern.core.sampling import Sampling
+from lantern.core.types import Condition, Step
+from lantern.decoding.loop import Programs
+from lantern.engines.chain import passes_of
+from lantern.engines.cuda.engine import PRODUCTS, GraphEngine
+from lantern.engines.engine import EAGER, Engine
+from lantern.eval.speed.contenders import PROMPTS, condition_of
+from lantern.eval.speed.race import rounded
+from lantern.eval.speed.roofline import copy_bandwidth, pass_bytes
+from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
+from lantern.eval.speed.shapes import DoneError
+from lantern.eval.speed.surroundings import surroundings
+from lantern.methods.registry import METHODS, Decoder, add_ons_of, build_decoder
+from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rope_table
+
+Figures = dict[str, Any]
+SKIPPED_STEPS = 8  # at the begin of an image: those before the graph, and a few behind
+TAUS = (1.5, 2.5, 3.5)  # scripted tokens a step
+CRASHED = 3
+# sections in the order of their worth, and the seconds after which one leaves out its further figures
+SECTIONS = {
+    "machine": 20,
+    "plain": 100,
+    "passes": 40,
+    "drafted": 90,
+    "exact": 60,
+    "embedded": 80,
+    "batches": 60,
+    "shapes": 70,
+    "server": 30,
+    "training": 60,
+    "tests": 200,
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured. `janus` has width, inner width, layers and heads."""
+
+    codes: int = 1024
+    repeats: int = 2
+    steps: int = 160
+    nodes: tuple[int, ...] = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+    windows: tuple[int, ...] = (4, 16, 32)
+    trees: tuple[str, ...] = ("chain_4", "grown_15_4")
+    others: tuple[tuple[str, int], ...] = (("B", 256), ("L", 256), ("XL", 256), ("XXL", 576), ("3B", 576))
+    janus: tuple[int, ...] = (2048, 5632, 24, 16)
+    batches: tuple[int, ...] = (1, 8, 16, 64)
+    images: int = 8
+    seeds: int = 8
+    served: int = 32
+    training_batch: int = 384
+    changes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+SHAPE = "XL"
+TOY = Sizes(
+    codes=4,
+    repeats=1,
+    steps=2,
+    nodes=(1, 2),
+    windows=(2,),
+    trees=("chain_2",),
+    others=(("B", 4),),
+    janus=(16, 24, 1, 1),
+    batches=(1,),
+    images=1,
+    seeds=1,
+    served=1,
+    training_batch=2,
+    changes={"dim": 16, "n_layer": 1, "n_head": 1, "vocab_size": 32, "caption_dim": 8, "cls_token_num": 2},
+)
+
+
+def randomise(module: Any, device: torch.device, dtype: torch.dtype, *, seed: int = 0) -> Any:
+    """Give a module of the meta device random weights on a device: norms ones, matrices scaled by their inputs."""
+    generator = torch.Generator(device).manual_seed(seed)
+    module.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    for name, weight in (*module.named_parameters(), *module.named_buffers()):
+        if not weight.is_floating_point():
+            weight.data.zero_()
+        elif weight.ndim < 2:
+            weight.data.fill_(1.0 if "norm" in name else 0.0)
+        else:
+            weight.data.normal_(0.0, 0.7 / weight[0].numel() ** 0.5, generator=generator)
+    return module
+
+
+def random_model(config: TransformerConfig, device: torch.device) -> tuple[Transformer, Any]:
+    """Return a target and an EAGLE-1 drafter of random weights."""
+    from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+
+    with torch.device("meta"):
+        target, drafter = Transformer(config), Eagle(EagleConfig.for_target(config))
+    for module, prefix in ((target, config.cls_token_num), (drafter, drafter.config.cls_token_num)):
+        randomise(module, device, torch.bfloat16)
+        module.rotary.table = rope_table(config.grid, prefix, config.head_dim, config.rope_base).to(device)
+    target.tok_embeddings.weight.data.mul_(config.dim**0.5)
+    target.output.weight.data.mul_(3)
+    return target, drafter
+
+
+def random_janus(width: int, inner: int, layers: int, heads: int, device: torch.device) -> Any:
+    """Return a Janus-Pro's target of random weights, with a short vocabulary: only its codes are decoded."""
+    import transformers
+
+    from lantern.models.transformers.janus import assemble
+
+    sizes: Figures = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": heads, "max_position_embeddings": 1024}
+    config = transformers.JanusConfig(
+        text_config=transformers.LlamaConfig(vocab_size=1024, **sizes),  # type: ignore[arg-type]
+        vision_config=transformers.JanusVisionConfig(
+            projection_dim=width, hidden_size=16, num_hidden_layers=1, num_attention_heads=2
+        ),
+        vq_config=transformers.JanusVQVAEConfig(projection_dim=width, image_token_embed_dim=width),
+    )
+    with torch.device("meta"):
+        model: Any = transformers.JanusForConditionalGeneration(config)
+    randomise(model, device, torch.bfloat16)
+    body = model.model.language_model
+    with device:  # its buffers are not weights
+        body.rotary_emb = type(body.rotary_emb)(body.config)
+    return assemble(model, None).target
+
+
+class Clock:
+    """Callback that marks every step by an event on the device, without waiting for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.is_cuda, self.marks = device.type == "cuda", list[Any]()
+
+    def __call__(self, step: Step) -> None:
+        """Mark the end of a step."""
+        if self.is_cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.marks.append(event)
+        else:
+            self.marks.append(time.perf_counter())
+
+    def milliseconds(self) -> float:
+        """Return the mean time of a step behind the first SKIPPED_STEPS."""
+        skipped = min(SKIPPED_STEPS, len(self.marks) - 2)
+        first, last, steps = self.marks[skipped], self.marks[-1], len(self.marks) - 1 - skipped
+        if not self.is_cuda:
+            return 1e3 * (last - first) / steps
+        torch.cuda.synchronize()
+        return first.elapsed_time(last) / steps
+
+
+class Bench:
+    """All sections, each a method of the same name. Figures go to `found`, which `save` writes."""
+
+    def __init__(self, device: torch.device, sizes: Sizes, found: Figures, save: Callable[[], None]) -> None:
+        self.device, self.sizes, self.found, self.save = device, sizes, found, save
+        self.is_toy, self.is_cuda = bool(sizes.changes), device.type == "cuda"
+        self.sampling = Sampling(guidance=7.5, top_k=20 if self.is_toy else 1000)
+        self.until = float("inf")
+        self._models: dict[tuple[str, int], tuple[Transformer, Any]] = {}
+
+    def put(self, section: str, name: str, figure: Any) -> None:
+        """Enter a figure and write the file."""
+        self.found["sections"].setdefault(section, {})[name] = figure
+        self.save()
+
+    def measure(self, section: str, name: str, run: Callable[[], Any]) -> Any:
+        """Enter what `run` gives, or its error; an error that the GPU does not survive ends the process."""
+        if time.monotonic() > self.until:
+            return self.put(section, name, {"left_out": "the time of the section was over"})
+        try:
+            figure = run()
+        except Exception as error:
+            text = "".join(traceback.format_exception_only(error)).strip()[-600:]
+            figure = {"error": text, "at": traceback.format_tb(error.__traceback__)[-1].strip()[-300:]}
+        if section != "errors" or figure is not None:
+            self.put(section, name, figure)
+        if self.is_cuda:
+            try:
+                torch.cuda.synchronize()
+            except Exception:
+                sys.exit(CRASHED)
+
+    def model(self, shape: str = SHAPE, codes: int | None = None) -> tuple[Transformer, Any]:
+        """Return target and drafter of a size, by default the headline's; the one before is dropped."""
+        key = shape, codes or self.sizes.codes
+        if key not in self._models:
+            self._models.clear()
+            if self.is_cuda:
+                torch.cuda.empty_cache()
+            changes = {"model_type": "t2i", "cls_token_num": 120, "block_size": key[1], **self.sizes.changes}
+            self._models[key] = random_model(TransformerConfig.named(shape, **changes), self.device)
+        return self._models[key]
+
+    def condition(self, config: Any, images: int) -> Condition:
+        """Return random captions of 24 words, or token prompts of 32 tokens."""
+        generator = torch.Generator().manual_seed(1)
+        if config.family != "llamagen":
+            tokens = torch.randint(5, 1000, (images, 2, 32), generator=generator)
+            return Condition(tokens=tokens, mask=torch.ones_like(tokens, dtype=torch.bool)).to(self.device)
+        words = min(24, config.cls_token_num)
+        captions = torch.randn(images, words, config.caption_dim, generator=generator)
+        return Condition(embeddings=captions, mask=torch.ones(images, words, dtype=torch.bool)).to(self.device)
+
+    def decoder(self, name: str, engine: Engine, model: Any = None, **settings: Any) -> Decoder:
+        """Return the decoder of a method with the random drafter, and a table of neighbours."""
+        target, drafter = model or self.model()
+        codes = target.config.vocab_size
+        ahead = torch.arange(1, min(128, codes), device=self.device)
+        near = (torch.arange(codes, device=self.device)[:, None] + ahead) % codes
+        how: Figures = {"sampling": self.sampling, "drafter_module": drafter, "engine": engine}
+        method = METHODS[name].with_options(**settings)
+        if "k" in method.settings:
+            method = method.with_options(k=min(int(method.settings["k"]), near.shape[1]))
+        return build_decoder(method, target, neighbours=near.int(), **how)
+
+    def steps(self, decoder: Decoder, images: int = 1, *, most: int | None = None, **how: Any) -> Figures:
+        """Return milliseconds a step and a token, and tokens a step: of whole images, or of their first steps."""
+        condition, repeats = self.condition(decoder.target.config, images), self.sizes.repeats
+        begun = time.perf_counter()
+        self.begin(decoder, condition, SKIPPED_STEPS + 2, **how)  # compiles and captures
+        first, found = time.perf_counter() - begun, []
+        for _ in range(repeats):
+            clock, codes = self.begin(decoder, condition, most, **how)
+            found.append((clock.milliseconds(), codes / len(clock.marks) / images))
+        ms, tau = median(one[0] for one in found), median(one[1] for one in found)
+        figures = {"ms_per_step": ms, "tokens_per_step": tau, "ms_per_token": ms / tau, "first_seconds": first}
+        return {name: rounded(figure) for name, figure in figures.items()}
+
+    def begin(self, decoder: Decoder, condition: Condition, most: int | None, **how: Any) -> tuple[Clock, int]:
+        """Decode at most so many steps; return their times and the codes of all images."""
+        clock, counts = Clock(self.device), list[Tensor]()
+
+        def watch(step: Step) -> None:
+            clock(step)
+            counts.append(step.counts.clone())
+            if most is not None and len(clock.marks) > most:
+                raise DoneError(0.0)
+
+        images = len(condition.mask) if condition.mask is not None else 1
+        with suppress(DoneError):
+            decoder.generate(condition, keys=[(0, number) for number in range(images)], callback=watch, **how)
+        return clock, int(torch.stack(counts).sum())
+
+    def with_share(self, figures: Figures, target: Any, images: int = 1) -> Figures:
+        """Add the least time of a pass at the bandwidth of a copy, and its share of the step."""
+        read = pass_bytes(target, rows=images * self.sampling.rows, cached=target.config.block_size // 2)
+        floor = 1e3 * read / self.found["sections"]["machine"]["copy_gbps"] / 1e9
+        return figures | {"floor_ms": rounded(floor), "share": rounded(floor / figures["ms_per_step"])}
+
+    def products(self) -> str:
+        """Return the kind of products with the fastest plain decoding."""
+        known = self.found["sections"].get("plain", {})
+        spent = {kind: known[kind]["ms_per_step"] for kind in PRODUCTS if "ms_per_step" in known.get(kind, {})}
+        return min(spent, key=spent.__getitem__, default=PRODUCTS[0])
+
+    # the sections
+
+    def machine(self) -> None:
+        """What it is, what `auto` chooses and why, the bandwidth of copy and read, the gap between two kernels."""
+        for name, value in surroundings(self.device).items():
+            self.put("machine", name, value)
+        self.put("machine", "copy_gbps", rounded(copy_bandwidth(self.device)))
+        self.measure("machine", "auto", self._chosen)
+        if self.is_cuda:
+            about = torch.cuda.get_device_properties(self.device)
+            self.put("machine", "processors", about.multi_processor_count)
+            x, big = torch.zeros(1, device=self.device), torch.ones(1 << 30, dtype=torch.bfloat16, device=self.device)
+            many = partial(lambda: [x.add_(1) for _ in range(200)])
+            self.measure("machine", "gap_us", lambda: rounded(1e3 * graph_ms(many) / 200))
+            self.measure("machine", "read_gbps", lambda: rounded(big.nbytes / graph_ms(big.sum) / 1e6))
+
+    def _chosen(self) -> Figures:
+        from lantern.engines.engine import engine
+
+        chosen = engine("auto").resolve(self.model()[0])
+        return {"engine": chosen.name, "reason": chosen.reason, "remark": chosen.remark(self.model()[0])}
+
+    def plain(self) -> None:
+        """Plain decoding in six forms: milliseconds a token, share of the bandwidth; the kernels of a step by time."""
+        from lantern.engines.cuda.graphs import graphed
+
+        target, _ = self.model()
+
+        def shown(decoder: Decoder, **how: Any) -> Figures:
+            return self.with_share(self.steps(decoder, **how), target)
+
+        for kind in PRODUCTS if self.is_cuda else PRODUCTS[:2]:
+            decoder = self.decoder("plain", GraphEngine(products=kind))
+            self.measure("plain", kind, partial(shown, decoder))
+            self.measure("plain", f"{kind} kernels", partial(self.kernels_of, decoder))
+        eager = self.decoder("plain", EAGER)
+        in_graph = {"programs": Programs(wrap=graphed, may_look=False)}
+        self.measure("plain", "torch in a graph", partial(shown, eager, **in_graph))
+        self.measure("plain", "eager", partial(shown, eager, most=self.sizes.steps // 2))
+        self.measure("plain", "compiled layers in a graph", lambda: self.with_share(self._compiled(target), target))
+
+    @torch.no_grad()
+    def _compiled(self, target: Transformer) -> Figures:
+        """Time a step in the manner of gpt-fast: static cache, layers by torch.compile, all in one CUDA graph."""
+        from lantern.eval.speed.compiled_plain import CompiledPlain
+
+        begun = time.perf_counter()
+        settings: Figures = {"guidance": float(self.sampling.guidance), "top_k": self.sampling.top_k}
+        step = CompiledPlain(target, **settings, compiles=not self.is_toy)
+        step()  # compiles
+        spent, ms, codes = time.perf_counter() - begun, [], target.config.block_size
+        for place in (codes // 4, codes // 2, 3 * codes // 4):
+            step.place.fill_(place)
+            ms.append(graph_ms(step))
+        figures = {"ms_per_step": rounded(median(ms)), "ms_per_token": rounded(median(ms)), "tokens_per_step": 1.0}
+        return figures | {"compile_seconds": rounded(spent)}
+
+    def passes(self) -> None:
+        """T(n): milliseconds of a pass over n nodes after half of the image, as a graph, without what surrounds it."""
+        for kind in PRODUCTS if self.is_cuda else PRODUCTS[:1]:
+            prepared = GraphEngine(products=kind).prepare(self.model()[0])
+
+            @torch.no_grad()
+            def of(nodes: int, prepared: Any = prepared) -> float:
+                return rounded(graph_ms(passes_of(prepared, self.sampling.rows, [nodes])[nodes]))
+
+            for nodes in self.sizes.nodes:
+                self.measure("passes", f"{kind} {nodes}", partial(of, nodes))
+
+    def drafted(self) -> None:
+        """Milliseconds a token of drafted methods with their own draft and walk, at scripted tokens a step.
+
+        Trees commit as many tokens as the script says. Windows keep what they sampled, so theirs is the time of their
+        steps over the tokens that the script would commit.
+        """
+        engine = GraphEngine(products=self.products())
+        for name in ("eagle1", "eagle1-rejection", "lantern", "lantern++"):
+            for tree in self.sizes.trees:
+                self.measure("drafted", f"{name} {tree}", partial(self._scripted, name, engine, tree))
+        for window in self.sizes.windows:
+            decoder = partial(self.decoder, "gumbel-jacobi", engine, window=window)
+            self.measure("drafted", f"gumbel-jacobi {window}", partial(self._of_window, decoder, window))
+        for name in ("eagle1", "lantern++"):
+            decoder = partial(self.decoder, name, engine, tree=self.sizes.trees[-1])
+            self.measure("drafted", f"{name} kernels", lambda decoder=decoder: self.kernels_of(decoder()))
+
+    def _scripted(self, name: str, engine: Engine, tree: str) -> Figures:
+        made, found = self.decoder(name, engine, tree=tree), Figures()
+        drafter: Any = made.drafter
+        assert made.verifier is not None
+        for tau in TAUS:
+            if tau <= drafter.depth + 1:
+                counts = tuple(script(tau, made.target.config.block_size - 1))
+                path = tuple(deepest(drafter.tree.shape()))
+                verifier = ScriptedVerifier(made.verifier, counts, path, made.target.config.block_size)
+                scripted = dataclasses.replace(made, verifier=verifier)
+                found[f"{tau:g}"] = self._at(tau, self.steps(scripted, most=self.sizes.steps))
+        return found
+
+    def _of_window(self, make: Callable[[], Decoder], window: int) -> Figures:
+        figures = self.steps(make(), most=self.sizes.steps)
+        return {f"{tau:g}": self._at(tau, figures) for tau in TAUS if tau <= window}
+
+    def _at(self, tau: float, figures: Figures) -> Figures:
+        """Return milliseconds a token at `tau` tokens a step, and the speedup over the fastest plain decoding."""
+        known = [
+            one["ms_per_step"] for one in self.found["sections"].get("plain", {}).values() if "share" in (one or ())
+        ]
+        ms = figures["ms_per_step"] / tau
+        speedup = {"speedup": rounded(min(known) / ms)} if known else {}
+        return {"ms_per_step": figures["ms_per_step"], "ms_per_token": rounded(ms), **speedup}
+
+    def exact(self) -> None:
+        """Bits: codes of exact methods in bf16 that differ from plain decoding's, of random weights of the size."""
+        names = exact_methods({"eagle1"})
+        condition = self.condition(self.model()[0].config, self.sizes.images)
+
+        def same(name: str, make: Any, plain: Any) -> Figures:
+            return self._same(make(name), condition, plain)
+
+        for kind in dict.fromkeys((self.products(), PRODUCTS[0])):
+            make = partial(self.decoder, engine=GraphEngine(products=kind))
+            plain = self._codes(make("plain"), condition)
+            for name in names[:2] if self.is_toy else names:
+                self.measure("exact", f"{name} {kind}", partial(same, name, make, plain))
+
+    def _codes(self, decoder: Decoder, condition: Condition) -> tuple[list[Tensor], float, int]:
+        """Return the codes of all seeds, the median seconds of a batch, and the number of passes."""
+        made, spent, passes = list[Tensor](), list[float](), 0
+        images = len(condition.mask) if condition.mask is not None else 1
+        for seed in range(self.sizes.seeds):
+            begun = time.perf_counter()
+            one = decoder.generate(condition, keys=[(seed, image) for image in range(images)])
+            made.append(one.codes.cpu())
+            spent.append(time.perf_counter() - begun)
+            passes += int(one.passes.sum())
+        return made, median(spent), passes
+
+    def _same(self, decoder: Decoder, condition: Condition, plain: tuple[list[Tensor], float, int]) -> Figures:
+        """Return tokens a step, milliseconds an image, and the codes that differ from plain decoding's."""
+        codes, seconds, passes = self._codes(decoder, condition)
+        differing = sum(int((one != other).sum()) for one, other in zip(codes, plain[0], strict=True))
+        count, images = sum(one.numel() for one in codes), len(codes[0])
+        figures: Figures = {"codes": count, "differing": differing, "promise": decoder.promise(images)}
+        return figures | {"tokens_per_step": rounded(count / passes), "ms_per_image": rounded(1e3 * seconds / images)}
+
+    def embedded(self) -> None:
+        """The embedded model: tokens a step, milliseconds an image, and codes that differ, in batches of 1 and 8."""
+        from lantern.generation.generator import Generator, choose_method
+
+        model = self._embedded()
+        others = ("eagle1-rejection", "lantern", "lantern++", "bounded", "bounded-window", "sjd")
+
+        def same(name: str, make: Any, condition: Condition, plain: Any) -> Figures:
+            return self._same(make(name), condition, plain)
+
+        for images in (1, 8) if not self.is_toy else (1,):
+            condition = condition_of(model, PROMPTS, range(images))
+            for guidance in (3.0, 7.5) if not self.is_toy else (3.0,):
+                sampling = model.sampling(guidance=guidance, temperature=1.0, top_k=0, top_p=1.0)
+
+                def make(name: str, sampling: Sampling = sampling) -> Decoder:
+                    return Generator(model, choose_method(model, name, sampling=sampling), sampling).parts
+
+                plain = self._codes(make("plain"), condition)
+                names = [name for name in ("plain", *exact_methods(model.add_ons), *others) if name in METHODS]
+                for name in names[:2] if self.is_toy else dict.fromkeys(names):
+                    label = f"{name} guidance {guidance:g} batch {images}"
+                    self.measure("embedded", label, partial(same, name, make, condition, plain))
+
+    def _embedded(self) -> Any:
+        from lantern.models.folder import load_model
+
+        engine = GraphEngine() if self.is_cuda else EAGER
+        return load_model("lantern-emoji", device=str(self.device), dtype="bf16", engine=engine)
+
+    def batches(self) -> None:
+        """Plain decoding and a window of several images at a time: tokens a second, and the peak of memory."""
+        from lantern.engines.cuda.graphs import forget
+
+        target, _ = self.model()
+
+        def of(name: str, settings: Figures, images: int) -> Figures:
+            if self.is_cuda:
+                torch.cuda.reset_peak_memory_stats()
+            decoder = self.decoder(name, GraphEngine(products=self.products()), **settings)
+            found = self.with_share(self.steps(decoder, images, most=self.sizes.steps), target, images)
+            forget(decoder.target)
+            peak = torch.cuda.max_memory_allocated() / 2**30 if self.is_cuda else 0.0
+            rate = 1e3 * images / found["ms_per_token"]
+            return found | {"tokens_per_second": rounded(rate), "peak_gib": rounded(peak)}
+
+        for images in self.sizes.batches:
+            for name, settings in (("plain", {}), ("gumbel-jacobi", {"window": 4})):
+                self.measure("batches", f"{name} {images}", partial(of, name, settings, images))
+
+    def shapes(self) -> None:
+        """Plain decoding and a drafted method of other sizes, and of Janus."""
+        engine = GraphEngine(products=self.products())
+
+        def of(shape: str, codes: int, name: str, settings: Figures) -> Figures:
+            model = self.model(shape, codes)
+            made = self.steps(self.decoder(name, engine, model, **settings), most=self.sizes.steps)
+            return self.with_share(made, model[0])
+
+        for shape, codes in self.sizes.others:
+            for name, settings in (("plain", {}), ("eagle1", {"tree": self.sizes.trees[-1]})):
+                self.measure("shapes", f"{shape} {codes} {name}", partial(of, shape, codes, name, settings))
+        for name in ("plain", "gumbel-jacobi")[: 1 if self.is_toy else 2]:
+            self.measure("shapes", f"Janus {name}", partial(self._of_janus, name))
+
+    def _of_janus(self, name: str) -> Figures:
+        self._models.clear()
+        target = random_janus(*self.sizes.janus, self.device)  # type: ignore[misc]
+        decoder = build_decoder(METHODS[name], target, sampling=Sampling(guidance=5.0), engine=GraphEngine())
+        return self.steps(decoder, most=self.sizes.steps)
+
+    def server(self) -> None:
+        """Images a second of the server's worker, with all requests queued at once."""
+        model = self._embedded()
+        for name in ("plain", "gumbel-jacobi")[: 1 if self.is_toy else 2]:
+            self.measure("server", name, partial(self._served, model, name))
+
+    def _served(self, model: Any, name: str) -> Figures:
+        from lantern.generation.requests import Request
+        from lantern.generation.serving.worker import Job, Worker
+
+        ended, failed = threading.Semaphore(0), list[str]()
+
+        def send(kind: str, value: Any, index: int | None) -> None:
+            if kind == "failed":
+                failed.append(str(value)[:200])
+            if kind != "partial":
+                ended.release()
+
+        worker, sampling = Worker(model, batch=8, waiting=256), model.sampling()
+        worker.start()
+        spent = []
+        for _ in range(2):  # the first captures
+            prompts = [PROMPTS[number % len(PROMPTS)] for number in range(self.sizes.served)]
+            jobs = [Job(Request(text, seed=number), name, sampling, send) for number, text in enumerate(prompts)]
+            begun = time.perf_counter()
+            worker.submit(jobs)
+            for _ in jobs:
+                if not ended.acquire(timeout=120):
+                    raise TimeoutError("the worker finished no image in 120 seconds")
+            spent.append(time.perf_counter() - begun)
+        worker.stop(10)
+        if failed:
+            raise RuntimeError(failed[0])
+        return {"images_per_second": rounded(self.sizes.served / spent[-1]), "first_seconds": rounded(spent[0])}
+
+    def training(self) -> None:
+        """Images a second of training the embedded target anew, on random codes and captions."""
+        model = self._embedded()
+        for is_compiled in (False, True)[: 1 if self.is_toy else 2]:
+            self.measure("training", "compiled" if is_compiled else "torch", partial(self._trained, model, is_compiled))
+
+    def _trained(self, model: Any, is_compiled: bool) -> Figures:
+        from lantern.training.loop import LoopConfig
+        from lantern.training.target import TargetConfig, TargetTask
+
+        own, batch, steps = model.target.config, self.sizes.training_batch, 4 if self.is_toy else 40
+        if self.is_toy:
+            own = dataclasses.replace(own, n_layer=1)
+        loop = LoopConfig(steps=steps, warmup=1, decay=1)
+        config = TargetConfig(own, loop, batch=batch, slots=own.cls_token_num, compile=is_compiled)
+        generator, texts = torch.Generator().manual_seed(0), [f"caption {number}" for number in range(64)]
+        record = partial(SimpleNamespace, kind="plain", split="train")
+        records = [record(image=number, captions=((text, 1.0),)) for number, text in enumerate(texts)]
+        codes = torch.randint(own.vocab_size, (64, own.block_size), generator=generator)
+        captions: Any = SimpleNamespace(
+            index={text: number for number, text in enumerate(texts)},
+            features=torch.randn(64, config.slots, own.caption_dim, generator=generator),
+            mask=torch.ones(64, config.slots, dtype=torch.bool),
+        )
+        prepared: Any = SimpleNamespace(records=records)
+        task = TargetTask(config, prepared, codes, captions, model.vq.to("cpu")).to(self.device).train()
+        optimizers, clock = task.optimizers(), Clock(self.device)
+        for step in range(steps):
+            loss = task(*task.batch(step, 0, self.device))["loss"]
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            clock(None)  # type: ignore[arg-type]
+        ms = clock.milliseconds()
+        return {"ms_per_step": rounded(ms), "images_per_second": rounded(1e3 * batch / ms), "batch": batch}
+
+    def tests(self) -> None:
+        """The tests marked gpu, in a process of their own; none in a wheel."""
+        folder = Path(__file__).resolve().parents[1] / "tests"
+        files = [path for path in sorted(folder.rglob("test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+        words = ("-q", "-p", "no:cacheprovider", "-m", "gpu", *map(str, files[: 1 if self.is_toy else None]))
+
+        def run() -> Figures:
+            left = max(self.until - time.monotonic(), 1)
+            command = [sys.executable, "-m", "pytest", *words]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=left, cwd=folder.parent)
+            except subprocess.TimeoutExpired as error:
+                return {"error": "stopped", "output": str(error.stdout or "")[-2000:]}
+            return {"exit_code": done.returncode, "output": (done.stdout + done.stderr)[-2000:]}
+
+        if files and not self.is_toy:
+            self.measure("tests", "gpu", run)
+
+    def kernels_of(self, decoder: Decoder, steps: int = 8) -> list[Figures] | None:
+        """Return the kernels of the first replayed steps, by time: launches and microseconds a step."""
+        if not self.is_cuda:
+            return None
+        from torch.profiler import ProfilerActivity, profile
+
+        recorder = profile(activities=[ProfilerActivity.CUDA])
+
+        def watch(step: Step) -> None:
+            if step.index == SKIPPED_STEPS:
+                torch.cuda.synchronize()
+                recorder.start()
+            if step.index == SKIPPED_STEPS + steps:
+                torch.cuda.synchronize()
+                recorder.stop()
+                raise DoneError(0.0)
+
+        with suppress(DoneError):
+            decoder.generate(self.condition(decoder.target.config, 1), keys=[(0, 0)], callback=watch)
+        spent = sorted(recorder.key_averages(), key=lambda one: -one.self_device_time_total)
+        return [
+            {"kernel": one.key[:90], "launches": one.count / steps, "us": rounded(one.self_device_time_total / steps)}
+            for one in spent[:24]
+        ]
+
+
+def exact_methods(parts: Container[str]) -> list[str]:
+    """Return the methods that promise plain decoding's codes, and whose trained parts are there."""
+    exact = [m for m in METHODS.values() if m.is_identical and not m.is_plain and m.name != "auto"]
+    return [m.name for m in exact if all(part in parts for part in add_ons_of(m))]
+
+
+def graph_ms(run: Callable[[], object], replays: int = 20, rounds: int = 5) -> float:
+    """Return the milliseconds of one run, on a GPU as a replayed CUDA graph."""
+    run()
+    if not torch.cuda.is_available():
+        begun = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - begun)
+    for _ in range(2):
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    spent = []
+    for _ in range(rounds):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        graph.replay()
+        events[0].record()
+        for _ in range(replays):
+            graph.replay()
+        events[1].record()
+        torch.cuda.synchronize()
+        spent.append(events[0].elapsed_time(events[1]) / replays)
+    return median(spent)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("--minutes", type=real(0.1, 10**4), required=True, metavar="M", help="time for everything, in minutes")
+    add("--out", type=Path, required=True, metavar="DIR", help="folder of headline.json; a stopped run continues")
+    add("--device", default="cuda", help="cuda (default), cuda:N or cpu")
+    add("--toy", action="store_true", help="rehearse with toy sizes")
+    add("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="(default: all)")
+    add("--worker", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure what is missing; return 1 if a section is."""
+    path, begun = args.out.resolve() / "headline.json", time.monotonic()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.worker:
+        work(args, path)
+        return DONE
+
+    def left() -> list[str]:
+        return [name for name in args.sections if name not in read(path)["finished"]]
+
+    while left() and (seconds := begun + 60 * args.minutes - time.monotonic()) > 10:
+        how = ["--minutes", str(seconds / 60), "--out", str(args.out), "--device", args.device]
+        command = [*how, *(["--toy"] if args.toy else []), "--sections", *args.sections, "--worker"]
+        try:
+            done = subprocess.run([sys.executable, "-m", "lantern.eval.gpu_headline", *command], timeout=seconds)
+        except subprocess.TimeoutExpired:
+            break
+        if done.returncode and not skip(path, left()):
+            break
+    return DONE if not left() else FAILED
+
+
+def skip(path: Path, left: Sequence[str]) -> bool:
+    """Leave out the section that ended the process; return whether there was one."""
+    found = read(path)
+    if (name := found.get("under_way")) not in left:
+        return False
+    found["ended_the_process"] = [*found.get("ended_the_process", ()), name]
+    found["finished"].append(name)
+    write_json(path, found)
+    return True
+
+
+def read(path: Path) -> Figures:
+    """Return what has been measured so far."""
+    found = read_json_object(path) if path.is_file() else {}
+    return {"finished": [], "seconds": {}, "sections": {}} | found
+
+
+def work(args: argparse.Namespace, path: Path) -> None:
+    """Measure the sections that are missing, in this process."""
+    found, device = read(path), torch.device(args.device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+    bench = Bench(device, TOY if args.toy else Sizes(), found, lambda: write_json(path, found))
+    ending = time.monotonic() + 60 * args.minutes
+    for name in args.sections:
+        if name in found["finished"]:
+            continue
+        found["under_way"], begun = name, time.monotonic()
+        bench.until = ending if args.toy else min(begun + SECTIONS[name], ending)
+        bench.save()
+        bench.measure("errors", name, getattr(bench, name))
+        found["finished"].append(name)
+        found["seconds"][name] = round(time.monotonic() - begun, 1)
+        bench.save()
+        print(f"{name}: {found['seconds'][name]:g} s", file=sys.stderr, flush=True)
+        print(json.dumps({name: found["sections"].get(name)})[:1500], flush=True)
+
+
+COMMAND = Command("gpu_headline", "Measure the headline table of a GPU within ten minutes.", add_arguments, run)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    return run_command(COMMAND, argv, prog="python -m lantern.eval.gpu_headline")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,347 @@
+"""Products for few rows, each with what stands around it, so that a layer is six launches of about 100 programs.
+
+A product of a few rows with a weight is bound by reading the weight. One program computes all rows for 16 or 32 outputs
+and reads its part of the weight once, in large blocks with several blocks under way. Its warps split the inputs, and
+their partial sums are added at the end in the order of the warps. A row is computed by the same operations for any
+number of rows: tiles of 16 rows by 16 inputs by 8 outputs, over the inputs in order. More rows are more tiles.
+
+    pair        norm, then query, key and value with their rotation and the write to the cache, or gate and up with SiLU
+    single      output and down product with the residual sum, or the head
+
+A norm multiplies its input by the norm's weight before the product, and the product by the row's scale after it, so
+that no program waits for a row's sum of squares. Programs that write a row's residual sum also write the sum of squares
+of their columns (`squares`); who reads the row adds them in order.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lantern.engines.cuda.kernels import PART, is_interpreted, kernel
+
+MOST_ROWS = 64  # of a program; half as many for two products, whose sums would not fit the registers
+OUTPUTS = PART  # of a program: one tile of tensor cores wide, twice for `pair`
+SLICES = 4  # of the inputs, one for each warp
+ROPE, SILU, RESIDUAL, PLAIN = 0, 1, 2, 3
+
+
+@triton.jit
+def added(total, left, right, IS_WIDE: tl.constexpr):
+    """Add a product of tiles, input by input; the interpreter takes the bits of bf16 for integers."""
+    if IS_WIDE:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, total, input_precision="ieee")
+
+
+@triton.jit
+def before(PDL: tl.constexpr):
+    """Let the next kernel start, and wait for the one before."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()  # type: ignore[attr-defined]
+        tl.extra.cuda.gdc_wait()  # type: ignore[attr-defined]
+
+
+@triton.jit
+def scale_of(SQUARES, at, is_live, eps, INPUTS: tl.constexpr, PARTS: tl.constexpr, PARTS_SIZE: tl.constexpr):
+    """Return 1 / sqrt(mean of squares + eps) of some rows."""
+    part = tl.arange(0, PARTS_SIZE)
+    inside = is_live[:, None] & (part < PARTS)[None]
+    squares = tl.load(SQUARES + at[:, None] * PARTS + part[None], mask=inside, other=0.0)
+    return tl.rsqrt(tl.sum(squares, 1) / INPUTS + eps)
+
+
+@kernel
+def enter_kernel(
+    INPUTS, X, SQUARES, rows, live, DIM: tl.constexpr, PART: tl.constexpr, PARTS_SIZE: tl.constexpr, PDL: tl.constexpr
+):
+    """Copy an input to its row, with its sums of squares."""
+    before(PDL)
+    line, row = tl.program_id(0), tl.program_id(1)
+    part = tl.arange(0, PARTS_SIZE)
+    at = part[:, None] * PART + tl.arange(0, PART)[None]
+    x = tl.load(INPUTS + (line * live + row) * DIM + at, mask=at < DIM, other=0.0)
+    tl.store(X + (line * rows + row) * DIM + at, x, mask=at < DIM)
+    wide = x.to(tl.float32)
+    squares = SQUARES + (line * rows + row) * (DIM // PART) + part
+    tl.store(squares, tl.sum(wide * wide, 1), mask=part < DIM // PART)
+
+
+@kernel
+def pair_kernel(
+    X,
+    WEIGHT,
+    NORM,
+    SQUARES,
+    OUT,
+    TABLE,
+    POSITIONS,
+    SLOTS,
+    CACHE,
+    eps,
+    count,
+    rows,
+    live,
+    lines,
+    slots,
+    INPUTS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    STEP: tl.constexpr,
+    APART: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    SLICES: tl.constexpr,
+    DEPTH: tl.constexpr,
+    MODE: tl.constexpr,
+    IS_WIDE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Compute pairs of outputs, STEP * p and STEP * p + APART of the weight, from normed rows."""
+    pair = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_live = lane < count
+    line, node = lane // live, lane % live
+    row = line * rows + node
+    inside = pair < PAIRS
+    before(PDL)
+    inner = tl.arange(0, SLICES)[:, None, None] * DEPTH + tl.arange(0, DEPTH)[None, None]
+    x_at = X + row[None, :, None] * INPUTS + inner
+    w_at = WEIGHT + (STEP * pair)[None, :, None] * INPUTS + inner
+    left = tl.zeros((SLICES, ROWS, OUTPUTS), tl.float32)
+    right = tl.zeros((SLICES, ROWS, OUTPUTS), tl.float32)
+    for start in range(0, INPUTS, SLICES * DEPTH):
+        has_x = is_live[None, :, None] & (start + inner < INPUTS)
+        has_w = inside[None, :, None] & (start + inner < INPUTS)
+        x = tl.load(x_at + start, mask=has_x, other=0.0)
+        norm = tl.load(NORM + start + inner, mask=start + inner < INPUTS, other=0.0)
+        first = tl.load(w_at + start, mask=has_w, other=0.0)
+        second = tl.load(w_at + start + APART * INPUTS, mask=has_w, other=0.0)
+        x = (x.to(tl.float32) * norm.to(tl.float32)).to(X.dtype.element_ty)
+        left = added(left, x, tl.permute(first, (0, 2, 1)), IS_WIDE)
+        right = added(right, x, tl.permute(second, (0, 2, 1)), IS_WIDE)
+    scale = scale_of(SQUARES, row, is_live, eps, INPUTS, PARTS, PARTS_SIZE)[:, None]
+    one, two = tl.sum(left, 0) * scale, tl.sum(right, 0) * scale
+    kept = is_live[:, None] & inside[None]
+    if MODE == 1:  # SILU
+        gate, up = one.to(OUT.dtype.element_ty).to(tl.float32), two.to(OUT.dtype.element_ty).to(tl.float32)
+        opened = (gate / (1.0 + tl.exp(-gate))).to(OUT.dtype.element_ty).to(tl.float32)
+        tl.store(OUT + row[:, None] * PAIRS + pair[None], (opened * up).to(OUT.dtype.element_ty), mask=kept)
+    else:
+        half: tl.constexpr = WIDTH // 2
+        kind, head, place = pair // (HEADS * half), (pair // half) % HEADS, pair % half
+        position = tl.load(POSITIONS + line * live + node, mask=is_live, other=0)
+        factors = TABLE + position[:, None] * WIDTH + 2 * place[None]
+        turns = kept & (kind < 2)[None]
+        cos = tl.load(factors, mask=turns, other=1.0)
+        sin = tl.load(factors + 1, mask=turns, other=0.0)
+        even, odd = one * cos - two * sin, two * cos + one * sin
+        is_query = kept & (kind == 0)[None]
+        q_at = OUT + row[:, None] * (2 * PAIRS) + (STEP * pair)[None]
+        tl.store(q_at, even.to(OUT.dtype.element_ty), mask=is_query)
+        tl.store(q_at + APART, odd.to(OUT.dtype.element_ty), mask=is_query)
+        slot = tl.load(SLOTS + node, mask=is_live, other=0)
+        base = ((kind - 1)[None] * lines + line[:, None]).to(tl.int64) * HEADS * slots * WIDTH
+        c_at = CACHE + base + (head[None] * slots + slot[:, None]) * WIDTH + (STEP * place)[None]
+        is_cached = kept & (kind > 0)[None]
+        tl.store(c_at, even.to(CACHE.dtype.element_ty), mask=is_cached)
+        tl.store(c_at + APART, odd.to(CACHE.dtype.element_ty), mask=is_cached)
+
+
+@kernel
+def single_kernel(
+    X,
+    WEIGHT,
+    OUT,
+    SQUARES,
+    count,
+    rows,
+    live,
+    INPUTS: tl.constexpr,
+    OUTPUTS_ALL: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    SLICES: tl.constexpr,
+    DEPTH: tl.constexpr,
+    MODE: tl.constexpr,
+    IS_WIDE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Compute outputs of a weight, and add them to the rows of OUT, or write them to its rows, which are packed."""
+    column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_live, inside = lane < count, column < OUTPUTS_ALL
+    row = (lane // live) * rows + lane % live
+    before(PDL)
+    inner = tl.arange(0, SLICES)[:, None, None] * DEPTH + tl.arange(0, DEPTH)[None, None]
+    x_at = X + row[None, :, None] * INPUTS + inner
+    w_at = WEIGHT + column[None, :, None] * INPUTS + inner
+    total = tl.zeros((SLICES, ROWS, OUTPUTS), tl.float32)
+    for start in range(0, INPUTS, SLICES * DEPTH):
+        x = tl.load(x_at + start, mask=is_live[None, :, None] & (start + inner < INPUTS), other=0.0)
+        w = tl.load(w_at + start, mask=inside[None, :, None] & (start + inner < INPUTS), other=0.0)
+        total = added(total, x, tl.permute(w, (0, 2, 1)), IS_WIDE)
+    made = tl.sum(total, 0)
+    kept = is_live[:, None] & inside[None]
+    if MODE == 2:  # RESIDUAL
+        at = OUT + row[:, None] * OUTPUTS_ALL + column[None]
+        x = tl.load(at, mask=kept, other=0.0).to(tl.float32) + made.to(OUT.dtype.element_ty).to(tl.float32)
+        x = x.to(OUT.dtype.element_ty)
+        tl.store(at, x, mask=kept)
+        wide = tl.where(kept, x.to(tl.float32), 0.0)
+        parts: tl.constexpr = (OUTPUTS_ALL + OUTPUTS - 1) // OUTPUTS
+        tl.store(SQUARES + row * parts + tl.program_id(1), tl.sum(wide * wide, 1), mask=is_live)
+    else:
+        tl.store(OUT + lane[:, None] * OUTPUTS_ALL + column[None], made.to(OUT.dtype.element_ty), mask=kept)
+
+
+def rows_of_tile(count: int, operands: int) -> int:
+    """Return the rows of a program. Programs of the same outputs are neighbours: the second finds weights in L2."""
+    return min(max(triton.next_power_of_2(count), 16), MOST_ROWS // operands)
+
+
+def tiling(inputs: int, count: int, *, operands: int) -> dict[str, Any]:
+    """Return how the inputs of a product are divided, and how many blocks are under way.
+
+    Only the number of blocks under way depends on the rows: it changes no sum.
+    """
+    rows = rows_of_tile(count, operands)
+    depth = 64 if inputs % (64 * SLICES) == 0 else 32
+    block = SLICES * depth * 2 * (OUTPUTS * operands + rows)  # bytes
+    stages = max(min(98304 // block, 6), 2)
+    return {
+        "ROWS": rows,
+        "OUTPUTS": OUTPUTS,
+        "SLICES": SLICES,
+        "DEPTH": depth,
+        "IS_WIDE": is_interpreted(),
+        "num_warps": SLICES,
+        "num_stages": stages,
+    }
+
+
+def enter(
+    inputs: Float[Tensor, "lines n c"],
+    x: Float[Tensor, "m c"],
+    squares: Float[Tensor, "m p"],
+    *,
+    rows: int,
+    pdl: bool = False,
+) -> None:
+    """Copy inputs to the first rows of each line, with the sums of squares of their parts."""
+    lines, live, dim = inputs.shape
+    how: dict[str, Any] = {"launch_pdl": True} if pdl else {}
+    size = triton.next_power_of_2(-(-dim // OUTPUTS))
+    enter_kernel[(lines, live)](
+        *(inputs, x, squares, rows, live), DIM=dim, PART=OUTPUTS, PARTS_SIZE=size, PDL=pdl, num_warps=4, **how
+    )
+
+
+def qkv(
+    x: Float[Tensor, "m c"],
+    weight: Float[Tensor, "c3 c"],
+    norm: Float[Tensor, " c"],
+    squares: Float[Tensor, "m p"],
+    out: Float[Tensor, "m c3"],
+    rope: Float[Tensor, "p half 2"],
+    positions: Int[Tensor, "lines n"],
+    slots: Int[Tensor, " n"],
+    cache: Float[Tensor, "2 lines h s d"],
+    *,
+    eps: float,
+    rows: int,
+    pdl: bool = False,
+) -> None:
+    """Write rotated queries of normed rows to `out`, and rotated keys and values to their slots of the cache."""
+    lines, heads, count, width = cache.shape[1:]
+    live, dim = positions.shape[1], x.shape[1]
+    _pair(
+        *(x, weight, norm, squares, out, rope, positions, slots, cache),
+        *(eps, lines * live, rows, live, lines, count),
+        pairs=len(weight) // 2,
+        step=2,
+        apart=1,
+        heads=heads,
+        width=width,
+        mode=ROPE,
+        dim=dim,
+        pdl=pdl,
+    )
+
+
+def gate_up(
+    x: Float[Tensor, "m c"],
+    weight: Float[Tensor, "h2 c"],
+    norm: Float[Tensor, " c"],
+    squares: Float[Tensor, "m p"],
+    out: Float[Tensor, "m h"],
+    *,
+    eps: float,
+    rows: int,
+    live: int,
+    pdl: bool = False,
+) -> None:
+    """Write silu(gate) * up of normed rows to `out`."""
+    lines, hidden, dim = len(x) // rows, len(weight) // 2, x.shape[1]
+    _pair(
+        *(x, weight, norm, squares, out, x, x, x, x),
+        *(eps, lines * live, rows, live, lines, 0),
+        pairs=hidden,
+        step=1,
+        apart=hidden,
+        heads=1,
+        width=2,
+        mode=SILU,
+        dim=dim,
+        pdl=pdl,
+    )
+
+
+def _pair(
+    *given: Any, pairs: int, step: int, apart: int, heads: int, width: int, mode: int, dim: int, pdl: bool
+) -> None:
+    count, parts = given[10], -(-dim // OUTPUTS)
+    how = tiling(dim, count, operands=2) | ({"launch_pdl": True} if pdl else {})
+    pair_kernel[(-(-count // how["ROWS"]), -(-pairs // OUTPUTS))](
+        *given,
+        INPUTS=dim,
+        PAIRS=pairs,
+        STEP=step,
+        APART=apart,
+        HEADS=heads,
+        WIDTH=width,
+        PARTS=parts,
+        PARTS_SIZE=triton.next_power_of_2(parts),
+        MODE=mode,
+        PDL=pdl,
+        **how,
+    )
+
+
+def single(
+    x: Float[Tensor, "m k"],
+    weight: Float[Tensor, "n k"],
+    out: Float[Tensor, "m n"],
+    squares: Float[Tensor, "m p"] | None,
+    *,
+    rows: int,
+    live: int,
+    pdl: bool = False,
+) -> None:
+    """Add the product to the rows of `out`, with sums of squares; without `squares` write it to packed rows."""
+    outputs, inputs = weight.shape
+    count = len(x) // rows * live
+    how = tiling(inputs, count, operands=1) | ({"launch_pdl": True} if pdl else {})
+    single_kernel[(-(-count // how["ROWS"]), -(-outputs // OUTPUTS))](
+        *(x, weight, out, out if squares is None else squares, count, rows, live),
+        INPUTS=inputs,
+        OUTPUTS_ALL=outputs,
+        MODE=PLAIN if squares is None else RESIDUAL,
+        PDL=pdl,
+        **how,
+    )

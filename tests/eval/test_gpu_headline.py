@@ -1,0 +1,80 @@
+"""The command for a GPU machine, rehearsed on a CPU without the packages that such a machine may lack."""
+
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lantern.eval import gpu_headline
+from lantern.eval.gpu_headline import SECTIONS, read, skip
+
+HIDDEN = """
+import sys
+from importlib.machinery import PathFinder
+
+class Hidden(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        names = ("ftfy", "diffusers", "torchao", "argcomplete", "fastapi")
+        return None if name.split(".")[0] in names else super().find_spec(name, path, target)
+
+sys.meta_path = [Hidden if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+def errors(found: Any, path: str = "") -> list[str]:
+    """Return every error, and every figure that was left out, with its place."""
+    if not isinstance(found, dict):
+        return []
+    own = [f"{path}: {found}"] if "error" in found or "left_out" in found else []
+    return own + [line for name, one in found.items() for line in errors(one, f"{path}/{name}")]
+
+
+def test_all_sections_run_without_packages_that_a_gpu_machine_lacks(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    (tmp_path / "sitecustomize.py").write_text(HIDDEN, encoding="utf-8")
+    where = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "lantern.eval.gpu_headline", "--minutes", "9", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--device", "cpu", "--toy"],
+        env=os.environ | {"PYTHONPATH": where, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    found = json.loads((tmp_path / "headline.json").read_text(encoding="utf-8"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert found["finished"] == list(SECTIONS) and errors(found["sections"]) == []
+    assert set(SECTIONS) - set(found["sections"]) == {"tests"}  # those of a GPU
+    plain = found["sections"]["plain"]
+    assert {"cublas", "fused", "torch in a graph", "eager", "compiled layers in a graph"} <= set(plain)
+    assert plain["fused"]["ms_per_token"] > 0 and plain["fused"]["share"] > 0
+    assert found["sections"]["drafted"]["eagle1 chain_2"]["2.5"]["ms_per_token"] > 0
+    exact = {**found["sections"]["exact"], **found["sections"]["embedded"]}
+    assert len(exact) >= 4 and all(one["differing"] == 0 for one in exact.values() if one["promise"] == "codes")
+    assert found["sections"]["server"]["plain"]["images_per_second"] > 0
+    assert found["sections"]["training"]["torch"]["images_per_second"] > 0
+
+
+def test_a_section_that_ends_the_process_is_left_out_and_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(command: list[str], **_: Any) -> Any:
+        found = read(tmp_path / "headline.json")
+        left = [name for name in ("machine", "plain") if name not in found["finished"]]
+        found["under_way"] = left[0]
+        if left[0] == "plain":
+            found["finished"].append("plain")
+        gpu_headline.write_json(tmp_path / "headline.json", found)
+        return Namespace(returncode=0 if left[0] == "plain" else gpu_headline.CRASHED)
+
+    monkeypatch.setattr(gpu_headline.subprocess, "run", crash)
+    words = ["--minutes", "1", "--out", str(tmp_path), "--sections", "machine", "plain"]
+    assert gpu_headline.main(words) == 0
+    found = read(tmp_path / "headline.json")
+    assert found["finished"] == ["machine", "plain"] and found["ended_the_process"] == ["machine"]
+    assert not skip(tmp_path / "headline.json", [])
