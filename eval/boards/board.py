@@ -252,7 +252,7 @@ class Board:
                 codes = unpack([image["codes"]]).to(self.model.device)
                 save_image(to_image(self.model.pictures(codes)[0]), path, {})
             prompts = [self.prompt(number) for number in range(len(images))]
-            options = Options(cache=judging.cache, device=self.model.device, concepts=prompts)
+            options = Options(cache=judging.cache, device=self.model.device)
             found = measure(
                 paths, judging.reference, judging.metrics, prompts=prompts, weights=judging.weights,
                 seed=self.options.seed, options=options,

@@ -1,5 +1,9 @@
-"""Distances between sets of features (Frechet, kernel, neighbourhoods), and the bootstrap. Tensors only."""
+"""Distances between sets of features by torch-fidelity's functions of features, and their intervals.
 
+Ours are the distance of fewer images than features, density and coverage, and every bootstrap.
+"""
+
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,18 +46,14 @@ def frechet_gaussian(
     mean_b: Float[Tensor, " c"],
     covariance_b: Float[Tensor, "c c"],
 ) -> float:
-    """Return |mean_a - mean_b|^2 + tr(A + B - 2 (A B)^(1/2)), by the symmetric root of A^(1/2) B A^(1/2).
+    """Return torch-fidelity's Frechet distance of two Gaussians; ValueError for means of different lengths."""
+    from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 
-    ValueError for means of different lengths.
-    """
     if mean_a.shape != mean_b.shape:
         raise ValueError(f"features of {len(mean_a)} and of {len(mean_b)} values, expected features of one network")
-    a, b = covariance_a.double(), covariance_b.double()
-    values, vectors = torch.linalg.eigh(a)
-    root = vectors * values.clamp(min=0).sqrt() @ vectors.T
-    shared = torch.linalg.eigvalsh(root @ b @ root).clamp(min=0).sqrt().sum()
-    apart = (mean_a.double() - mean_b.double()).square().sum()
-    return float(apart + a.trace() + b.trace() - 2 * shared)
+    sides = ((mean_a, covariance_a), (mean_b, covariance_b))
+    known = [{"mu": mean.double().numpy(), "sigma": covariance.double().numpy()} for mean, covariance in sides]
+    return fid_statistics_to_metric(*known, verbose=False)[KEY_METRIC_FID]
 
 
 def frechet_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: int, draws: int = 100) -> Estimate:
@@ -112,25 +112,31 @@ def moments_of(
 
 
 def kernel_distance(x: Float[Tensor, "n c"], y: Float[Tensor, "m c"], *, seed: int, draws: int = DRAWS) -> Estimate:
-    """Return KID (Binkowski 2018, arXiv:1801.01401), x 1: the unbiased squared MMD with the kernel (x.y / c + 1)^3.
+    """Return KID (Binkowski 2018, arXiv:1801.01401), x 1: torch-fidelity's unbiased MMD^2, kernel (x.y / c + 1)^3.
 
-    All pairs of different images are used, not subsets. The interval is a bootstrap over images, without pairs of a
-    image with itself. Of a set larger than MOST_KERNEL a random part is used. Memory does not grow with n or m.
+    Sets of equal size, at most MOST_KERNEL, are compared as a whole, others by the mean of 100 random subsets of the
+    smaller size. The interval is a bootstrap over images, without pairs of an image with itself, shifted to the value.
     ValueError for sets of fewer than 2 features.
     """
+    from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, kid_features_to_metric
+
     generator = torch.Generator().manual_seed(seed)
-    x, y = (_at_most(one, generator) for one in (x, y))
-    if min(len(x), len(y)) < 2:
+    size = min(len(x), len(y), MOST_KERNEL)
+    if size < 2:
         raise ValueError(f"sets of {len(x)} and {len(y)} features, expected at least 2 in each")
+    subsets = 1 if len(x) == len(y) == size else 100
+    how = {"kid_subsets": subsets, "kid_subset_size": size, "rng_seed": seed % 2**32, "verbose": False}
+    value = kid_features_to_metric(x.double(), y.double(), **how)[KEY_METRIC_KID_MEAN]
+    if not draws:
+        return Estimate(value)
+    x, y = (_at_most(one, generator) for one in (x, y))
     weights = [_weights(len(one), draws, generator) for one in (x, y)]
     within = [_kernel_mean(one, one, w, w, is_same=True) for one, w in zip((x, y), weights, strict=True)]
-    between = _kernel_mean(x, y, *weights, is_same=False)
-    found = within[0] + within[1] - 2 * between
-    if not draws:
-        return Estimate(float(found[0]))
+    found = within[0] + within[1] - 2 * _kernel_mean(x, y, *weights, is_same=False)
     # a resample of one repeated picture has no pairs
     has_pairs = torch.stack([w.sum(0).square() > w.square().sum(0) for w in weights]).all(0)
-    return Estimate(float(found[0]), *_ends(found[1:][has_pairs[1:]]), f"95 % bootstrap, {draws} draws")
+    low, high = (end + value - float(found[0]) for end in _ends(found[1:][has_pairs[1:]]))
+    return Estimate(value, low, high, f"95 % bootstrap, {draws} draws")
 
 
 def _kernel_mean(
@@ -157,12 +163,17 @@ def _kernel_mean(
 def prdc(
     real: Float[Tensor, "n c"], fake: Float[Tensor, "m c"], *, nearest: int = 5, seed: int = 0
 ) -> dict[str, Estimate]:
-    """Return precision and recall (arXiv:1904.06991), density and coverage (arXiv:2002.09797), k nearest neighbours.
+    """Return precision and recall (arXiv:1904.06991) by torch-fidelity, density and coverage (arXiv:2002.09797).
 
-    The intervals are bootstraps over images with fixed neighbourhoods. ValueError for sets of k images or fewer.
+    All use k nearest neighbours. The intervals are bootstraps over images with fixed neighbourhoods. ValueError for
+    sets of k images or fewer.
     """
+    from torch_fidelity.metric_prc import prc_features_to_metric
+
     if min(len(real), len(fake)) <= nearest:
         raise ValueError(f"sets of {len(real)} and {len(fake)} features, expected more than {nearest} in each")
+    how = {"prc_neighborhood": nearest, "prc_batch_size": BLOCK, "save_cpu_ram": True, "verbose": False}
+    package = prc_features_to_metric(fake.double(), real.double(), **how)
     real_radius, fake_radius = (_radii(one, nearest) for one in (real, fake))
     inside = torch.zeros(len(fake), dtype=torch.float64)
     is_recalled = torch.zeros(len(real), dtype=torch.bool)
@@ -171,12 +182,13 @@ def prdc(
         for j in range(0, len(fake), BLOCK):
             rows, columns = slice(i, i + BLOCK), slice(j, j + BLOCK)
             apart = torch.cdist(real[rows].double(), fake[columns].double())
-            is_near = apart < real_radius[rows, None]
+            is_near = apart <= real_radius[rows, None]
             inside[columns] += is_near.sum(0)
-            is_recalled[rows] |= (apart < fake_radius[columns]).any(1)
+            is_recalled[rows] |= (apart <= fake_radius[columns]).any(1)
             is_covered[rows] |= is_near.any(1)
     means = {"precision": inside > 0, "recall": is_recalled, "density": inside / nearest, "coverage": is_covered}
-    return {name: mean_estimate(values.double(), seed=seed) for name, values in means.items()}
+    found = {name: mean_estimate(values.double(), seed=seed) for name, values in means.items()}
+    return {name: dataclasses.replace(one, value=package.get(name, one.value)) for name, one in found.items()}
 
 
 def _radii(features: Float[Tensor, "n c"], nearest: int) -> Float[Tensor, " n"]:
@@ -193,18 +205,15 @@ def _radii(features: Float[Tensor, "n c"], nearest: int) -> Float[Tensor, " n"]:
 
 
 def inception_score(logits: Float[Tensor, "n k"], *, seed: int, draws: int = 100) -> Estimate:
-    """Return the Inception score (arXiv:1606.03498): exp of the mean KL from p(y|x) to p(y), in one split."""
+    """Return torch-fidelity's Inception score (arXiv:1606.03498): exp of the mean KL from p(y|x) to p(y), one split."""
+    from torch_fidelity.metric_isc import KEY_METRIC_ISC_MEAN, isc_features_to_metric
+
+    def score(part: Float[Tensor, "n k"]) -> float:
+        return isc_features_to_metric(part, splits=1, shuffle=False)[KEY_METRIC_ISC_MEAN]
+
     generator = torch.Generator().manual_seed(seed)
-    weights = _weights(len(logits), draws, generator)
-    mean = torch.zeros(weights.shape[1], logits.shape[1], dtype=torch.float64)
-    certainty = torch.zeros(weights.shape[1], dtype=torch.float64)
-    for i in range(0, len(logits), BLOCK):
-        probs, part = logits[i : i + BLOCK].double().softmax(-1), weights[i : i + BLOCK]
-        mean += part.T @ probs
-        certainty += part.T @ torch.special.xlogy(probs, probs).sum(-1)
-    mean /= len(logits)
-    scores = (certainty / len(logits) - torch.special.xlogy(mean, mean).sum(-1)).exp()
-    return _centred(float(scores[0]), scores[1:].tolist())
+    sampled = [score(logits[_resample(len(logits), generator)]) for _ in range(draws)]
+    return _centred(score(logits), sampled)
 
 
 def mean_estimate(values: Float[Tensor, " n"], *, seed: int, draws: int = DRAWS) -> Estimate:

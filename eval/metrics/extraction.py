@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from lantern.eval.metrics.pictures import Batch, Stream, raw
@@ -120,10 +120,3 @@ class Extraction:
                 shape = (seen.count, features.shape[1])
                 seen.features[judge] = torch.from_numpy(np.lib.format.open_memmap(path, "w+", np.float32, shape))
             seen.features[judge][batch.first : batch.first + len(features)] = features
-
-
-def labels_of(concepts: Sequence[str]) -> tuple[tuple[str, ...], Int[Tensor, " n"]]:
-    """Return the distinct concepts in order of appearance, and the index of each image's concept."""
-    different = tuple(dict.fromkeys(concepts))
-    number = {concept: i for i, concept in enumerate(different)}
-    return different, torch.tensor([number[concept] for concept in concepts])

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from lantern.core.config import one_line
 from lantern.eval.metrics import clip_score, inception
 from lantern.eval.metrics.extraction import Judge, Pair
-from lantern.eval.metrics.pictures import raw
 from lantern.eval.metrics.weights import Found, find_weights
 
 
@@ -43,18 +44,11 @@ class Judges:
             pooled = self._inception("inception-logits", resize)
             return Network(pooled.weights, pooled.prepare, lambda inputs: pooled.logits(pooled.embed(inputs)))
         found = self.find(name)
-        if name == "retrieval":
-            from lantern.eval.metrics.efficientnet import EfficientNet
-
-            network = EfficientNet.from_package(found.path.parent).to(self.device)
-            return Network(found, raw, lambda inputs: network(inputs.to(self.device)).float().cpu())
         load = clip_score.load_clip if name == "clip" else clip_score.load_preference
         return load(found, device=self.device)
 
     def pair(self, name: str) -> tuple[Pair, Found | None]:
         """Return a measure of pairs and its weights."""
-        from lantern.eval.metrics.reconstruction import load_lpips, psnr
-
         if name == "psnr":
             return psnr, None
         found = self.find(name)
@@ -68,3 +62,37 @@ class Judges:
         if name not in self._inceptions:
             self._inceptions[name] = inception.load_inception(self.find(name), resize=resize, device=self.device)
         return dataclasses.replace(self._inceptions[name], resize=resize)
+
+
+def psnr(a: UInt8[Tensor, "b 3 h w"], b: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, " b"]:
+    """Return torchmetrics' peak signal-to-noise ratio of each pair in dB; infinite for equal images."""
+    from torchmetrics.functional.image import peak_signal_noise_ratio
+
+    pairs = zip(a.double(), b.double(), strict=True)
+    return torch.stack([peak_signal_noise_ratio(one, other, data_range=255.0) for one, other in pairs])
+
+
+def load_lpips(found: Found, *, device: torch.device | str = "cpu") -> Pair:
+    """Return the LPIPS (arXiv:1801.03924) of pairs of images by torchvision's AlexNet in a file.
+
+    The heads come with torchmetrics, whose class downloads AlexNet. ValueError for weights of another network.
+    """
+    from torchmetrics.functional.image.lpips import _LPIPS
+
+    state = inception.read_tensors(found.path)
+    network = _LPIPS(pretrained=True, net="alex", pnet_rand=True)
+    try:
+        # torchmetrics splits the layers into slices that keep torchvision's numbers
+        for name, tensor in network.net.state_dict().items():
+            tensor.copy_(state[f"features.{name.partition('.')[2]}"])
+    except (KeyError, RuntimeError) as error:
+        raise ValueError(f"{found.path} is not torchvision's AlexNet: {one_line(error)}") from error
+    network.eval().to(device)
+
+    @torch.inference_mode()
+    def lpips(a: UInt8[Tensor, "b 3 h w"], b: UInt8[Tensor, "b 3 h w"]) -> Float[Tensor, " b"]:
+        if a.shape != b.shape:
+            raise ValueError(f"pictures of {list(a.shape)} and {list(b.shape)}, expected pairs of one size")
+        return network(*(one.to(device).float() / 127.5 - 1 for one in (a, b))).flatten().cpu()
+
+    return lpips

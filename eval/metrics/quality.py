@@ -18,7 +18,7 @@ from lantern.eval.metrics.judges import Judges
 from lantern.eval.metrics.moments import Moments
 from lantern.eval.metrics.pictures import resizing
 from lantern.eval.metrics.reference import Reference, made_with, open_reference
-from lantern.eval.metrics.registry import CONCEPTS, METRICS, PAIRS, PROMPTS, REFERENCE, Material, Metric
+from lantern.eval.metrics.registry import METRICS, PAIRS, PROMPTS, REFERENCE, Material, Metric
 from lantern.eval.metrics.weights import Found
 from lantern.eval.speed.surroundings import installed
 
@@ -56,16 +56,13 @@ class Figure:
 class Options:
     """Options of a measurement.
 
-    reference_name, prompts_name: names in the results. concepts, reference_concepts: the concept of each image of
-    either set, for retrieval. cache: folder of weights. draws: bootstrap draws. batch: images at a time. workers:
-    reader threads, 0 for one per core. moments: folder for Inception's moments of both sets, to merge shards. resize,
-    size: resize of both sets to `size` pixels before each network's own resize (`pictures.resizing`).
+    reference_name, prompts_name: names in the results. cache: folder of weights. draws: bootstrap draws. batch: images
+    at a time. workers: reader threads, 0 for one per core. moments: folder for Inception's moments of both sets, to
+    merge shards. resize, size: resize of both sets to `size` pixels before each network's own (`pictures.resizing`).
     """
 
     reference_name: str = ""
     prompts_name: str = ""
-    concepts: Sequence[str] = ()
-    reference_concepts: Sequence[str] = ()
     cache: Path | None = None
     draws: int = DRAWS
     batch: int = 32
@@ -114,7 +111,7 @@ def measure(
             batch=options.batch,
             workers=options.workers,
             before=resizing(options.resize, options.size),
-            reads_prompts=prompts is None and (PROMPTS in needs or (CONCEPTS in needs and not options.concepts)),
+            reads_prompts=prompts is None and PROMPTS in needs,
             is_quiet=options.is_quiet,
         )
         extracted = work.run(pictures, known.pictures if theirs or pairs else ())
@@ -126,8 +123,6 @@ def measure(
             known.statistics,
             ours,
             prompts=texts,
-            concepts=options.concepts or texts,
-            reference_concepts=options.reference_concepts,
             seed=seed,
             draws=options.draws,
         )
@@ -209,9 +204,6 @@ def _check(
         is_frechet = name.startswith("fid")
         if REFERENCE in needs and not is_frechet and not reference.pictures:
             raise ValueError(f"{name}: reference statistics support only FID, expected a folder of images")
-        if CONCEPTS in needs and len(options.reference_concepts) != len(reference.pictures):
-            got = f"{len(options.reference_concepts)} concepts for {len(reference.pictures)} reference images"
-            raise ValueError(f"{name}: {got}, expected one each: give them with --reference-concepts")
 
 
 def library_of(metric: Metric) -> str:

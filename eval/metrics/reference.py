@@ -82,8 +82,8 @@ def is_prepared(folder: Path) -> bool:
     return (folder / "records.jsonl").is_file() and (folder / "pictures.tar").is_file()
 
 
-def unpack(folder: Path, out: Path) -> tuple[list[Path], list[str]]:
-    """Write the plain training images of a prepared folder below `out`; return them and the concept of each.
+def unpack(folder: Path, out: Path) -> list[Path]:
+    """Write the plain training images of a prepared folder below `out`; return them.
 
     Existing files are kept. Files are named by image number, in folders of a thousand. ValueError for an incomplete
     folder.
@@ -103,4 +103,4 @@ def unpack(folder: Path, out: Path) -> tuple[list[Path], list[str]]:
                         temporary.write_bytes(file.read())
         if lacking:
             raise ValueError(f"{folder}/pictures.tar lacks {min(lacking)}: prepare it again with `lantern train data`")
-    return list(places.values()), [one.concepts[0] for one in chosen]
+    return list(places.values())

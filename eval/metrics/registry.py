@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.eval.metrics import clip_score, inception, retrieval
+from lantern.eval.metrics import clip_score, inception
 from lantern.eval.metrics.distances import (
     DRAWS,
     Estimate,
@@ -21,11 +20,10 @@ from lantern.eval.metrics.distances import (
     mean_estimate,
     prdc,
 )
-from lantern.eval.metrics.extraction import Extracted, Judge, labels_of
+from lantern.eval.metrics.extraction import Extracted, Judge
 from lantern.eval.metrics.reference import Statistics, made_with
 
-REFERENCE, PROMPTS, PAIRS, CONCEPTS = "reference", "prompts", "pairs", "concepts"
-ROWS = 256  # pictures whose similarity to the reference is in memory at a time
+REFERENCE, PROMPTS, PAIRS = "reference", "prompts", "pairs"
 MANY = 1000  # pictures of both sets above which FID uses fewer bootstrap draws
 
 
@@ -37,8 +35,6 @@ class Material:
     statistics: Statistics | None
     judges: Mapping[str, Judge]
     prompts: Sequence[str]
-    concepts: Sequence[str]
-    reference_concepts: Sequence[str]
     seed: int
     draws: int = DRAWS
 
@@ -71,18 +67,6 @@ class Material:
         network: Any = self.judges[judge]
         prompts = network.embed_prompts([prefix + prompt for prompt in self.prompts])
         return clip_score.clip_scores(self.extracted.ours.features[judge], prompts)
-
-    def hits(self) -> Float[Tensor, " n"]:
-        """Return 1 for each image whose nearest real image has the same concept, else 0."""
-        ours, theirs = self.sets("retrieval")
-        concepts, labels = labels_of(self.reference_concepts)
-        gallery = retrieval.Gallery(theirs, labels, ("",) * len(labels), concepts)
-        expected = torch.tensor([gallery.label(concept) for concept in self.concepts])
-        found = [
-            retrieval.ranks(gallery.similarity(ours[i : i + ROWS]), expected[i : i + ROWS])
-            for i in range(0, len(ours), ROWS)
-        ]
-        return (torch.cat(found) == 0).double()
 
     def mean(self, values: Float[Tensor, " n"]) -> Estimate:
         """Return the mean of values over images."""
@@ -126,7 +110,11 @@ def _neighbourhood(name: str) -> Metric:
 def _aligned(judge: str, protocol: str, *, prefix: str = "", is_positive: bool = False) -> Metric:
     def take(material: Material) -> Estimate:
         found = material.mean(material.alignment(judge, prefix=prefix))
-        return dataclasses.replace(found, value=max(found.value, 0.0)) if is_positive else found
+        if not is_positive or found.low is None or found.high is None:
+            return found
+        return dataclasses.replace(
+            found, value=max(found.value, 0.0), low=max(found.low, 0.0), high=max(found.high, 0.0)
+        )
 
     packages = ("transformers", "open_clip_torch")
     return Metric(judge, frozenset({PROMPTS}), take, clip_score.RESIZE, packages, protocol)
@@ -168,14 +156,6 @@ METRICS: dict[str, Metric] = {
     ),
     "hps": _aligned("hps", "HPSv2.1: 100 x cosine of the fine-tuned ViT-H/14"),
     "pickscore": _aligned("pickscore", "PickScore: 100 x cosine of the fine-tuned ViT-H/14, without logit scale"),
-    "retrieval": Metric(
-        "retrieval",
-        frozenset({REFERENCE, CONCEPTS}),
-        lambda material: material.mean(material.hits()),
-        "PyTorch bicubic to 224, antialiased",
-        ("lantern",),
-        "share of images nearest to a real one of their concept, EfficientNet-Lite0",
-    ),
     "lpips": _pairwise("lpips", ("torchmetrics", "torchvision"), "AlexNet, version 0.1"),
-    "psnr": _pairwise("psnr", ("lantern",), "decibels, mean of images"),
+    "psnr": _pairwise("psnr", ("torchmetrics",), "decibels, mean of images"),
 }

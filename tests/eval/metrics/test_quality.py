@@ -7,7 +7,6 @@ import torch
 
 from lantern.cli import eval as command
 from lantern.cli.main import main
-from lantern.eval.metrics.judges import Judges
 from lantern.eval.metrics.quality import FEW, Figure, Options, fid_of_shards, in_order, measure
 from lantern.eval.metrics.registry import METRICS
 from lantern.eval.metrics.weights import SOURCES
@@ -117,24 +116,6 @@ def test_psnr_leaves_out_equal_pictures_with_a_warning(tmp_path: Path) -> None:
     assert 0 < found.value < 40
 
 
-def test_retrieval_finds_equal_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Pixels:
-        weights = None
-
-        prepare = staticmethod(lambda pixels: torch.from_numpy(pixels).permute(2, 0, 1))
-        embed = staticmethod(lambda inputs: torch.nn.functional.normalize(inputs.float().flatten(1) - 128, dim=-1))
-
-    monkeypatch.setattr(Judges, "load", lambda self, name: Pixels())
-    paths = save_pictures(tmp_path / "a", 5)
-    concepts = ["cat", "dog", "owl", "fox", "bee"]
-    options = Options(concepts=concepts, reference_concepts=concepts)
-    assert measure(paths, paths, ["retrieval"], options=options)["retrieval"].value == 1
-    turned = dataclasses.replace(options, concepts=concepts[1:] + concepts[:1])
-    found = measure(paths, paths, ["retrieval"], options=turned)["retrieval"]
-    assert found.value == 0
-    assert "CLIP" not in found.protocol and "EfficientNet" in found.protocol
-
-
 def test_shards_merge_to_the_fid_of_one_run(tmp_path: Path, weights: dict[str, Path]) -> None:
     paths = save_pictures(tmp_path / "a", 40)
     save_pictures(tmp_path / "b", 30, seed=1)
@@ -202,7 +183,6 @@ BAD = {
     "empty folder": (["EMPTY", "--reference", "A"], "has no images"),
     "no prompts": (["A", "--metrics", "clip"], "000.png has no prompt in its file"),
     "another number of prompts": (["A", "--metrics", "clip", "--prompts", "PROMPTS"], "1 prompts for 3 images"),
-    "no concepts": (["A", "--reference", "A", "--metrics", "retrieval"], "--reference-concepts"),
     "pairs of two names": (["A", "--reference", "OTHER", "--metrics", "psnr"], "expected equal numbers"),
     "unknown network": (["A", "--weights", "inceptio=x"], "did you mean inception?"),
     "weights without path": (["A", "--weights", "clip"], "wanted NAME=PATH"),

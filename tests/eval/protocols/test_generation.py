@@ -127,7 +127,7 @@ def test_pictures_recorded_meanwhile_are_skipped(
 
 def test_pictures_of_another_fingerprint_are_rejected(decoder: Generator, whole: Path) -> None:
     other = FINGERPRINT | {"versions": {"torch": "1.0"}}
-    with pytest.raises(ValueError, match=r"images with versions\.torch .*now it is 1\.0"):
+    with pytest.raises(ValueError, match=r"begun with versions\.torch .*now it is 1\.0"):
         Worker(decoder, whole, other, name="1-of-1")
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lantern.eval.metrics.extraction import Pair
-from lantern.eval.metrics.reconstruction import load_lpips, psnr
+from lantern.eval.metrics.judges import load_lpips, psnr
 from lantern.eval.metrics.weights import Found, find_weights
 
 
