@@ -42,7 +42,8 @@ from lantern.eval.speed.roofline import copy_bandwidth, pass_bytes
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.shapes import DoneError
 from lantern.eval.speed.surroundings import surroundings
-from lantern.methods.registry import METHODS, Decoder, add_ons_of, build_decoder
+from lantern.generation.decoder import Decoder, build_decoder
+from lantern.methods import METHODS
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig, rope_table
 
 Figures = dict[str, Any]
@@ -622,7 +623,7 @@ class Bench:
 def exact_methods(parts: Container[str]) -> list[str]:
     """Return the methods that promise plain decoding's codes, and whose trained parts are there."""
     exact = [m for m in METHODS.values() if m.is_identical and not m.is_plain and m.name != "auto"]
-    return [m.name for m in exact if all(part in parts for part in add_ons_of(m))]
+    return [m.name for m in exact if all(part in parts for part in m.made.parts)]
 
 
 def graph_ms(run: Callable[[], object], replays: int = 20, rounds: int = 5) -> float:

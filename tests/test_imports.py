@@ -33,7 +33,6 @@ SOURCES = _sources()
 # Modules of the package that a folder may import beside its own, by prefix. The longest prefix that fits a module
 # counts.
 CORE = ("lantern.core",)
-SPECS = ("lantern.methods.spec",)
 MODELS = ("lantern.models.llamagen",)
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lantern": ("lantern.core.torchvision_import",),
@@ -43,17 +42,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lantern.core.io": ("lantern.core.config",),
     "lantern.models.llamagen": CORE,
     "lantern.decoding": (*CORE, "lantern.engines"),
-    "lantern.verifiers": (*CORE, *SPECS),
+    "lantern.verifiers": CORE,
     "lantern.drafters": (
         *CORE,
-        *SPECS,
         *MODELS,
         "lantern.decoding",
         "lantern.engines.prepared",
         "lantern.verifiers.relaxations",
     ),
-    "lantern.drafters.trees": (*CORE, *SPECS),
-    "lantern.drafters.policies": (*CORE, *SPECS, "lantern.drafters.trees"),
+    "lantern.drafters.parts": (),
+    "lantern.drafters.trees": CORE,
+    "lantern.drafters.policies": (*CORE, "lantern.drafters.trees"),
     "lantern.engines": (
         *CORE,
         *MODELS,
@@ -62,11 +61,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "lantern.verifiers",
         "lantern.drafters",
     ),
-    "lantern.methods.spec": ("lantern.engines.engine",),
-    "lantern.methods": (*CORE, *SPECS, "lantern.decoding", "lantern.verifiers", "lantern.engines", "lantern.drafters"),
+    "lantern.methods": ("lantern.drafters.parts",),
     "lantern.models": (
         *CORE,
-        "lantern.methods",
         "lantern.engines",
         "lantern.decoding",
         "lantern.verifiers",

@@ -9,7 +9,9 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.engines.engine import EAGER, Engine
-from lantern.methods.registry import METHODS, Decoder, Method, add_ons_of, build_decoder
+from lantern.generation.decoder import Decoder, build_decoder
+from lantern.methods import METHODS, Made, Method
+from lantern.methods.method import Call
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
@@ -19,6 +21,7 @@ TARGET = tiny_target()
 CONDITION = tiny_condition((4, 1, 6))
 KEYS = [(9, 0), (9, 1), (4, 7)]
 SAMPLING = Sampling(guidance=3)
+SIZES = {"nodes": 8, "width": 3, "depth": 2}  # of dynamic trees
 
 
 @cache
@@ -59,7 +62,7 @@ def tiny_decoder(
         target,
         sampling=sampling,
         drafter_module=tiny_eagle(target, form=form).to(weight.device, weight.dtype) if module is None else module,
-        add_ons={name: tiny_part(name, target).to(weight.device) for name in add_ons_of(chosen)}
+        add_ons={name: tiny_part(name, target).to(weight.device) for name in chosen.made.parts}
         if add_ons is None
         else add_ons,
         neighbours=tiny_neighbours(codes).to(weight.device),
@@ -68,10 +71,21 @@ def tiny_decoder(
     )
 
 
+def made_of(name: str, drafter: Call | None, verifier: Call | None) -> Method:
+    """Return a method of this drafter and verifier, under the name of another."""
+    return Method(name, lambda parts: Made(drafter, verifier), {}, "")
+
+
 def small_method(name: str) -> Method:
     """Return a method with small trees and windows of constant size, whose steps may be captured."""
-    small = {"window": 4, "tree": "chain_2", "adaptive": False, "first_rows": 1, "last_rows": 2}
-    return METHODS[name].with_options(**{key: value for key, value in small.items() if key in METHODS[name].options})
+    return shrunk(METHODS[name], window=4, adaptive=False)
+
+
+def shrunk(method: Method, **small: Any) -> Method:
+    """Return a method with trees of a few nodes, and with those of the `small` options that it has."""
+    small |= {name: most for name, most in SIZES.items() if method.settings.get(name, 0) > most}
+    small["tree"] = "chain_2" if method.tree else "eagle2_8_3_2"
+    return method.with_options(**{name: value for name, value in small.items() if name in method.options})
 
 
 def plain_codes(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lantern.drafters.eagle.fr_spec import FrequencyTable
 from lantern.drafters.lookup.tables import SamTables
-from lantern.methods.registry import add_ons, find_add_on
+from lantern.drafters.parts import ADD_ONS
 from lantern.models.llamagen.transformer import Transformer
 
 DEPTHS = 12  # as deep as the deepest tree of the tests
@@ -28,7 +28,7 @@ def tiny_part(name: str, target: Transformer, **changes: Any) -> Any:
     """Return the add-on of a name for a target, at the toy size that it declares."""
     if name in MAKERS:
         return MAKERS[name](target)
-    add_on = find_add_on(name)
+    add_on = ADD_ONS.get(name)
     assert add_on is not None, f"no method declares the add-on {name}"
     fields = {**add_on.toy, **changes}
     make = getattr(add_on.config, "for_target", None)
@@ -68,4 +68,4 @@ MAKERS: dict[str, Callable[[Transformer], nn.Module]] = {"sam": tiny_sam, "fr-sp
 
 def tiny_parts(target: Transformer) -> Mapping[str, nn.Module]:
     """Return all parts for a target."""
-    return {name: tiny_part(name, target) for name in add_ons() if name != "eagle1"}
+    return {name: tiny_part(name, target) for name in ADD_ONS if name != "eagle1"}

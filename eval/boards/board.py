@@ -47,7 +47,7 @@ from lantern.eval.speed.contenders import (
 from lantern.eval.speed.race import step_order, warm
 from lantern.eval.speed.surroundings import file_hashes, load_average, surroundings
 from lantern.generation.images import save_image, to_image
-from lantern.methods.registry import METHODS, Method, add_ons_of, reads_drafter
+from lantern.methods import METHODS, Method
 from lantern.models.folder import FOLDER, Model, load_model
 
 VERSUS = "=="  # between the methods of a pair on the command line
@@ -57,13 +57,13 @@ SAME = ("lantern", "python", "torch", "torchao", "cpu", "cores", "threads", "dev
 # what the papers compare with, at the same tree or window
 PAIRS = (
     ("eagle2-paper", "eagle1-paper"),
-    ("eagle3-paper", "eagle2-paper:depth=7"),
+    ("eagle3-paper", "eagle2-paper:tree=eagle2_59_10_7"),
     ("poss-paper", "eagle2-paper"),
-    ("vispec-paper", "eagle2-paper:nodes=29,width=8,depth=3"),
+    ("vispec-paper", "eagle2-paper:tree=eagle2_29_8_3"),
     ("fr-spec-paper", "eagle2-paper"),
-    ("ddd-paper", "eagle2-paper:depth=11"),
+    ("ddd-paper", "eagle2-paper:tree=eagle2_59_10_11"),
     ("c2t-paper", "eagle2-paper"),
-    ("radar-paper", "eagle2-paper:depth=7"),
+    ("radar-paper", "eagle2-paper:tree=eagle2_59_10_7"),
     ("adt-tree-paper", "eagle2-paper"),
     ("parallelspec-paper", "eagle1-paper"),
     ("medusa-paper", "medusa:tree=grown_63_4"),
@@ -193,7 +193,7 @@ class Board:
         return {"promise": promise_of(method, is_greedy=self.sampling.is_greedy), "training": self._training(method)}
 
     def _training(self, method: Method) -> dict[str, int | None]:
-        names = [f"{FOLDER}/{part}" for part in add_ons_of(method)] + ["drafter"] * reads_drafter(method)
+        names = [f"{FOLDER}/{part}" for part in method.made.parts] + ["drafter"] * method.made.reads_drafter
         return {name: training_steps(self.model, name) for name in names}
 
     def measure(self) -> None:

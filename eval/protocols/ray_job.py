@@ -19,7 +19,7 @@ from lantern.core.sampling import Sampling
 from lantern.engines.engine import Engine
 from lantern.eval.protocols.generation import Worker, batches_of, clear_staging, finished, images_bar
 from lantern.generation.requests import Request
-from lantern.methods.registry import Method
+from lantern.methods import Method
 
 RETRIES = 3  # restarts per actor in a job
 SHARE = 0.8  # share of the CPUs for actors: Ray Data's own tasks need some and hang without

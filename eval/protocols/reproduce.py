@@ -28,7 +28,7 @@ from lantern.eval.speed.surroundings import file_hashes, installed, surroundings
 from lantern.generation.generator import choose_method
 from lantern.generation.images import totals
 from lantern.generation.requests import Request, check_requests
-from lantern.methods.registry import Method, add_ons_of
+from lantern.methods import Method
 from lantern.models.folder import DTYPES, Model, load_model, pick_device, pick_dtype
 from lantern.models.folder import FOLDER as PARTS_FOLDER
 
@@ -88,7 +88,7 @@ def fingerprint_of(
     model: Model, method: Method, protocol: Protocol, *, batch: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
     """Return everything that an image's bytes depend on besides its number: weights, config, versions."""
-    parts = {name: (model.folder or Path()) / PARTS_FOLDER / name for name in add_ons_of(method)}
+    parts = {name: (model.folder or Path()) / PARTS_FOLDER / name for name in method.made.parts}
     known = {name: file_hashes(path) for name, path in parts.items() if model.folder and path.is_dir()}
     return {
         "weights": {"model": model.fingerprint} | {name: known.get(name) for name in parts},

@@ -18,8 +18,9 @@ from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation
 from lantern.engines.engine import VARIANTS, AutoEngine, EagerEngine, Engine, Weights, engine_of_variant
+from lantern.generation.decoder import Decoder
 from lantern.generation.generator import Generator, choose_method
-from lantern.methods.registry import METHODS, Decoder, Method
+from lantern.methods import METHODS, Method
 from lantern.models.folder import DTYPES, AddOns, Model
 
 AUTO = "auto"
@@ -139,7 +140,7 @@ class Contender:
     @property
     def is_identical(self) -> bool:
         """Whether it promises exactly the codes of plain decoding."""
-        return self.method.spec.promise == "codes"
+        return self.method.promise == "codes"
 
     def decode(self, job: "Job", **watching: Any) -> Generation:
         """Decode the images of a job, prefill included; `watching` is passed to `Decoder.generate`."""

@@ -12,14 +12,15 @@ import torch
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
 from lantern.decoding.loop import now
+from lantern.drafters.parts import ADD_ONS, DRAFTER, AddOn
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.eval.speed.contenders import PLAIN, Contender, Job, Lineup, Stable, assemble, kinds_of, variants, warm_up
 from lantern.eval.speed.race import Spread, compare, interleave, reporter, rounded
 from lantern.eval.speed.roofline import copy_bandwidth, roofline
 from lantern.eval.speed.scripted import ScriptedVerifier, deepest, script
 from lantern.eval.speed.surroundings import load_average, surroundings
-from lantern.methods.registry import METHODS, Decoder, find
-from lantern.methods.spec import DRAFTER, AddOn
+from lantern.generation.decoder import Decoder
+from lantern.methods import METHODS, find
 from lantern.models.folder import DTYPES, Model, pick_device
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
@@ -94,9 +95,9 @@ def random_model(config: TransformerConfig, drafter: str, device: torch.device, 
 
 def network_of(drafter: str) -> AddOn:
     """Return the network of a method that drafts static trees by one; ValueError for other methods."""
-    spec = find(drafter).spec
-    found = [entry for entry in spec.add_ons if isinstance(entry, AddOn) and entry.training == "drafter"]
-    if spec.tree is None or len(found) != 1 or "layers" not in {entry.name for entry in fields(found[0].config)}:
+    method = find(drafter)
+    found = [ADD_ONS[name] for name in method.made.needs if ADD_ONS[name].training == "drafter"]
+    if method.tree is None or len(found) != 1 or "layers" not in {entry.name for entry in fields(found[0].config)}:
         raise ValueError(f'drafter is "{drafter}", wanted a method with a tree and layers of its own, such as "eagle1"')
     return found[0]
 

@@ -25,7 +25,7 @@ from lantern import __version__
 from lantern.core.config import install_hint, is_debugging, one_line
 from lantern.core.signals import Stopped, Stopping
 from lantern.engines.engine import ENGINES, VARIANTS, WEIGHTS, Engine, engine
-from lantern.methods import METHODS, Setting, find, specs
+from lantern.methods import METHODS, Option, find
 
 if TYPE_CHECKING:
     from lantern.models.folder import Model
@@ -377,17 +377,19 @@ def add_method_options(parser: argparse.ArgumentParser, argv: Sequence[str]) -> 
         return
     if name != "auto":
         group = parser.add_argument_group(f'settings of method "{name}"')
-        for option in find(name).spec.options.values():
+        for option in find(name).options.values():
             _add(group, [option])
     elif _unknown(parser, argv):
-        group, every = parser.add_argument_group("settings of methods"), dict[str, list[Setting]]()
-        for spec in specs():
-            for option in spec.options.values():
+        group, every = parser.add_argument_group("settings of methods"), dict[str, list[Option]]()
+        for method in METHODS.values():
+            for option in method.options.values():
                 every.setdefault(option.name, []).append(option)
         for options in every.values():
             _add(group, options)
     for flag in _unknown(parser, argv):
-        other = next((option for spec in specs() for option in spec.options.values() if option.flag == flag), None)
+        other = next(
+            (option for one in METHODS.values() for option in one.options.values() if option.flag == flag), None
+        )
         if other is not None:
             try:
                 find(name).option(other.name)
@@ -408,7 +410,7 @@ def settings_of(args: argparse.Namespace) -> dict[str, str]:
     return given
 
 
-def _add(group: Any, options: Sequence[Setting]) -> None:
+def _add(group: Any, options: Sequence[Option]) -> None:
     """Add the option of a setting; methods may declare it differently, then a value that fits one of them is legal."""
     first = options[0]
 
@@ -423,9 +425,7 @@ def _add(group: Any, options: Sequence[Setting]) -> None:
         raise argparse.ArgumentTypeError(str(fault).removeprefix(f"{first.label} is "))
 
     shown = f"{first.help}; {first.range} (default {first.default})".replace("%", "%%")
-    flags = {first.flag: shown} | ({f"--{first.old_name}": argparse.SUPPRESS} if first.old_name else {})
-    for name, text in flags.items():
-        group.add_argument(name, dest=PREFIX + first.name, type=check, metavar=first.label.upper(), help=text)
+    group.add_argument(first.flag, dest=PREFIX + first.name, type=check, metavar=first.label.upper(), help=shown)
 
 
 def _named(argv: Sequence[str]) -> tuple[str | None, str | None]:

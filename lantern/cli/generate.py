@@ -41,7 +41,7 @@ from lantern.cli.command import (
     size_of,
 )
 from lantern.generation.file_names import FIELDS, FORMATS, MAX_SCALE, RESAMPLINGS, SUFFIXES, destination
-from lantern.methods.registry import METHODS, Method, neighbour_columns, reads_drafter
+from lantern.methods import METHODS, Method, find
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -248,7 +248,7 @@ def run(args: argparse.Namespace) -> int:
         METHODS[args.method].parsed(texts)  # refuses before the model is loaded
 
     def parts(default: str) -> frozenset[Any]:
-        chosen = METHODS[args.method or default]
+        chosen = find(args.method or default)
         if chosen.name != "auto":
             chosen = chosen.with_options(**chosen.parsed(texts))
         has_pixels = results.place is not None or args.init_image is not None
@@ -373,8 +373,8 @@ def _parts(method: Method, model: str, *, has_prompts: bool, has_pixels: bool) -
     needs = {
         "text": has_prompts,
         "vq": has_pixels,
-        "drafter": is_any or reads_drafter(method),
-        "neighbours": is_any or neighbour_columns(method) > 0,
+        "drafter": is_any or method.made.reads_drafter,
+        "neighbours": is_any or method.made.columns > 0,
     }
     return frozenset(part for part, is_needed in needs.items() if is_needed)
 
@@ -523,8 +523,8 @@ class Job:
 
     def _changed(self) -> dict[str, Any]:
         """Return what the call chose of the method's settings and the sampling, guidance apart, beside the defaults."""
-        chosen = {"tree": self.method.tree, **self.method.settings} | dataclasses.asdict(self.sampling)
-        default = {"tree": self.usual.tree, **self.usual.settings} | dataclasses.asdict(self.model.sampling())
+        chosen = {**self.method.settings} | dataclasses.asdict(self.sampling)
+        default = {**self.usual.settings} | dataclasses.asdict(self.model.sampling())
         return {name: chosen[name] for name in chosen if name != "guidance" and chosen[name] != default[name]}
 
     def _sheet_values(self, values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

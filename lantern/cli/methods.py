@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lantern.cli.command import DONE, Command, add_model, one_of
-from lantern.methods import METHODS, AddOn, MethodSpec, specs
-from lantern.methods.registry import find_add_on, spec_of
-from lantern.methods.spec import PROMISES
+from lantern.drafters.parts import ADD_ONS, AddOn
+from lantern.engines.engine import ENGINES
+from lantern.methods import METHODS, PROMISES, Method
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,17 +21,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table, or the description of one method."""
     if args.name is None:
-        every = [row(spec) for spec in specs()]
+        every = [row(method) for method in METHODS.values()]
         print(json.dumps(every) if args.json else "\n".join(table(every)))
         return DONE
-    found = description(spec_of(args.name), args.model)
+    found = description(METHODS[args.name], args.model)
     print(json.dumps(found) if args.json else "\n".join(lines(found)))
     return DONE
 
 
-def row(spec: MethodSpec) -> dict[str, Any]:
+def row(method: Method) -> dict[str, Any]:
     """Return the row of a method in the table."""
-    return {"name": spec.name, "family": spec.family, "promise": spec.promise, "summary": spec.summary}
+    return {
+        "name": method.name,
+        "family": method.made.family,
+        "promise": method.promise,
+        "summary": method.summary,
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
@@ -46,24 +51,24 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     return [*found, "", *meanings, "", "lantern methods NAME lists the settings of a method."]
 
 
-def description(spec: MethodSpec, model: str) -> dict[str, Any]:
-    """Return the specification of a method, and whether a model has the add-ons that it needs."""
+def description(method: Method, model: str) -> dict[str, Any]:
+    """Return what a method is made of and takes, and whether a model has the add-ons that it needs."""
     from lantern.core.io import resolve_model
 
-    folder = resolve_model(model)
-    return row(spec) | {
-        "tree": spec.tree,
-        "verifier": spec.verifier,
-        "engines": list(spec.engines),
-        "paper": f"https://arxiv.org/abs/{spec.paper}" if spec.paper else None,
-        "page": None if spec.page == "" else f"docs/methods/{spec.page or spec.name}.md",
+    folder, made = resolve_model(model), method.made
+    return row(method) | {
+        "drafter": made.drafter and str(made.drafter),
+        "verifier": made.verifier and str(made.verifier),
+        "engines": [name for name in ENGINES if name != "auto" and not (name == "graph" and made.needs_host)],
+        "paper": f"https://arxiv.org/abs/{method.paper}" if method.paper else None,
+        "page": f"docs/methods/{method.page}.md" if method.page else None,
         "model": model,
-        "add_ons": [_need(entry, folder) for entry in spec.add_ons],
+        "add_ons": [_need(ADD_ONS[name], folder) for name in made.needs],
         "settings": [
             {
                 "name": option.name,
                 "flag": option.flag,
-                "type": option.type_name,
+                "type": type(option.default).__name__,
                 "default": option.default,
                 "low": option.low,
                 "high": option.high,
@@ -71,7 +76,7 @@ def description(spec: MethodSpec, model: str) -> dict[str, Any]:
                 "range": option.range,
                 "help": option.help,
             }
-            for option in spec.options.values()
+            for option in method.options.values()
         ],
     }
 
@@ -81,6 +86,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     facts = {
         "family": found["family"],
         "promise": f"{found['promise']}: {PROMISES[found['promise']]}",
+        "drafter": found["drafter"],
         "verifier": found["verifier"],
         "engines": ", ".join(found["engines"]),
         "paper": found["paper"],
@@ -101,9 +107,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     return text
 
 
-def _need(entry: AddOn | str, folder: Path) -> dict[str, Any]:
-    add_on = find_add_on(entry) if isinstance(entry, str) else entry
-    assert add_on is not None, f"no method declares the add-on {entry}"
+def _need(add_on: AddOn, folder: Path) -> dict[str, Any]:
     present = (folder / add_on.folder / "config.json").is_file()
     return {"name": add_on.name, "folder": add_on.folder, "present": present, "command": add_on.command}
 

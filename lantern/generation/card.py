@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from lantern.methods.registry import METHODS
-from lantern.methods.spec import PROMISES
+from lantern.methods import METHODS, PROMISES
 from lantern.models.folder import Model
 
 HEADING = {
@@ -38,8 +37,8 @@ def model_card(
         "The default method is `auto`, the one that `lantern tune` found fastest on the machine; where nothing was"
         " measured, one that gives the codes of plain decoding."
         if method == "auto"
-        else f"The default method is `{method}`: {METHODS[method].spec.summary}. It gives"
-        f" {PROMISES[METHODS[method].spec.promise]}."
+        else f"The default method is `{method}`: {METHODS[method].summary}. It gives"
+        f" {PROMISES[METHODS[method].promise]}."
     )
     parameters = sum(weight.numel() for weight in model.target.parameters())
     rows, columns = config.raster.rows, config.raster.columns

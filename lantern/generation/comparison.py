@@ -11,7 +11,7 @@ from lantern.core.types import Callback, Step
 from lantern.generation.generator import Generator, choose_method, make_batch
 from lantern.generation.images import Picture
 from lantern.generation.requests import Request, check_requests, with_warnings
-from lantern.methods.registry import METHODS, Method
+from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
 
 WARM_UP_PASSES = 8

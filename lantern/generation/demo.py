@@ -29,7 +29,7 @@ from lantern.generation.generator import Generator, choose_method, has_parts, ma
 from lantern.generation.images import Picture, to_image
 from lantern.generation.progress import partial_pixels
 from lantern.generation.requests import MAX_SEED, Request, check_requests, with_warnings
-from lantern.methods.registry import METHODS
+from lantern.methods import METHODS
 from lantern.models.folder import Model
 
 KEPT = 24  # pictures of the gallery

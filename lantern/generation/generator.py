@@ -22,20 +22,12 @@ from lantern.core.types import Callback, Condition, Generation, Step
 from lantern.decoding.joint import RowStepper
 from lantern.decoding.loop import Stopwatch
 from lantern.engines.pass_times import is_steady, pass_times
+from lantern.generation.decoder import build_decoder
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
 from lantern.generation.requests import Request, as_requests, check_requests, with_warnings
-from lantern.methods.registry import (
-    METHODS,
-    Method,
-    add_ons_of,
-    build_decoder,
-    find,
-    neighbour_columns,
-    reads_drafter,
-    suited,
-)
-from lantern.methods.spec import Promise
+from lantern.methods import METHODS, Method, find
+from lantern.methods.method import Promise
 from lantern.models.folder import Model, may_have_profile
 
 if TYPE_CHECKING:
@@ -218,16 +210,28 @@ def choose_method(
     if method.name == "auto":
         method = _resolve_auto(model, sampling or model.sampling(), batch, report or _warn_once)
     elif not isinstance(name, Method) and "window" not in (settings or {}):
-        own, method = method, suited(method, model.engine, model.target, model.codes_per_pass)
+        own, method = method, suited(model, method)
         if method != own:
             (report or LOG.info)(f"window {method.settings['window']}, chosen by the times of passes on this machine")
     return method.with_options(**settings or {})
 
 
+def suited(model: Model, method: Method) -> Method:
+    """Return the method with the window that is fastest with the model's engine, if its window depends on the engine.
+
+    A long window saves passes. With passes dispatched one by one each of them has an overhead, which fused steps lack:
+    there a pass takes as long as its codes, unless the processor computes faster than it reads weights. The engine
+    measures which is the case (`lantern.engines.pass_times`).
+    """
+    fits = any(one.fits for one in method.options.values())
+    window = model.engine.window(model.target, model.codes_per_pass) if fits else None
+    return method if window is None else method.with_options(window=window)
+
+
 def has_parts(model: Model, method: Method) -> bool:
     """Return whether the model has the drafter and the add-ons that a method reads."""
-    has_add_ons = all(part in model.add_ons for part in add_ons_of(method))
-    return has_add_ons and (model.drafter is not None or not reads_drafter(method))
+    has_add_ons = all(part in model.add_ons for part in method.made.parts)
+    return has_add_ons and (model.drafter is not None or not method.made.reads_drafter)
 
 
 def neighbours_for(model: Model, columns: int) -> Int[Tensor, "v k"]:
@@ -269,7 +273,7 @@ class Generator:
     def assemble(self) -> None:
         """Build the drafter and verifier anew, which drops the caches that they keep between batches."""
         model, method, sampling = self.model, self.method, self.sampling
-        columns = neighbour_columns(method)
+        columns = method.made.columns
         codebook = None if method.exact else model.codebook
         self.parts = build_decoder(
             method,

@@ -24,7 +24,8 @@ from torch import Tensor
 from lantern.core.io import atomic_write
 from lantern.generation.file_names import FORMATS, MAX_SCALE, RESAMPLINGS
 from lantern.generation.requests import Request
-from lantern.methods.spec import PROMISES, Promise
+from lantern.methods import PROMISES
+from lantern.methods.method import Promise
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -69,7 +70,7 @@ class Statistics:
     the mean over codes of max(total variation - bound, 0) where the rule has a bound, such as LANTERN's delta; else
     None. `seconds` are by phase; each image of a batch has an equal share.
     `method_reason` is why method "auto" chose this method; empty if it was given. `promise` is what the image has
-    in common with plain decoding's of the same batch (`lantern.methods.spec.PROMISES`), as far as the engine keeps it.
+    in common with plain decoding's of the same batch (`lantern.methods.PROMISES`), as far as the engine keeps it.
     It is None for an interrupted image: `codes` then counts the decoded ones, and what was not measured is NaN.
     `forced` of the codes were kept of an init image; they count as drafted codes that were accepted.
     """

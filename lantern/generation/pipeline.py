@@ -55,7 +55,7 @@ from lantern.generation.requests import (
     with_noise,
     with_warnings,
 )
-from lantern.methods.registry import find
+from lantern.methods import find
 from lantern.models.folder import (
     CLASSES,
     COMPONENTS,

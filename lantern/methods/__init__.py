@@ -1,10 +1,10 @@
-"""Methods by name: which drafter, tree, verifier and relaxation stand behind each, and what can be set.
+"""Methods by name: which drafter and verifier stand behind each, and what can be set.
 
-`spec` defines what a method is, `registry` finds it and builds its decoder. Importing this folder needs no torch.
-Drafters, policies and relaxations import `spec`; nothing here imports them except by the name of their module.
+`method` says what a method is, `catalogue` declares them all. Importing this folder needs no torch; nothing here
+imports a drafter or a verifier before a method is built.
 """
 
-from lantern.methods.registry import METHODS, find, register, specs
-from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, Setting
+from lantern.methods import catalogue  # noqa: F401
+from lantern.methods.method import METHODS, PROMISES, Made, Method, Option, find
 
-__all__ = ["METHODS", "AddOn", "DrafterContext", "Method", "MethodSpec", "Setting", "find", "register", "specs"]
+__all__ = ["METHODS", "PROMISES", "Made", "Method", "Option", "find"]

@@ -51,9 +51,9 @@ from lantern.core.sampling import Sampling
 from lantern.core.weights import PARTS, Weights, check_kind, marked, quantize
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.drafters.parts import ADD_ONS
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
-from lantern.methods.registry import check_name, find_add_on
 from lantern.models.llamagen.text import TextEncoder, named_emoji
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
@@ -85,7 +85,7 @@ ADVICE = "train one for it (lantern train drafter), or decode with --method plai
 
 @dataclass(frozen=True)
 class Defaults(Sampling):
-    """The defaults of a call in `model_index.json`; ValueError for an unknown method.
+    """The defaults of a call in `model_index.json`.
 
     scale: how many times image files are as wide and high as the pixels of the model.
     """
@@ -95,7 +95,6 @@ class Defaults(Sampling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_name(self.method)
         if self.scale < 1:
             raise ValueError(f"scale is {self.scale}, wanted at least 1")
 
@@ -572,7 +571,7 @@ class AddOns(Mapping[str, nn.Module]):
 
     def __iter__(self) -> Iterator[str]:
         found = [] if self.folder is None else sorted((self.folder / FOLDER).glob("*"))
-        return (path.name for path in found if find_add_on(path.name) is not None)
+        return (path.name for path in found if ADD_ONS.get(path.name) is not None)
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -596,7 +595,7 @@ class AddOns(Mapping[str, nn.Module]):
         return module.to(device=weight.device, dtype=weight.dtype)
 
     def _load(self, name: str) -> nn.Module:
-        kind = find_add_on(name)
+        kind = ADD_ONS.get(name)
         if kind is None or self.folder is None:
             raise KeyError(name)
         folder = self.folder / FOLDER / name
@@ -606,7 +605,7 @@ class AddOns(Mapping[str, nn.Module]):
             weight = self.target.tok_embeddings.weight
             return load(folder, weight.device, weight.dtype, parts=(), size=self._size, verify=self.verify).target
         module = load_component(kind.module, kind.config, folder, verify=self.verify)
-        if kind.names_target and module.config.target is not None:
+        if not kind.is_target and module.config.target is not None:
             self._digest = self._digest or weights_digest(self.target.state_dict())
             names = {"drafter_name": f"add-on {folder}", "model_name": self.model_name}
             check_weights(module.config.target, self._digest, **names)

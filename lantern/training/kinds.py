@@ -10,15 +10,14 @@ from torch import nn
 from lantern.core.config import build_config, hint_for
 from lantern.core.io import CONFIG_NAME, load_component, read_config, weights_digest
 from lantern.drafters.examples import Trainee
-from lantern.methods.registry import add_ons
-from lantern.methods.spec import AddOn
+from lantern.drafters.parts import ADD_ONS, AddOn
 from lantern.models.llamagen.checkpoint import read_checkpoint
 from lantern.models.llamagen.lantern_layout import is_foreign_config
 
 
 def kinds(stage: str = "drafter") -> dict[str, AddOn]:
     """Return the add-ons that a stage of `lantern train` trains, "drafter" or "policy", by name."""
-    return {name: entry for name, entry in add_ons().items() if entry.training == stage}
+    return {name: entry for name, entry in ADD_ONS.items() if entry.training == stage}
 
 
 def find_kind(name: str, stage: str = "drafter") -> AddOn:

@@ -6,7 +6,7 @@ import torch
 
 from lantern.cli.bench import DTYPES, SHAPES, main
 from lantern.eval.speed import race
-from lantern.methods.registry import METHODS
+from lantern.methods import METHODS
 from lantern.models.folder import DTYPES as KNOWN_DTYPES
 from lantern.models.llamagen.transformer import SIZES
 from tests.tiny_folder import save_tiny_model

@@ -45,7 +45,7 @@ def test_options_are_those_of_the_method(completions) -> None:  # type: ignore[n
         assert {"--k", "--delta", "--prompt"} <= completions(f"{start} --method lantern --")
         plain = completions(f"{start} --method plain --")
         assert "--prompt" in plain and "--delta" not in plain
-    settings = {option.flag for option in find("bounded").spec.options.values()}
+    settings = {option.flag for option in find("bounded").options.values()}
     assert settings <= completions("lantern-generate --method bounded --")
 
 

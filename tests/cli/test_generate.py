@@ -9,7 +9,7 @@ import pytest
 
 from lantern import LanternPipeline
 from lantern.cli.generate import main
-from lantern.methods.registry import METHODS
+from lantern.methods import METHODS
 from tests.cli.calls import Capture, grid, made, refusal
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

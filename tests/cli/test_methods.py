@@ -1,4 +1,4 @@
-"""`lantern methods`, and the options that `lantern-generate` makes from the specifications."""
+"""`lantern methods`, and the options that `lantern-generate` makes of the methods."""
 
 import json
 
@@ -6,15 +6,15 @@ import pytest
 
 from lantern.cli.generate import main as generate
 from lantern.cli.main import main
-from lantern.methods import METHODS, find, specs
+from lantern.methods import METHODS, find
 from tests.cli.calls import Capture, refusal
 
 
 def test_all_methods_are_listed_with_what_they_promise(capsys: Capture) -> None:
     assert main(["methods"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for spec, line in zip(specs(), lines[1:], strict=False):
-        assert line.split()[:3] == [spec.name, spec.family, spec.promise] and line.endswith(spec.summary)
+    for one, line in zip(METHODS.values(), lines[1:], strict=False):
+        assert line.split()[:3] == [one.name, one.made.family, one.promise] and line.endswith(one.summary)
     assert main(["methods", "--json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == list(METHODS)
 
@@ -37,7 +37,7 @@ def test_an_unknown_method_is_refused_with_the_nearest(capsys: Capture) -> None:
 def test_the_help_of_a_method_lists_its_options(name: str, capsys: Capture) -> None:
     assert generate(["--method", name, "--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f"{option.flag} {option.label.upper()}" in out for option in METHODS[name].spec.options.values())
+    assert all(f"{option.flag} {option.label.upper()}" in out for option in METHODS[name].options.values())
 
 
 @pytest.mark.parametrize(

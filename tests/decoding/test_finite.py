@@ -8,11 +8,11 @@ from torch import Tensor
 
 from lantern.core.types import Step
 from lantern.decoding.loop import FiniteSoFar
-from lantern.methods.registry import METHODS
+from lantern.methods import METHODS
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 
-WINDOWS = [name for name, method in METHODS.items() if method.spec.verifier.startswith("coupling")]
+WINDOWS = [name for name, method in METHODS.items() if method.made.calls("CouplingVerifier")]
 
 
 def distributions(value: float, *places: tuple[int, int, int]) -> Tensor:

@@ -36,7 +36,7 @@ def test_every_method_keeps_forced_codes(name: str, sampling: Sampling) -> None:
     found = forced_by(name, sampling)
     assert torch.equal(found[IS_FORCED], FORCED[IS_FORCED])
     assert (found >= 0).all() and (found < 24).all()
-    if SPECS[name].spec.promise == "codes":
+    if SPECS[name].promise == "codes":
         assert torch.equal(found, forced_by("plain", sampling))
 
 
@@ -98,7 +98,7 @@ def test_kept_codes_are_read_in_few_passes(name: str, monkeypatch: pytest.Monkey
         patch.setattr(ForcedCodes, "kept", 1)
         slow = built.generate(condition, keys=KEYS[:2], forced=forced, callback=slow_steps.append)
     assert (slow_steps[0].counts < 150).all()
-    if SPECS[name].spec.promise == "codes":
+    if SPECS[name].promise == "codes":
         assert torch.equal(made.codes, slow.codes)
 
 

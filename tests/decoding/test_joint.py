@@ -15,7 +15,7 @@ from lantern.decoding.cache import StaticCache
 from lantern.decoding.joint import Joint, RowStepper, in_their_places
 from lantern.drafters.windows.jacobi import TRIAL
 from lantern.engines.engine import engine
-from lantern.methods.registry import Decoder
+from lantern.generation.decoder import Decoder
 from tests.tiny import select, tiny_cache, tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, tiny_decoder
 

@@ -12,7 +12,7 @@ from lantern.decoding import loop
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.trees.static import named
-from lantern.methods.registry import Decoder
+from lantern.generation.decoder import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
 from tests.tiny import select

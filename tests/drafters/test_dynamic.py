@@ -17,17 +17,24 @@ from lantern.drafters.policies.eagle2 import Eagle2
 from lantern.drafters.policies.policy import STOPPED_BELOW, Layer, Limits, Pool, State, TreeSize, not_stopped, size_of
 from lantern.drafters.trees.static import grown
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.methods.registry import METHODS
+from lantern.methods import METHODS
+from lantern.methods.method import Call, Parts
 from tests.tiny import tiny_eagle
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, plain_codes, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, made_of, plain_codes, tiny_decoder
 
-DYNAMIC = [name for name, method in METHODS.items() if method.spec.policy is not None and method.exact]
+DYNAMIC = [name for name, method in METHODS.items() if method.made.calls("Growth") and method.exact]
 RATES = (0.43, 0.17, 0.08, 0.05, 0.03, 0.02, 0.013, 0.007)
 
 
 def made(name: str, *, temperature: float = 1.0, **options: Any) -> Generation:
     parts = tiny_decoder(name, sampling=Sampling(guidance=3, temperature=temperature), **options)
     return parts.generate(CONDITION, keys=KEYS, keep_steps=True)
+
+
+def growth_of(name: str) -> Call:
+    drafter = METHODS[name].made.drafter
+    assert drafter is not None
+    return drafter.named["growth"]
 
 
 def drafted(generation: Generation) -> Iterator[Step]:
@@ -42,10 +49,8 @@ def test_trees_are_closed_ordered_and_within_the_budget(name: str) -> None:
     for step in drafted(made_):
         assert step.tree is not None
         shape, nodes = step.tree.shape, step.tree.shape.num_nodes
-        assert (
-            shape.parents.shape == (3, 1 + METHODS[name].settings["nodes"])
-            and shape.depth == METHODS[name].settings["depth"]
-        )
+        grown = growth_of(name)
+        assert shape.parents.shape == (3, 1 + grown.args[0]) and shape.depth == grown.args[2]
         order = torch.arange(nodes)
         assert (shape.parents[:, 1:] < order[1:]).all() and (shape.parents[:, 0] == 0).all()
         assert torch.equal(shape.depths[:, 1:], shape.depths.gather(1, shape.parents)[:, 1:] + 1)
@@ -202,19 +207,22 @@ def test_log_q_of_nodes_gives_their_children() -> None:
 
 
 def test_relaxations_read_each_images_own_tree() -> None:
-    relaxed, grown = METHODS["bounded"].spec, METHODS["eagle2"].spec
-    method = METHODS["eagle2"].with_spec(
-        relaxation=relaxed.relaxation, settings=(*relaxed.settings, *(s for s in grown.settings if s.name != "width"))
-    )
+    grown = METHODS["eagle2"].made.drafter
+    assert grown is not None
+    records = replace(grown, named={**grown.named, "records_log_q": True})
     for delta, is_exact in ((0.0, True), (0.5, False)):
-        run = tiny_decoder(method, delta=delta).generate(CONDITION, keys=KEYS)
+        relaxed = METHODS["bounded"].with_options(k=10, delta=delta).made
+        run = tiny_decoder(made_of("eagle2", records, relaxed.verifier)).generate(CONDITION, keys=KEYS)
         assert torch.equal(run.codes, made("eagle2").codes) == is_exact
         assert (run.total_variation > 0).any() != is_exact
 
 
 @pytest.mark.parametrize("part", ["eagle3", "poss"])
 def test_trees_grow_on_other_eagle_modules(part: str) -> None:
-    parts = tiny_decoder(METHODS["eagle2"].with_spec(add_ons=(part,)))
+    grown = METHODS["eagle2"].made.drafter
+    assert grown is not None
+    on_part = replace(grown, args=(Parts().part(part), *grown.args[1:]))
+    parts = tiny_decoder(made_of("eagle2", on_part, METHODS["eagle2"].made.verifier))
     assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, plain_codes())
 
 

@@ -8,7 +8,8 @@ import torch
 from lantern.core.io import load_component, save_component
 from lantern.core.sampling import Sampling
 from lantern.drafters.eagle.fr_spec import FrequencyTable, nearest, repeated
-from lantern.methods.registry import METHODS, build_decoder
+from lantern.generation.decoder import build_decoder
+from lantern.methods import METHODS
 from tests.drafters.sampled_trees import stepped
 from tests.tiny import tiny_eagle
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_codes, tiny_decoder, tiny_neighbours

@@ -12,13 +12,14 @@ from lantern.decoding import loop
 from lantern.drafters.eagle.drafter import EagleChain
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.windows.jacobi import JacobiDrafter
-from lantern.methods.registry import METHODS, build_decoder
+from lantern.generation.decoder import build_decoder
+from lantern.methods import METHODS
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.coupling import CouplingVerifier
 from tests.proof.pictures import DISTRIBUTION, SMALL, enumerated, p_value, pictures, teacher_forced
 from tests.proof.test_mutants import OldDistribution, SameUniforms
 from tests.tiny import loose_target, select, tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, plain_codes, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, made_of, plain_codes, tiny_decoder
 
 INITS = ("random", "repeat-left", "drafter")
 NAMES = ("sjd", "scd", "gumbel-jacobi")
@@ -177,13 +178,14 @@ def test_verifiers_without_samples_raise() -> None:
 
 
 def test_windows_with_distributions_need_coupling() -> None:
+    scd, sampled, match = (METHODS[name].made for name in ("scd", "eagle1-rejection", "gumbel-jacobi"))
     with pytest.raises(ValueError, match='mode "gumbel": use one of jacobi'):
-        tiny_decoder(METHODS["scd"].with_spec(mode="gumbel"))
+        tiny_decoder(made_of("scd", match.drafter, scd.verifier))
     with pytest.raises(ValueError, match='mode "jacobi": use one of iid, point, sampled'):
-        tiny_decoder(METHODS["scd"].with_spec(verifier="rejection"))
+        tiny_decoder(made_of("scd", scd.drafter, sampled.verifier))
     with pytest.raises(ValueError, match='mode "sampled": use one of jacobi'):
-        tiny_decoder(METHODS["eagle1-rejection"].with_spec(verifier="coupling"))
-    built = tiny_decoder(METHODS["gumbel-jacobi"].with_spec(mode="jacobi"))
+        tiny_decoder(made_of("eagle1", sampled.drafter, scd.verifier))
+    built = tiny_decoder(made_of("scd", scd.drafter, match.verifier))
     assert torch.equal(built.generate(CONDITION, keys=KEYS).codes, plain_codes())
 
 

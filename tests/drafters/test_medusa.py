@@ -1,5 +1,7 @@
 """Medusa heads: drafts match training, and trees over their marginals stay exact."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,11 +10,11 @@ from lantern.core.sampling import Sampling
 from lantern.drafters.heads.marginals import Marginals
 from lantern.drafters.heads.medusa import Medusa, MedusaConfig, MedusaDrafter
 from lantern.drafters.trees.static import named
-from lantern.methods.registry import METHODS
+from lantern.methods import METHODS
 from tests.drafters.sampled_trees import drafted
 from tests.drafters.whole import whole_pictures
 from tests.tiny import tiny_target
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, made_of, tiny_decoder
 from tests.tiny_parts import randomised
 
 
@@ -86,6 +88,8 @@ def test_shallow_heads_and_invalid_modes_raise() -> None:
 
 
 def test_relaxations_get_log_q() -> None:
-    bounded = METHODS["bounded"].spec
-    method = METHODS["medusa"].with_spec(relaxation=bounded.relaxation, settings=bounded.settings)
-    assert tiny_decoder(method, k=5).generate(CONDITION, keys=KEYS).total_variation.max() > 0
+    bounded, drafter = METHODS["bounded"].with_options(k=5).made, METHODS["medusa"].made.drafter
+    assert drafter is not None
+    records = replace(drafter, named={**drafter.named, "records_log_q": True})
+    built = tiny_decoder(made_of("medusa", records, bounded.verifier))
+    assert built.generate(CONDITION, keys=KEYS).total_variation.max() > 0

@@ -15,7 +15,7 @@ from lantern.drafters.heads.parallelspec import (
     group_mask,
 )
 from lantern.drafters.trees.static import named
-from lantern.methods.registry import METHODS
+from lantern.methods import METHODS
 from tests.drafters.sampled_trees import drafted
 from tests.drafters.whole import whole_pictures
 from tests.proof.pictures import DISTRIBUTION, SMALL, p_value, pictures
@@ -112,7 +112,7 @@ def test_anchors_are_random_in_training_and_fixed_in_evaluation() -> None:
 
 @pytest.mark.parametrize("tree", ["chain_3", "0 1 2 0.0 0.1 1.0 0.0.0"])
 def test_sampled_trees_with_rejection_match_the_target_distribution(tree: str) -> None:
-    method = METHODS["parallelspec"].with_spec(mode="sampled", verifier="rejection", tree=tree)
+    method = METHODS["parallelspec-paper"].with_options(tree=tree)
     made = pictures(tiny_decoder(method, SMALL, DISTRIBUTION), 5000, seed=7)
     assert p_value(made.codes) > 1e-4 and made.passes.float().mean() < 4
 

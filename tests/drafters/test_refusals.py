@@ -59,7 +59,7 @@ def test_invalid_configs_raise(config: Any, fields: dict[str, Any], message: str
         ("sjd-pac", {"width": 0}, "width is 0"),
         ("sjd-pac", {"width": 25}, "25 wide"),
         ("sjd-pac", {"levels": 0}, "levels is 0"),
-        ("specmquant", {"turns": -1}, "steps is -1"),
+        ("specmquant", {"steps": -1}, "steps is -1"),
         ("specmquant", {"length": 1}, "length is 1, wanted a whole number of at least 2"),
         ("specmquant", {"width": 30}, "width is 30, wanted at most 24"),
         ("specmquant", {"small_bits": 8}, "small_bits is 8, wanted one of 0, 4"),

@@ -15,8 +15,9 @@ from lantern.core.types import Condition
 from lantern.decoding import cache as decoding_cache
 from lantern.decoding.forced import ForcedCodes
 from lantern.drafters.combined.small_model import SmallModel
+from lantern.generation.decoder import build_decoder
 from lantern.generation.generator import generate
-from lantern.methods.registry import METHODS, build_decoder
+from lantern.methods import METHODS
 from lantern.models.folder import load_model
 from lantern.models.transformers.components import Components
 from lantern.training.kinds import new_module

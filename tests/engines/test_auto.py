@@ -19,7 +19,8 @@ from lantern.engines.engine import (
     engine_from_dict,
     engine_of_variant,
 )
-from lantern.methods.registry import METHODS, build_decoder
+from lantern.generation.decoder import build_decoder
+from lantern.methods import METHODS
 from lantern.models.folder import Model
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_eagle, tiny_target

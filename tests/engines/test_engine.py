@@ -12,7 +12,7 @@ from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EAGER, MAX_REPRODUCIBLE, EagerEngine
 from lantern.engines.prepared import weights_of
-from lantern.methods.registry import METHODS, Method
+from lantern.methods import METHODS, Method
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, plain_codes, tiny_decoder

@@ -11,7 +11,8 @@ from lantern.decoding.loop import Programs
 from lantern.engines.cuda import graphs
 from lantern.engines.cuda.graphs import Captured, GraphedStepper
 from lantern.engines.cuda.state import State
-from lantern.methods.registry import METHODS, Decoder
+from lantern.generation.decoder import Decoder
+from lantern.methods import METHODS
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, small_method, tiny_decoder
 
@@ -53,7 +54,7 @@ def parts_of(name: str) -> Decoder:
     return tiny_decoder(small_method(name))
 
 
-@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.spec.loop is None])
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.made.driver is None])
 def test_held_steps_give_the_same_codes(name: str, rehearsed: None) -> None:
     parts = parts_of(name)
     expected = parts.generate(CONDITION, keys=KEYS)

@@ -9,8 +9,9 @@ from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EagerEngine, Engine
+from lantern.generation.decoder import Decoder
 from lantern.generation.images import Statistics, totals
-from lantern.methods.registry import METHODS, Decoder
+from lantern.methods import METHODS
 from tests.tiny import tiny_target
 from tests.tiny_decoder import tiny_decoder
 

@@ -19,7 +19,7 @@ from lantern.eval.protocols import generation
 from lantern.eval.protocols.generation import Shard, Worker, produce
 from lantern.generation.generator import BatchSize, Generator
 from lantern.generation.requests import Request
-from lantern.methods.registry import METHODS
+from lantern.methods import METHODS
 from lantern.models.folder import load_model
 
 FINGERPRINT = {"weights": {"model": "tiny"}, "config": {"batch": 1}, "versions": {"torch": torch.__version__}}

@@ -15,7 +15,7 @@ from lantern.generation.generator import generate
 from lantern.generation.images import NotFiniteError, Picture
 from lantern.generation.layer_watch import layer_name
 from lantern.generation.requests import Request, requests
-from lantern.methods.registry import METHODS
+from lantern.methods import METHODS
 from lantern.models import folder as model_folder
 from lantern.models.folder import Model, load_model
 

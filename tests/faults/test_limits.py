@@ -13,7 +13,8 @@ from lantern import LanternPipeline
 from lantern.cli.generate import main
 from lantern.core.io import save_component
 from lantern.core.sampling import Sampling
-from lantern.methods.registry import METHODS, Decoder, Method
+from lantern.generation.decoder import Decoder
+from lantern.methods import METHODS, Method
 from lantern.models.llamagen.vqvae import VQVAE
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_decoder import tiny_decoder
@@ -29,7 +30,7 @@ def variants() -> Iterator[tuple[str, Method]]:
     """Return every method, also with a chain of 12 or with windows of 2, 4, 5 and 64 codes where it has them."""
     for name, small in METHODS.items():
         yield name, small
-        if "tree" in small.options:
+        if small.tree:
             yield f"{name} chain_12", small.with_options(tree="chain_12")
         if "window" in small.options:
             for window in (2, 4, 5, 64):
@@ -63,13 +64,12 @@ def test_every_method_fills_a_small_grid(name: str, distribution: str, codes: in
     assert made.codes.shape == (2, codes) and (made.codes >= 0).all() and (made.codes < 24).all()
     assert (made.passes >= 1).all() and (made.passes <= codes).all()
     assert (made.passes + made.accepted.sum(1) >= codes).all()
-    if method.exact and (method.spec.promise == "codes" or distribution == "greedy"):
+    if method.exact and (method.promise == "codes" or distribution == "greedy"):
         plain = parts(METHODS["plain"], codes, sampling).generate(CONDITION, keys=KEYS)
         assert torch.equal(made.codes, plain.codes)
 
 
-SPECS = {name: method.spec for name, method in METHODS.items()}
-EAGLES = [name for name, spec in SPECS.items() if spec.tree and spec.needs_drafter and not spec.add_on]
+EAGLES = [name for name, method in METHODS.items() if method.tree and method.made.needs == ("eagle1",)]
 
 
 @pytest.mark.parametrize("name", EAGLES)

@@ -28,8 +28,8 @@ from lantern.core.io import (
     verify_files,
 )
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
+from lantern.drafters.parts import ADD_ONS
 from lantern.generation.generator import generate
-from lantern.methods.registry import add_ons
 from lantern.models.folder import AddOns, load_model
 from lantern.models.llamagen.checkpoint import read_checkpoint
 from lantern.models.llamagen.text import check_limits
@@ -221,9 +221,9 @@ def test_a_conversion_is_tried_before_it_is_done(
     assert kind == "target" or try_component(tmp_path / "out", "drafter") is not None
 
 
-@pytest.mark.parametrize("name", sorted(set(add_ons()) - {"small"}))
+@pytest.mark.parametrize("name", sorted(set(ADD_ONS) - {"small"}))
 def test_a_config_of_another_kind_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    entry, part = add_ons()[name], tiny_part(name, tiny_target())
+    entry, part = ADD_ONS[name], tiny_part(name, tiny_target())
     save_component(part.state_dict(), part.config, tmp_path / "part")
     change(tmp_path / "part" / CONFIG_NAME, kind="x")
     with pytest.raises(ValueError, match=rf"config\.json: kind is .x.*wanted.*{part.config.kind}"):
@@ -335,7 +335,7 @@ def test_no_message_advises_to_unpickle(tmp_path: Path, content: bytes) -> None:
     ids=str,
 )
 def test_sizes_of_add_ons_are_bounded(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
-    entry, part = add_ons()[name], tiny_part(name, tiny_target())
+    entry, part = ADD_ONS[name], tiny_part(name, tiny_target())
     save_component(part.state_dict(), part.config, tmp_path / "part")
     change(tmp_path / "part" / CONFIG_NAME, **changes)
     with pytest.raises(ValueError, match=rf"config\.json: .*{next(iter(changes))}"):

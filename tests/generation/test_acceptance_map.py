@@ -17,7 +17,8 @@ from lantern.generation.acceptance_map import (
     read_map,
     shade_of,
 )
-from lantern.methods.registry import METHODS, build_decoder
+from lantern.generation.decoder import build_decoder
+from lantern.methods import METHODS
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 

@@ -16,7 +16,7 @@ from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.pass_times import NODES
 from lantern.generation.generator import choose_method, generate
 from lantern.generation.requests import requests
-from lantern.methods.registry import METHODS
+from lantern.methods import METHODS
 from lantern.models.folder import load_model, pick_device, record_codes_per_pass, write_index
 from lantern.verifiers.relaxations.neighbours import proximity_table, save_table
 from tests.tiny_folder import forget_what_for, save_tiny_model

@@ -22,7 +22,7 @@ from lantern.core.io import resolve_model
 from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.engine import EagerEngine
-from lantern.methods.registry import METHODS, add_ons_of
+from lantern.methods import METHODS
 from tests import tiny_folder
 
 EMBEDDED = "lantern-emoji"
@@ -45,7 +45,7 @@ def methods() -> list[str]:
 def embedded_methods() -> list[str]:
     """Returns the methods whose trained parts the embedded model has."""
     folder = resolve_model(EMBEDDED) / "parts"
-    return [name for name, method in METHODS.items() if all((folder / part).is_dir() for part in add_ons_of(method))]
+    return [name for name, method in METHODS.items() if all((folder / part).is_dir() for part in method.made.parts)]
 
 
 def has_compiler() -> bool:

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.methods.registry import METHODS, Decoder, Method
+from lantern.generation.decoder import Decoder
+from lantern.methods import METHODS, Method
 from tests.proof.pictures import DISTRIBUTION, SMALL, distance, p_value, pictures
 from tests.tiny import select
-from tests.tiny_decoder import CONDITION, KEYS, plain_codes, tiny_decoder
+from tests.tiny_decoder import CONDITION, KEYS, plain_codes, shrunk, tiny_decoder
 
 SPECS: dict[str, Method] = dict(METHODS)
 SAMPLINGS = [Sampling(guidance=3), Sampling(guidance=1, top_k=6, top_p=0.9), Sampling(guidance=3, temperature=0)]
@@ -29,7 +30,7 @@ def test_grids_are_whole_and_the_account_adds_up(name: str, sampling: Sampling, 
     assert (made.passes >= 1).all() and (made.passes <= 16).all()
     assert made.is_finite is not None and made.is_finite.tolist() == [True, True, True]
     # A loop of its own commits several codes per pass without drafts.
-    assert SPECS[name].spec.loop is not None or (made.passes + made.accepted.sum(1) >= 16).all()
+    assert SPECS[name].made.driver is not None or (made.passes + made.accepted.sum(1) >= 16).all()
     if SPECS[name].exact:
         assert made.relaxed.sum() == 0 and made.total_variation.sum() == 0
     else:
@@ -37,7 +38,7 @@ def test_grids_are_whole_and_the_account_adds_up(name: str, sampling: Sampling, 
         assert (made.total_variation <= 16 * made.total_variation_max).all() and (made.relaxed >= 0).all()
         assert (made.relaxed <= made.accepted.sum(1)).all()
         # At temperature 0 nothing can move but by the greedy form. Only relaxations know between which codes it moves.
-        is_moved = SPECS[name].spec.relaxation is not None and not sampling.is_greedy
+        is_moved = SPECS[name].made.driver is None and not sampling.is_greedy
         assert not is_moved or (made.latent_distance is not None and (made.latent_distance >= 0).all())
 
 
@@ -56,19 +57,16 @@ def test_greedy_codes_of_exact_methods_are_those_of_plain_decoding(name: str) ->
     assert torch.equal(parts(name, SAMPLINGS[2]).generate(CONDITION, keys=KEYS).codes, expected)
 
 
-@pytest.mark.parametrize("name", [name for name, m in SPECS.items() if m.spec.promise == "codes"])
+@pytest.mark.parametrize("name", [name for name, m in SPECS.items() if m.promise == "codes"])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["sampled", "filtered", "greedy"])
 def test_gumbel_methods_give_the_codes_of_plain_decoding(name: str, sampling: Sampling) -> None:
     assert torch.equal(parts(name, sampling).generate(CONDITION, keys=KEYS).codes, plain_codes(sampling=sampling))
 
 
-@pytest.mark.parametrize("name", [name for name, m in SPECS.items() if m.spec.promise == "distribution"])
+@pytest.mark.parametrize("name", [name for name, m in SPECS.items() if m.promise == "distribution"])
 def test_other_exact_methods_have_the_distribution_of_the_target(name: str) -> None:
     """Whole images of 4 codes out of 5, against the enumerated distribution."""
-    method = SPECS[name].with_options(tree="chain_2") if SPECS[name].tree else SPECS[name]
-    small = {"nodes": 8, "width": 3, "depth": 2}  # large trees cover all pictures and take minutes
-    method = method.with_options(**{name: most for name, most in small.items() if method.settings.get(name, 0) > most})
-    built = tiny_decoder(method, SMALL, DISTRIBUTION)
+    built = tiny_decoder(shrunk(SPECS[name]), SMALL, DISTRIBUTION)  # large trees cover all pictures and take minutes
     assert p_value(torch.cat([pictures(built, 5000, seed).codes for seed in range(4)])) > 1e-4
 
 

@@ -23,9 +23,10 @@ from lantern.decoding.forced import ForcedCodes
 from lantern.decoding.prompt import PromptCache
 from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine as make_engine
+from lantern.generation.decoder import build_decoder
 from lantern.generation.generator import generate
 from lantern.generation.pipeline import LanternPipeline
-from lantern.methods.registry import METHODS, build_decoder
+from lantern.methods import METHODS
 from lantern.models.folder import load_model, model_of
 from lantern.models.transformers.causal import causal_target
 from lantern.models.transformers.chameleon_vq import read_decoder

@@ -11,7 +11,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.generation.generator import Generator
 from lantern.generation.requests import Request
-from lantern.methods.registry import METHODS, Method, add_ons_of
+from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, load_model
 
 REQUESTED = [Request(prompt=prompt, seed=seed) for seed in (0, 7) for prompt in ("a red apple", "a fox")]
@@ -22,7 +22,7 @@ CODES = 16
 def promising(model: Model) -> list[str]:
     """Methods that promise plain decoding's codes and whose trained parts the model has, without "auto"."""
     exact = [method for method in METHODS.values() if method.is_identical and method.name != "auto"]
-    return [method.name for method in exact if all(part in model.add_ons for part in add_ons_of(method))]
+    return [method.name for method in exact if all(part in model.add_ons for part in method.made.parts)]
 
 
 class Enough(Exception):

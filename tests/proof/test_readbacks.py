@@ -12,7 +12,8 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.decoding.loop import Programs, Readback, Run
-from lantern.methods.registry import METHODS, Decoder
+from lantern.generation.decoder import Decoder
+from lantern.methods import METHODS
 from tests.proof.readbacks import Readbacks
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_decoder import tiny_decoder

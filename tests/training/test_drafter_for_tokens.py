@@ -18,8 +18,8 @@ from lantern.decoding.prompt import read_codes, start
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.eagle.fr_spec import FrequencyConfig, FrequencyTable
 from lantern.drafters.examples import fused_layers
+from lantern.generation.decoder import build_decoder
 from lantern.generation.generator import generate
-from lantern.methods.registry import build_decoder
 from lantern.models.folder import Model, load_model
 from lantern.training.draft_metrics import PIXELS
 from lantern.training.drafter import DrafterConfig, DrafterTask, for_tokens, train

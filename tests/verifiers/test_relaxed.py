@@ -11,7 +11,6 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Generation, Verifier
 from lantern.decoding.loop import Programs
 from lantern.drafters.trees.static import StaticTree
-from lantern.methods.registry import METHODS
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from lantern.verifiers.relaxations.bounded import Bounded
@@ -180,8 +179,3 @@ def test_without_a_codebook_no_distance_is_reported(name: str) -> None:
 def test_groups_need_a_codebook() -> None:
     with pytest.raises(ValueError, match="needs the vectors of the codes"):
         decode("grouped", has_codebook=False)
-
-
-def test_acceptance_rules_with_gumbel_match_raise() -> None:
-    with pytest.raises(ValueError, match='use "rejection"'):
-        tiny_decoder(METHODS["lantern"].with_spec(verifier="gumbel", mode="gumbel"))

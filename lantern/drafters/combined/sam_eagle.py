@@ -9,9 +9,7 @@ import torch
 
 from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, TreeShape
 from lantern.drafters.eagle.drafter import EagleDrafter
-from lantern.drafters.lookup.sam import SAM, SETTINGS, SamDrafter, drafter_of
-from lantern.drafters.trees.static import named
-from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
+from lantern.drafters.lookup.sam import SamDrafter
 
 
 def joined(first: TreeShape, second: TreeShape) -> TreeShape:
@@ -66,25 +64,3 @@ class RouterDrafter(DrafterDefaults):
         """Pass the step to both drafters."""
         self.eagle.observe(step)
         self.sam.observe(step)
-
-
-def build(method: Method, context: DrafterContext) -> RouterDrafter:
-    """Build EAGLE-1's tree, which is the method's, beside SAM's, which is the setting `copies`."""
-    tree, copies = named(str(method.tree)), named(method.settings["copies"])
-    eagle = EagleDrafter(context.eagle(method), context.target, tree=tree, mode="gumbel", sampling=context.sampling)
-    return RouterDrafter(eagle, drafter_of(method, context, copies, most_committed=max(tree.depth, copies.depth) + 1))
-
-
-METHODS = (
-    MethodSpec(
-        "sam-eagle1",
-        "EAGLE-1's tree with a chain from similar contexts beside it; plain decoding's codes",
-        "combined",
-        drafter=build,
-        tree="grown_8_2",
-        settings=(Setting("copies", "chain_4", "tree that is drafted from similar contexts"), *SETTINGS),
-        add_ons=("eagle1", SAM),
-        paper="2411.10666",
-        page="sam",
-    ),
-)

@@ -4,17 +4,14 @@ Both models sample argmax(log p + g) with the same g, so a draft is right wherev
 arg-max. The acceptance is the Gumbel coupling of the two models (arXiv:2408.07978). Only the small model is trained.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
-from lantern.drafters.combined.small_model import SMALL, SmallModel
-from lantern.drafters.trees.static import StaticTree, TreeDrafter, named
-from lantern.methods.spec import DrafterContext, Method, MethodSpec
+from lantern.drafters.combined.small_model import SmallModel
+from lantern.drafters.trees.static import StaticTree, TreeDrafter
 
 
 class SelfCascadeDrafter(SmallModel, TreeDrafter):
@@ -61,23 +58,3 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
     def observe(self, step: Step) -> None:
         """Keep the committed codes for the next pass."""
         self.take(step.codes, step.counts)
-
-
-def build(method: Method, context: DrafterContext) -> SelfCascadeDrafter:
-    """Build static trees drafted by the model's small model."""
-    model: Any = context.add_on(method)
-    assert method.tree is not None
-    return SelfCascadeDrafter(model, context.target, tree=named(method.tree), sampling=context.sampling)
-
-
-METHODS = (
-    MethodSpec(
-        "self-cascade",
-        "a smaller model drafts under the same noise; plain decoding's codes",
-        "combined",
-        drafter=build,
-        tree="chain_4",
-        add_ons=(SMALL,),
-        paper="2408.07978",
-    ),
-)

@@ -13,8 +13,6 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Kept, NoiseSource, Prefill, Target
 from lantern.decoding.cache import TreeMask
 from lantern.decoding.prompt import PromptCache, make_cache, read_codes
-from lantern.methods.spec import AddOn
-from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 
 SIZES = ("vocab_size", "block_size", "cls_token_num", "model_type", "raster")
 TOKEN_SIZES = ("family", "words")  # of targets with token prompts
@@ -115,14 +113,3 @@ class SmallModel:
     def _places(self, depths: Int[Tensor, " f"] | int) -> Int[Tensor, "b f"]:
         """Return the numbers of the codes that follow nodes of these depths."""
         return (self.known[:, None] + depths).clamp(max=self.count - 1)
-
-
-SMALL = AddOn(
-    "small",
-    Transformer,
-    TransformerConfig,
-    names_target=False,
-    is_target=True,
-    training="lantern train target --config target-emoji-small --data DATA --vq MODEL/vqvae "
-    "--text-encoder MODEL/text_encoder --tokenizer MODEL/tokenizer --out OUT",
-)

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
+from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step
-from lantern.drafters.combined.small_model import SMALL, SmallModel
+from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.eagle.drafter import EagleDrafter
-from lantern.drafters.policies.policy import WITHOUT_GRAPHS
 from lantern.drafters.trees.static import StaticTree, TreeDrafter, chain
-from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 
 
 def brush(length: int, width: int) -> StaticTree:
@@ -87,53 +86,19 @@ class CascadeDrafter(TreeDrafter):
         self.small.read_kept(kept)
 
 
-def build(method: Method, context: DrafterContext) -> CascadeDrafter:
-    """Build a cascade: the model's own drafter, its small model, with 4-bit layers on request, and the target.
+def cascade(
+    module: Any, target: Any, model: Any, *, length: int, width: int, rounds: int, bits: int, sampling: Sampling
+) -> CascadeDrafter:
+    """Return a cascade of the model's own drafter, its small model, with 4-bit layers if `bits` is 4, and the target.
 
     ValueError for 4-bit layers of a model that is not LlamaGen's.
     """
-    settings, length = method.settings, method.settings["length"]
-    model: Any = context.add_on(method)
-    if settings["small_bits"] == 4:
+    if bits == 4:
         if model.config.family != "llamagen":
-            raise ValueError(
-                f'method "{method.name}": small_bits=4 quantizes LlamaGen\'s layers only: leave it at 0 for this model'
-            )
+            raise ValueError("small_bits=4 quantizes LlamaGen's layers only: leave it at 0 for this model")
         from lantern.engines.prepared import quantized
 
         model = quantized(model)
-    eagle, tree = context.eagle(method), chain(length - 1)
-    inner = EagleDrafter(eagle, context.target, tree=tree, mode="gumbel", sampling=context.sampling)
-    small = SmallModel(model, context.target, sampling=context.sampling, stage=length + 1)
-    return CascadeDrafter(inner, small, length=length, width=settings["width"], rounds=settings["steps"])
-
-
-SPEC = MethodSpec(
-    "specmquant",
-    "EAGLE-1 drafts for a smaller model and that for the target; plain decoding's codes",
-    "combined",
-    drafter=build,
-    settings=(
-        Setting("length", 6, "codes of the chain that the target scores", low=2),
-        Setting("width", 2, "codes tried at each place of the chain", low=1),
-        Setting(
-            "steps",
-            2,
-            "passes of the small model per pass of the target; 0 is until all codes of the chain are its own",
-            low=0,
-            old_name="turns",
-        ),
-        Setting("small_bits", 0, "bits of the small model's weights; 0 leaves them as they are", choices=(0, 4)),
-    ),
-    add_ons=("eagle1", SMALL),
-    paper="2505.22179",
-)
-METHODS = (
-    SPEC,
-    SPEC.preset(
-        "specmquant-paper",
-        "SpecMQuant as published: the small model verifies until a chain of six is its own; plain decoding's codes",
-        defaults={"width": 1, "steps": 0},
-        engines=WITHOUT_GRAPHS,
-    ),
-)
+    inner = EagleDrafter(module, target, tree=chain(length - 1), mode="gumbel", sampling=sampling)
+    small = SmallModel(model, target, sampling=sampling, stage=length + 1)
+    return CascadeDrafter(inner, small, length=length, width=width, rounds=rounds)

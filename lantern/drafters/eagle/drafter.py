@@ -20,9 +20,8 @@ from lantern.core.types import (
 )
 from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.drafters.base import Guesses
-from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
-from lantern.drafters.trees.static import Level, StaticTree, TreeDrafter, chain, named
-from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
+from lantern.drafters.eagle.eagle1 import Eagle
+from lantern.drafters.trees.static import Level, StaticTree, TreeDrafter, chain
 
 PURPOSE_OF_MODE = {"gumbel": Purpose.TARGET, "sampled": Purpose.DRAFT}
 
@@ -322,49 +321,3 @@ class EagleChain(EagleDrafter):
             return log_q, (log_q + self.noise.gumbel(places, Purpose.TARGET)).argmax(-1)
         # Lane 0 is used by random initial codes.
         return log_q, pick(log_q.exp(), self.noise.uniform(places, 2, purpose=Purpose.DRAFT)[..., 1])
-
-
-def build(method: Method, context: DrafterContext, make: Callable[..., EagleDrafter] = EagleDrafter) -> EagleDrafter:
-    """Build static trees drafted by the trained part of the method, or by the model's own drafter if it names none.
-
-    `make` takes the arguments of `EagleDrafter`.
-    """
-    assert method.tree is not None
-    module = context.eagle(method) if method.spec.add_on is None else context.add_on(method)
-    assert isinstance(module, Eagle)
-    return make(
-        module,
-        context.target,
-        tree=named(method.tree),
-        mode=context.mode(method),
-        sampling=context.sampling,
-        records_log_q=context.records_log_q(method),
-    )
-
-
-EAGLE1 = AddOn("eagle1", Eagle, EagleConfig, training_config="drafter-eagle1")
-EAGLE1_SPEC = MethodSpec(
-    "eagle1",
-    "EAGLE-1 drafts verified by Gumbel match: the image of plain decoding, code for code",
-    "eagle",
-    drafter=build,
-    tree="grown_8_2",
-    add_ons=(EAGLE1,),
-    paper="2401.15077",
-)
-METHODS = (
-    EAGLE1_SPEC,
-    EAGLE1_SPEC.preset(
-        "eagle1-rejection",
-        "EAGLE-1 drafts, sampled, verified by multi-round rejection: exact in distribution",
-        mode="sampled",
-        verifier="rejection",
-    ),
-    EAGLE1_SPEC.preset(
-        "eagle1-paper",
-        "EAGLE-1 as published: the static tree of 25 nodes, multi-round rejection; exact in distribution",
-        tree="mc_sim_7b_63",
-        mode="sampled",
-        verifier="rejection",
-    ),
-)

@@ -1,9 +1,7 @@
 """Dynamic trees with EAGLE modules: grown depth by depth where a policy estimates the highest probabilities."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -30,7 +28,6 @@ from lantern.drafters.policies.policy import (
 )
 from lantern.drafters.trees.dynamic import Candidates, Frontier, shape_of
 from lantern.drafters.trees.static import from_widths, grown
-from lantern.methods.spec import DrafterContext, Method, resolved
 
 SPAN = 1 << 16  # a depth and a number of nodes are sent to the host as one number
 STRIDE = 4  # sizes of trees are multiples of this, so that few sizes are compiled
@@ -272,30 +269,3 @@ def _log_q_of_nodes(
     rows = torch.zeros_like(found.tokens).scatter(1, numbers, order).gather(1, kept)
     images = torch.arange(len(kept), device=kept.device)[:, None]
     return torch.cat(log_qs, 1)[images, rows]
-
-
-def build(
-    method: Method, context: DrafterContext, make: Callable[..., GrowingDrafter] = GrowingDrafter, **more: Any
-) -> GrowingDrafter:
-    """Build trees shaped by the method's policy, on the model's own drafter or on the trained part of the method.
-
-    `make` takes the arguments of `GrowingDrafter` and `more`.
-    """
-    names = {entry.name for entry in dataclasses.fields(Growth)}
-    growth = Growth(**{name: value for name, value in method.settings.items() if name in names})
-    kind = resolved(method.spec.policy)
-    own = {entry.name for entry in dataclasses.fields(kind)}
-    given = {name: value for name, value in method.settings.items() if name in own}
-    if "part" in own:  # a learned policy; the trained part is its network
-        given["part"] = context.add_on(method)
-    module: Any = context.eagle(method) if method.spec.needs_drafter else context.add_on(method)
-    return make(
-        module,
-        context.target,
-        policy=kind(**given),
-        growth=growth,
-        mode=context.mode(method),
-        sampling=context.sampling,
-        records_log_q=context.records_log_q(method),
-        **more,
-    )

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from lantern.drafters.base import code_embeddings
 from lantern.drafters.eagle.eagle1 import DraftLayer, Eagle, EagleConfig, EagleLayer
 from lantern.drafters.examples import Examples, Prediction, fused_layers
-from lantern.drafters.policies.policy import published_tree
-from lantern.methods.spec import AddOn, MethodSpec
 from lantern.models.llamagen.transformer import Attention, FeedForward, RMSNorm, TransformerConfig
 
 
@@ -140,22 +138,3 @@ class Eagle3(Eagle):
     def predict(self, depth: int, places: Int[Tensor, " m"], predicted: Float[Tensor, "b 1 m c"]) -> Prediction:
         """Return logits of its own head; there is no feature to regress."""
         return Prediction(depth, places, logits=self.logits(predicted[:, 0], None))
-
-
-SPEC = MethodSpec(
-    "eagle3",
-    "EAGLE-3 drafts, from three layers of the target and by a head of their own, verified by Gumbel match",
-    "eagle",
-    drafter="lantern.drafters.eagle.drafter:build",
-    tree="grown_15_4",
-    add_ons=(AddOn("eagle3", Eagle3, Eagle3Config, training_config="drafter-eagle3", toy={"layers": 2}),),
-    paper="2503.01840",
-)
-METHODS = (
-    SPEC,
-    SPEC.preset(
-        "eagle3-paper",
-        "EAGLE-3 as published: the 59 nodes of highest confidence to depth 7, rejection; exact in distribution",
-        **published_tree(nodes=59, width=10, depth=7),
-    ),
-)

@@ -20,12 +20,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lantern.core.types import NoiseSource, Prefill
-from lantern.drafters.eagle import dynamic
 from lantern.drafters.eagle.drafter import EagleDrafter
-from lantern.drafters.eagle.dynamic import GrowingDrafter
-from lantern.drafters.policies.policy import published
-from lantern.drafters.trees.static import Level, named
-from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, Setting
+from lantern.drafters.eagle.dynamic import GrowingDrafter, Growth
+from lantern.drafters.trees.static import Level
 from lantern.models.llamagen.transformer import check_limits
 
 
@@ -170,85 +167,38 @@ class GrowingFrSpecDrafter(GrowingDrafter):
         return every.index_copy(-1, self._frequent, rows)
 
 
-def build_dynamic(method: Method, context: DrafterContext) -> GrowingDrafter:
-    """Build EAGLE-2's trees over a `share` of the codes, the most frequent ones; at least `width` codes."""
-    table, total = table_of(method, context), context.target.config.vocab_size
-    frequent = table.ranking[: max(round(method.settings["share"] * total), method.settings["width"])]
-    device = context.target.tok_embeddings.weight.device
-    return dynamic.build(method, context, GrowingFrSpecDrafter, frequent=frequent.to(device))
+def fr_spec(
+    module: Any, target: Any, table: FrequencyTable, neighbours: Tensor | None, *, codes: int, near: int, **how: Any
+) -> FrSpecDrafter:
+    """Return EAGLE-1's trees over the `codes` most frequent codes and `near` ones around each neighbour.
 
-
-def table_of(method: Method, context: DrafterContext) -> FrequencyTable:
-    """Return the frequency table of the model; ValueError for one of another codebook, and for a head without rows."""
-    if not isinstance(context.target.output, nn.Linear):
-        raise ValueError(f'method "{method.name}" scores rows of a linear head, which this model lacks: use eagle1')
-    table, total = context.add_on(method), context.target.config.vocab_size
-    assert isinstance(table, FrequencyTable)
-    if table.config.vocab_size != total:
-        raise ValueError(f"the frequency table is of {table.config.vocab_size} codes, the model has {total}")
-    return table
-
-
-def build(method: Method, context: DrafterContext) -> FrSpecDrafter:
-    """Build EAGLE-1 trees over the `codes` most frequent codes of the part and `near` ones around each neighbour.
-
-    ValueError for `near` out of range and for a model without the add-on.
+    ValueError for a table of another codebook, for `near` out of range, and for a head without rows.
     """
-    table, codes, near = table_of(method, context), method.settings["codes"], method.settings["near"]
-    assert method.tree is not None
-    device = context.target.tok_embeddings.weight.device
-    total = context.target.config.vocab_size
-    if near and context.neighbours is None:
-        raise ValueError(f'method "{method.name}" needs the proximity table of the codebook, or near=0')
-    columns = 0 if context.neighbours is None else context.neighbours.shape[1]
+    ranking = _ranking(table, target)
+    columns = 0 if neighbours is None else neighbours.shape[1]
     if not 0 <= near <= columns + 1:
         raise ValueError(f"near is {near}, wanted from 0 to {columns + 1}, the columns of the proximity table and one")
-    own = torch.zeros(total, 0, dtype=torch.long, device=device)
-    return FrSpecDrafter(
-        context.eagle(method),
-        context.target,
-        tree=named(method.tree),
-        mode="gumbel",
-        sampling=context.sampling,
-        frequent=table.ranking[: min(codes, total)].to(device),
-        around=own if not near or context.neighbours is None else nearest(context.neighbours.to(device), near),
-    )
+    around = torch.zeros(len(ranking), 0, dtype=torch.long, device=ranking.device)
+    if neighbours is not None:
+        around = nearest(neighbours.to(ranking.device), near)
+    return FrSpecDrafter(module, target, frequent=ranking[:codes], around=around, **how)
 
 
-SPEC = MethodSpec(
-    "fr-spec",
-    "EAGLE-1 with a head over frequent codes and those near the neighbours; plain decoding's codes",
-    "eagle",
-    drafter=build,
-    tree="grown_8_2",
-    settings=(
-        Setting("codes", 512, "number of most frequent codes that the head scores", low=1),
-        Setting("near", 0, "codes near the left and upper codes that it scores as well, of each", low=0),
-    ),
-    add_ons=(
-        "eagle1",
-        AddOn(
-            "fr-spec",
-            FrequencyTable,
-            FrequencyConfig,
-            training="lantern train tables --kind fr-spec --model MODEL --prompts FILE --out MODEL/parts",
-        ),
-    ),
-    paper="2502.14856",
-)
-METHODS = (
-    SPEC,
-    SPEC.preset(
-        "fr-spec-paper",
-        "FR-Spec as published: EAGLE-2's 59 nodes, a head over a quarter of the codes; exact in distribution",
-        drafter=build_dynamic,
-        tree=None,
-        settings=(
-            *published(nodes=59, width=10, depth=6),
-            Setting("share", 0.25, "share of the codes that the head scores", low=0, high=1),
-        ),
-        policy="lantern.drafters.policies.eagle2:Eagle2",
-        mode="point",
-        verifier="rejection",
-    ),
-)
+def growing_fr_spec(
+    module: Any, target: Any, *, table: FrequencyTable, share: float, growth: Growth, **how: Any
+) -> GrowingFrSpecDrafter:
+    """Return EAGLE-2's trees over a `share` of the codes, the most frequent; at least as many as a tree is wide."""
+    ranking = _ranking(table, target)
+    frequent = ranking[: max(round(share * len(ranking)), growth.width)]
+    return GrowingFrSpecDrafter(module, target, frequent=frequent, growth=growth, **how)
+
+
+def _ranking(table: FrequencyTable, target: Any) -> Int[Tensor, " v"]:
+    """Return the codes by frequency; ValueError for a table of another codebook, and for a head without rows."""
+    if not isinstance(target.output, nn.Linear):
+        raise ValueError("FR-Spec scores rows of a linear head, which this model lacks: use eagle1")
+    if table.config.vocab_size != target.config.vocab_size:
+        raise ValueError(
+            f"the frequency table is of {table.config.vocab_size} codes, the model has {target.config.vocab_size}"
+        )
+    return table.ranking.to(target.tok_embeddings.weight.device)

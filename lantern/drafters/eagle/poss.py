@@ -14,8 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lantern.drafters.eagle.eagle1 import MAX_LAYERS, Eagle, EagleConfig, EagleLayer
-from lantern.drafters.policies.policy import published_tree
-from lantern.methods.spec import AddOn, MethodSpec
 from lantern.models.llamagen.transformer import rotate
 
 
@@ -106,31 +104,3 @@ class Poss(Eagle):
     def feed_back(self, features: Float[Tensor, "b n c"]) -> Float[Tensor, "b n c"]:
         """Return the outputs without gradients: a specialist is trained on the earlier ones' outputs as they are."""
         return features.detach()
-
-
-SPEC = MethodSpec(
-    "poss",
-    "drafts by position specialists, a layer for each two depths, verified by Gumbel match",
-    "eagle",
-    drafter="lantern.drafters.eagle.drafter:build",
-    tree="grown_15_4",
-    add_ons=(
-        AddOn(
-            "poss",
-            Poss,
-            PossConfig,
-            training_config="drafter-poss",
-            toy={"depths": 4, "per_layer": 2},
-            limits_depth=True,
-        ),
-    ),
-    paper="2506.03566",
-)
-METHODS = (
-    SPEC,
-    SPEC.preset(
-        "poss-paper",
-        "PosS as published: the 59 nodes of highest confidence to depth 6, rejection; exact in distribution",
-        **published_tree(nodes=59, width=10, depth=6),
-    ),
-)

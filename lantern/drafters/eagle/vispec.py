@@ -22,14 +22,11 @@ from torch import Tensor, nn
 
 from lantern.core.types import Prefill, Target
 from lantern.decoding.cache import StaticCache
-from lantern.drafters.eagle import drafter, dynamic
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.dynamic import GrowingDrafter
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.eagle.unroll import Unroll
 from lantern.drafters.examples import Examples, Prediction
-from lantern.drafters.policies.policy import published_tree
-from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
 from lantern.models.llamagen.transformer import TransformerConfig, rotate
 
 MAX_LOG_WEIGHT = 20.0  # sums of weights are kept over all steps and must stay finite
@@ -289,36 +286,5 @@ class ViSpecDrafter(EagleDrafter):
         self.cache.write(0, torch.arange(self.cache.prefix, device=keys.device)[None], keys)
 
 
-def build(method: Method, context: DrafterContext) -> EagleDrafter:
-    """Build static trees drafted by the model's ViSpec drafter."""
-    return drafter.build(method, context, ViSpecDrafter)
-
-
 class GrowingViSpecDrafter(ViSpecDrafter, GrowingDrafter):
     """Drafts EAGLE-2's trees with a `ViSpec` module."""
-
-
-def build_dynamic(method: Method, context: DrafterContext) -> GrowingDrafter:
-    """Build dynamic trees drafted by the model's ViSpec drafter."""
-    return dynamic.build(method, context, GrowingViSpecDrafter)
-
-
-SPEC = MethodSpec(
-    "vispec",
-    "ViSpec: EAGLE's trees in a context of a few rows, a token for each older row and for the caption; exact",
-    "eagle",
-    drafter=build,
-    tree="grown_8_2",
-    add_ons=(
-        AddOn("vispec", ViSpec, ViSpecConfig, training_config="drafter-vispec", toy={"summaries": 2, "recent": 1}),
-    ),
-    paper="2509.15235",
-)
-METHODS = (
-    SPEC,
-    SPEC.preset(
-        "vispec-paper",
-        "ViSpec as published: the 29 nodes of highest confidence to depth 3, rejection; exact in distribution",
-        **published_tree(nodes=29, width=8, depth=3, drafter=build_dynamic),
-    ),
-)

@@ -13,8 +13,7 @@ from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, Kept, Nois
 from lantern.decoding.prompt import READ_CODES
 from lantern.drafters.base import target_logits
 from lantern.drafters.heads.pairs import Pairs
-from lantern.drafters.trees.static import StaticTree, named
-from lantern.methods.spec import DrafterContext, Method
+from lantern.drafters.trees.static import StaticTree
 
 PURPOSE_OF_MODE = {"gumbel": Purpose.TARGET, "sampled": Purpose.DRAFT}
 
@@ -176,14 +175,3 @@ class MarginalDrafter(DrafterDefaults):
     def observe(self, step: Step) -> None:
         """Keep the committed codes with their features."""
         self._pairs = Pairs.of_step(step, self.sampling, self.module.config.block_size)
-
-
-def common_arguments(method: Method, context: DrafterContext) -> dict[str, Any]:
-    """Return the keyword arguments that all marginal drafters of a method have."""
-    assert method.tree is not None
-    return {
-        "tree": named(method.tree),
-        "mode": context.mode(method),
-        "sampling": context.sampling,
-        "records_log_q": context.records_log_q(method),
-    }

@@ -23,9 +23,8 @@ from lantern.core.types import DraftTree, NoiseSource, Prefill, Target
 from lantern.decoding.cache import StaticCache, TreeMask
 from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.examples import Examples, Prediction
-from lantern.drafters.heads.marginals import MarginalDrafter, common_arguments
+from lantern.drafters.heads.marginals import MarginalDrafter
 from lantern.drafters.heads.pairs import Pairs
-from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec
 from lantern.models.llamagen.transformer import TransformerConfig
 
 MAX_DEPTHS = 64
@@ -241,39 +240,3 @@ class ParallelDrafter(MarginalDrafter):
         """Run one pass and the target's head over `depth` features, and return the tree."""
         guesses = self.context.guess(self._pairs, self._pairs.last)
         return self.marginals.draft(self._pairs.root, guesses, self._pairs.known)
-
-
-def build(method: Method, context: DrafterContext) -> ParallelDrafter:
-    """Build static trees drafted by the model's parallel drafter."""
-    module = context.add_on(method)
-    assert isinstance(module, ParallelSpec)
-    return ParallelDrafter(module, context.target, **common_arguments(method, context))
-
-
-PARALLELSPEC = AddOn(
-    "parallelspec",
-    ParallelSpec,
-    ParallelSpecConfig,
-    training_config="drafter-parallelspec",
-    toy={"depths": 12},
-    limits_depth=True,
-)
-SPEC = MethodSpec(
-    "parallelspec",
-    "ParallelSpec: mask tokens guess all depths in one drafter pass; exact by Gumbel match",
-    "heads",
-    drafter=build,
-    tree="grown_8_3",
-    add_ons=(PARALLELSPEC,),
-    paper="2410.05589",
-)
-METHODS = (
-    SPEC,
-    SPEC.preset(
-        "parallelspec-paper",
-        "ParallelSpec as published: EAGLE-1's tree of 25 nodes from one pass, rejection; exact in distribution",
-        tree="mc_sim_7b_63",
-        mode="sampled",
-        verifier="rejection",
-    ),
-)

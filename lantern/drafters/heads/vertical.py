@@ -13,10 +13,9 @@ import torch
 
 from lantern.core.types import DraftTree, NoiseSource, Prefill, Step, Target
 from lantern.drafters.examples import Examples, Prediction
-from lantern.drafters.heads.marginals import MarginalDrafter, common_arguments
+from lantern.drafters.heads.marginals import MarginalDrafter
 from lantern.drafters.heads.pairs import Pairs
 from lantern.drafters.heads.residual import ResidualConfig, ResidualHeads
-from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, Setting
 from lantern.models.llamagen.transformer import check_grid
 
 
@@ -107,33 +106,3 @@ class VerticalDrafter(MarginalDrafter):
         last = pairs.last[..., None, None].expand(-1, -1, *predicted.shape[2:])
         self._ahead = predicted.gather(1, last)[:, 0, : self.depth]
         self._pairs = pairs
-
-
-def build(method: Method, context: DrafterContext) -> VerticalDrafter:
-    """Build static trees drafted by the model's horizontal and vertical heads."""
-    module, share = context.add_on(method), float(method.settings["share"])
-    assert isinstance(module, Vertical)
-    return VerticalDrafter(module, context.target, share=share, **common_arguments(method, context))
-
-
-METHODS = (
-    MethodSpec(
-        "vertical",
-        "Hawk: heads along the row, and one for the code below whose guesses wait in a pool; exact by Gumbel match",
-        "heads",
-        drafter=build,
-        tree="grown_8_2",
-        settings=(Setting("share", 0.25, "weight of the guesses from the row above", low=0, high=1),),
-        add_ons=(
-            AddOn(
-                "vertical",
-                Vertical,
-                VerticalConfig,
-                training_config="drafter-vertical",
-                toy={"depths": 12},
-                limits_depth=True,
-            ),
-        ),
-        paper="2510.25739",
-    ),
-)

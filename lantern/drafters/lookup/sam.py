@@ -9,8 +9,6 @@ contexts are also compared by super-codes (k-means of the codebook) and on the g
 Nothing is trained by gradients: the add-on (`tables.py`) holds the super-codes and the corpus.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -18,11 +16,9 @@ from torch import Tensor
 from lantern.core.noise import Purpose
 from lantern.core.types import DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, Target
 from lantern.drafters.lookup.matchers import Evidence, GridMatcher, Past, SuffixMatcher
-from lantern.drafters.lookup.tables import SamConfig, SamTables
-from lantern.drafters.trees.static import StaticTree, TreeDrafter, named
-from lantern.methods.spec import AddOn, DrafterContext, Method, MethodSpec, Setting
+from lantern.drafters.lookup.tables import SamTables
+from lantern.drafters.trees.static import StaticTree, TreeDrafter
 
-MATCHES = ("grid", "super", "codes")
 FLOOR = 1e-4  # share of q that is spread evenly over all codes
 
 
@@ -117,69 +113,26 @@ class SamDrafter(TreeDrafter):
         return ((1 - self.smooth) * q + self.smooth * similar + FLOOR / self.vocab_size).log()
 
 
-def matcher_of(tables: SamTables, settings: Any) -> SuffixMatcher | GridMatcher:
-    """Return the matcher that the settings name. ValueError for `least` above `reach`."""
-    kind, sharp, least = settings["match"], settings["sharp"], settings["least"]
-    if least < 1 or settings["reach"] < least:
-        raise ValueError(f"least is {least} and reach {settings['reach']}, wanted 1 <= least <= reach")
-    if kind == "grid":
-        return GridMatcher(tables, sharp=sharp, least=least)
-    return SuffixMatcher(tables, is_super=kind == "super", sharp=sharp, least=least, reach=settings["reach"])
+def sam(
+    tables: SamTables,
+    target: Target,
+    *,
+    tree: StaticTree,
+    match: str,
+    sharp: float,
+    least: int,
+    reach: int,
+    smooth: float,
+    beside: StaticTree | None = None,
+) -> SamDrafter:
+    """Return the drafter of tables with the matcher `match`; a step may also commit codes of a tree `beside` its own.
 
-
-def drafter_of(method: Method, context: DrafterContext, tree: StaticTree, most_committed: int = 0) -> SamDrafter:
-    """Return the drafter of a method with another tree."""
-    tables = context.add_on(method)
-    assert isinstance(tables, SamTables)
-    return SamDrafter(
-        tables,
-        context.target,
-        matcher=matcher_of(tables, method.settings),
-        tree=tree,
-        smooth=method.settings["smooth"],
-        most_committed=most_committed,
-    )
-
-
-def build(method: Method, context: DrafterContext) -> SamDrafter:
-    """Build static trees drafted from the tables of the model's part."""
-    return drafter_of(method, context, named(str(method.tree)))
-
-
-SAM = AddOn(
-    "sam",
-    SamTables,
-    SamConfig,
-    training="lantern train tables --kind sam --model MODEL --prompts FILE --out MODEL/parts",
-)
-SETTINGS = (
-    Setting(
-        "match",
-        "grid",
-        "how contexts are compared: codes left and above, or the longest common suffix",
-        choices=MATCHES,
-    ),
-    Setting("sharp", 2.0, "exponent of the weight of longer matches", low=0),
-    Setting("least", 2, "codes that must match", low=1),
-    Setting("reach", 8, "codes that are compared at most", low=1),
-    Setting("smooth", 0.2, "probability given to codes that look like those found", low=0, high=1),
-)
-SPEC = MethodSpec(
-    "sam",
-    "no drafter: what followed similar contexts in the image and a small corpus; plain decoding's codes",
-    "lookup",
-    drafter=build,
-    tree="grown_8_2",
-    settings=SETTINGS,
-    add_ons=(SAM,),
-    paper="2411.10666",
-)
-METHODS = (
-    SPEC,
-    SPEC.preset(
-        "sam-paper",
-        "SAM decoding as published: 40 codes behind the longest suffix of five or more; plain decoding's codes",
-        tree="chain_40",
-        defaults={"match": "codes", "least": 5, "reach": 40, "smooth": 0.0},
-    ),
-)
+    ValueError for `least` above `reach`.
+    """
+    if least < 1 or reach < least:
+        raise ValueError(f"least is {least} and reach {reach}, wanted 1 <= least <= reach")
+    matcher: SuffixMatcher | GridMatcher = GridMatcher(tables, sharp=sharp, least=least)
+    if match != "grid":
+        matcher = SuffixMatcher(tables, is_super=match == "super", sharp=sharp, least=least, reach=reach)
+    most = 0 if beside is None else max(tree.depth, beside.depth) + 1
+    return SamDrafter(tables, target, matcher=matcher, tree=tree, smooth=smooth, most_committed=most)

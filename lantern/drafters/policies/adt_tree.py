@@ -10,16 +10,12 @@ from torch import Tensor
 
 from lantern.core.types import Step
 from lantern.drafters.policies.policy import (
-    PUBLISHED,
     Layer,
     Limits,
     PolicyDefaults,
     State,
-    adaptive_method,
     check_share,
-    published,
 )
-from lantern.methods.spec import Setting
 
 LEAST, MOST = 0.05, 0.95  # bounds of the acceptance at neighbours
 
@@ -98,24 +94,3 @@ class AdtBisection(PolicyDefaults):
             torch.where(is_good, (depth + self.depth + 1) // 2, (depth + 1) // 2),
             torch.where(is_good, (width + 1) // 2, (width + self.width + 1) // 2),
         )
-
-
-METHODS = (
-    adaptive_method(
-        "adt-tree",
-        "ADT-Tree: deep and narrow where drafts of the neighbours did well, shallow and wide elsewhere; exact",
-        AdtTree,
-        Setting("end", 0.1, "probability of reaching the last depth", low=0, high=1),
-        paper="2512.21857",
-    ),
-    adaptive_method(
-        "adt-tree-paper",
-        "ADT-Tree as published: depth and width inherited and bisected, rejection; exact in distribution",
-        AdtBisection,
-        Setting("rate", 0.5, "accepted share of the depth from which the next tree is deeper", low=0, high=1),
-        growth=published(nodes=58, width=20, depth=10),
-        paper="2512.21857",
-        page="adt-tree",
-        **PUBLISHED,
-    ),
-)

@@ -1,29 +1,24 @@
 """C2T: a small classifier predicts which drafted nodes are accepted (classifier-based tree construction)."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from lantern.drafters.policies.policy import (
-    PUBLISHED,
     TRAITS,
     Layer,
     PolicyDefaults,
     Pool,
     State,
     TreeSize,
-    adaptive_method,
     check_share,
-    policy_part,
     size_of,
     traits_of,
 )
-from lantern.methods.spec import Setting
 
 # Traits are divided by these, so that all are of the order of 1.
 SCALES = {"joint": 10.0, "match": 5.0, "log_q": 10.0, "entropy": 8.0, "gap": 5.0, "depth": 8.0, "rank": 8.0}
@@ -104,24 +99,3 @@ class C2TPolicy(PolicyDefaults):
     def preferred_size(self, pool: Pool, state: State) -> TreeSize:
         """Return the size of the nodes above the threshold."""
         return size_of(pool, pool.values >= math.log(self.threshold))
-
-
-TRAINING: Mapping[str, Any] = {"task": "lantern.training.policy:C2TTask", "toy": {"hidden": 8}}
-SPEC = adaptive_method(
-    "c2t",
-    "C2T: a small classifier selects the nodes that are worth their time; exact by Gumbel match",
-    C2TPolicy,
-    Setting("threshold", 0.03, "confidence below which a node is dropped", low=0, high=1),
-    add_ons=(policy_part("c2t", C2T, C2TConfig, **TRAINING),),
-    paper="2502.13652",
-)
-METHODS = (
-    SPEC,
-    SPEC.preset(
-        "c2t-paper",
-        "C2T as published: a classifier of three features, EAGLE-2's tree, rejection; exact in distribution",
-        defaults={"nodes": 59, "width": 10, "depth": 6, "spread": 1.0},
-        add_ons=("eagle1", policy_part("c2t-paper", C2T, C2TConfig, **TRAINING)),
-        **PUBLISHED,
-    ),
-)

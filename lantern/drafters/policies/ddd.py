@@ -8,17 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lantern.drafters.policies.policy import (
-    PUBLISHED,
     Layer,
     PolicyDefaults,
     Pool,
     State,
     TreeSize,
-    adaptive_method,
     not_stopped,
     size_of,
 )
-from lantern.methods.spec import Setting
 
 
 @dataclass(frozen=True)
@@ -51,22 +48,3 @@ class Ddd(PolicyDefaults):
         last = torch.where((pool.depths == pool.deepest) & not_stopped(pool.values), pool.values, -torch.inf)
         is_over = last.logsumexp(1) < math.log(self.alive)
         return TreeSize(size.nodes, torch.where(is_over, size.depth.clamp(max=pool.deepest), size.depth))
-
-
-SPEC = adaptive_method(
-    "ddd",
-    "DDD: drafts go on while enough probability is alive; exact by Gumbel match",
-    Ddd,
-    Setting("alive", 0.2, "probability that the target follows the beam, below which drafting stops", low=0, high=1),
-    Setting("check", 1, "depth from which it may stop", low=1),
-    paper="2409.00142",
-)
-METHODS = (
-    SPEC,
-    SPEC.preset(
-        "ddd-paper",
-        "DDD as published: up to 11 depths of ten nodes, ranked by q, rejection; exact in distribution",
-        defaults={"nodes": 59, "width": 10, "depth": 11, "spread": 1.0},
-        **PUBLISHED,
-    ),
-)

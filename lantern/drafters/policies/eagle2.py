@@ -1,6 +1,5 @@
 """EAGLE-2: the nodes in which the drafter has the highest confidence (arXiv:2406.16858)."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,9 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.drafters.policies.policy import GROWTH, PUBLISHED, Layer, Limits, PolicyDefaults, State, published
+from lantern.drafters.policies.policy import Layer, Limits, PolicyDefaults, State
 from lantern.drafters.trees.static import RATES
-from lantern.methods.spec import MethodSpec, Setting
 
 VALUES = ("q", "match")
 
@@ -59,40 +57,3 @@ class PredictableEagle2(Eagle2):
         sure = layer.collision[..., None]
         first = torch.nn.functional.pad(sure, (0, layer.width - 1))
         return (first + (1 - sure) * state[0]).log(), state
-
-
-SPEC = MethodSpec(
-    "eagle2",
-    "EAGLE-2: the nodes likeliest to be the target's own samples, whatever their shape; exact by Gumbel match",
-    "eagle",
-    drafter="lantern.drafters.eagle.dynamic:build",
-    policy=Eagle2,
-    settings=(
-        *GROWTH,
-        Setting(
-            "value",
-            "match",
-            "what a node is ranked by: the chance to match, or the draft's probability",
-            choices=VALUES,
-        ),
-    ),
-    add_ons=("eagle1",),
-    paper="2406.16858",
-)
-METHODS = (
-    SPEC,
-    SPEC.preset(
-        "eagle2-rejection",
-        "EAGLE-2 as rejection allows it: numbers of children are chosen before they are sampled; exact in distribution",
-        policy=PredictableEagle2,
-        settings=(*GROWTH[:2], dataclasses.replace(GROWTH[2], default=4)),
-        mode="sampled",
-        verifier="rejection",
-    ),
-    SPEC.preset(
-        "eagle2-paper",
-        "EAGLE-2 as published: the 59 nodes of highest confidence, tested by rejection; exact in distribution",
-        settings=published(nodes=59, width=10, depth=6)[:3],
-        **PUBLISHED,
-    ),
-)

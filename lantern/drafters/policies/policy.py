@@ -6,83 +6,20 @@ policies thus estimate the same quantity. Where a policy stops it returns -inf: 
 make the next tree smaller.
 """
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lantern.core.types import Step
-from lantern.methods.spec import ENGINES, AddOn, MethodSpec, Setting
 
 MAX_DEPTH = 12
 # Log probabilities: of the least likely node that is not stopped, of a stopped node, and of the most likely one.
 # MAX_DEPTH times the first is above the second, and the last keeps a child below its parent in fp32 at any depth.
 MIN_LOG, STOPPED, MAX_LOG = -15.0, -200.0, -1e-3
 STOPPED_BELOW = -190.0
-# settings of all growing trees, see `lantern.drafters.eagle.dynamic.Growth`
-GROWTH = (
-    Setting("nodes", 15, "drafted nodes of a tree", low=1),
-    Setting("width", 8, "nodes that are extended at each depth", low=1),
-    Setting("depth", 6, "depth of a tree", low=1, high=MAX_DEPTH),
-    Setting("spread", 1.25, "standard deviation of the target's scores about the drafter's", low=0),
-)
-
-
-def published(*, nodes: int, width: int, depth: int) -> tuple[Setting, ...]:
-    """Return the settings of a published dynamic tree, whose nodes are ranked by q itself: spread is 1."""
-    sizes = {"nodes": nodes, "width": width, "depth": depth, "spread": 1.0}
-    return tuple(dataclasses.replace(one, default=sizes[one.name]) for one in GROWTH)
-
-
-def published_tree(
-    *, nodes: int, width: int, depth: int, drafter: Any = "lantern.drafters.eagle.dynamic:build"
-) -> dict[str, Any]:
-    """Return the fields of a method that drafts EAGLE-2's tree of this size, as papers sample and verify it."""
-    return {
-        **PUBLISHED,
-        "drafter": drafter,
-        "tree": None,
-        "policy": "lantern.drafters.policies.eagle2:Eagle2",
-        "settings": published(nodes=nodes, width=width, depth=depth),
-    }
-
-
-# of adaptive trees: their size changes from step to step, which a CUDA graph cannot
-WITHOUT_GRAPHS = tuple(name for name in ENGINES if name != "graph")
-ADAPTIVE = Setting("adaptive", True, "whether the policy chooses the size of the next tree; CUDA graphs need false")
-PUBLISHED: Mapping[str, Any] = {"mode": "point", "verifier": "rejection"}  # how papers sample and verify these trees
-
-
-def adaptive_method(
-    name: str,
-    summary: str,
-    policy: Any,
-    *settings: Setting,
-    growth: tuple[Setting, ...] = GROWTH,
-    add_ons: tuple[AddOn | str, ...] = (),
-    **fields: Any,
-) -> MethodSpec:
-    """Return the method of EAGLE's drafter with a policy that shapes and sizes its trees, and these settings of it."""
-    return MethodSpec(
-        name,
-        summary,
-        "eagle",
-        drafter="lantern.drafters.eagle.dynamic:build",
-        policy=policy,
-        settings=(*growth, *settings, ADAPTIVE),
-        add_ons=("eagle1", *add_ons),
-        engines=WITHOUT_GRAPHS,
-        **fields,
-    )
-
-
-def policy_part(name: str, module: Any, config: Any, *, task: str, toy: Mapping[str, Any]) -> AddOn:
-    """Return the trained part of a policy; a task trains it by the config of its name."""
-    return AddOn(name, module, config, training="policy", training_config=f"policy-{name}", task=task, toy=toy)
 
 
 State = tuple[Tensor, ...]

@@ -1,8 +1,7 @@
 """RADAR: a small recurrent network decides after each draft pass whether to run another (trained by REINFORCE)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -10,17 +9,13 @@ from torch import Tensor, nn
 
 from lantern.drafters.policies.policy import (
     MIN_LOG,
-    PUBLISHED,
     Layer,
     Limits,
     PolicyDefaults,
     State,
-    adaptive_method,
     check_share,
     padded_beam,
-    policy_part,
 )
-from lantern.methods.spec import Setting
 
 SIDE_INPUTS = 4  # depth, and the acceptance at three neighbours
 
@@ -112,23 +107,3 @@ class RadarPolicy(PolicyDefaults):
         continue_logit, (hidden, kept) = self.part(beam, side_inputs(layer.depth, layer.near), state[:2])
         is_over = state[2] | (torch.sigmoid(-continue_logit) > self.threshold)
         return layer.match.masked_fill(is_over[:, None, None], -torch.inf), (hidden, kept, is_over)
-
-
-TRAINING: Mapping[str, Any] = {"task": "lantern.training.policy:RadarTask", "toy": {"beam": 4, "hidden": 8}}
-SPEC = adaptive_method(
-    "radar",
-    "RADAR: a recurrent network decides after each draft pass whether to run another; exact by Gumbel match",
-    RadarPolicy,
-    Setting("threshold", 0.5, "probability of stopping above which it stops", low=0, high=1),
-    add_ons=(policy_part("radar", Radar, RadarConfig, **TRAINING),),
-)
-METHODS = (
-    SPEC,
-    SPEC.preset(
-        "radar-paper",
-        "RADAR as published: up to 7 depths of ten nodes, ranked by q, rejection; exact in distribution",
-        defaults={"nodes": 59, "width": 10, "depth": 7, "spread": 1.0},
-        add_ons=("eagle1", policy_part("radar-paper", Radar, RadarConfig, **TRAINING)),
-        **PUBLISHED,
-    ),
-)

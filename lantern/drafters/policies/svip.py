@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.drafters.policies.policy import Layer, PolicyDefaults, State, adaptive_method
-from lantern.methods.spec import Setting
+from lantern.drafters.policies.policy import Layer, PolicyDefaults, State
 
 
 @dataclass(frozen=True)
@@ -33,21 +32,3 @@ class Svip(PolicyDefaults):
             return layer.match, state
         is_over = (self.c * layer.entropy).sqrt() > self.threshold
         return layer.match.masked_fill(is_over[..., None], -torch.inf), state
-
-
-SPEC = adaptive_method(
-    "svip",
-    "SVIP: nothing is drafted below a distribution that is too uncertain; exact by Gumbel match",
-    Svip,
-    Setting("c", 0.15, "factor of the entropy", low=0),
-    Setting("threshold", 0.65, "square root of c times the entropy above which drafting stops", low=0),
-    paper="2411.18462",
-)
-METHODS = (
-    SPEC,
-    SPEC.preset(
-        "svip-paper",
-        "SVIP as published: a chain that ends at the first distribution of more than 0.6 nats; exact by Gumbel match",
-        defaults={"nodes": 12, "width": 1, "depth": 12, "threshold": 0.3},
-    ),
-)

@@ -21,22 +21,10 @@ from lantern.core.types import (
     WindowFill,
 )
 from lantern.drafters.base import Guesses
-from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
-from lantern.verifiers.relaxations.bounded import SETTINGS as BOUNDED
-from lantern.verifiers.relaxations.bounded import Bounded
 
 CONTINUED = 3  # codes that a drafter guesses behind a window; a step rarely frees more places
 TRIAL = 10  # steps after which a window that commits fewer than `least` codes a step is given up
 INITS = ("random", "repeat-left", "drafter")
-WINDOW = Setting("window", 16, "codes scored in one pass; longer windows are cut to the image", low=2, high=10**6)
-LEAST = Setting(
-    "least",
-    0.0,
-    f"codes a step, on average over the first {TRIAL} steps, below which the rest of the image is decoded plainly",
-    low=0,
-    high=10**6,
-)
-INIT = Setting("init", "repeat-left", "first codes of the window's new places", choices=INITS)
 
 
 class Continuation(Protocol):
@@ -222,105 +210,3 @@ def chain_shape(depth: int, device: torch.device) -> TreeShape:
 def random_codes(noise: NoiseSource, where: Int[Tensor, "b n"], vocab_size: int) -> Int[Tensor, "b n"]:
     """Return initial codes at these places, uniform over all codes."""
     return (noise.uniform(where, 1, purpose=Purpose.DRAFT)[..., 0] * vocab_size).long()
-
-
-def build(method: Method, context: DrafterContext) -> JacobiDrafter:
-    """Build windows of the target's own samples, continued by the model's own drafter with init "drafter".
-
-    ValueError for `init` by a drafter that the model does not have.
-    """
-    window, init = method.settings["window"], method.settings["init"]
-    keeps_distributions = method.spec.mode == "jacobi"
-    continuation: Continuation | None = None
-    if init == "drafter":
-        if context.module is None:
-            raise ValueError('init is "drafter" and this model has none: use "random" or "repeat-left"')
-        from lantern.drafters.eagle.drafter import EagleChain
-
-        continuation = EagleChain(
-            context.module,
-            context.target,
-            window=window,
-            length=CONTINUED,
-            is_gumbel=not keeps_distributions,
-            sampling=context.sampling,
-        )
-    return JacobiDrafter(
-        context.target,
-        window=window,
-        init=init,
-        keeps_distributions=keeps_distributions,
-        continuation=continuation,
-        least=method.settings.get("least", 0.0),
-    )
-
-
-SJD = MethodSpec(
-    "sjd",
-    "no drafter: a window of codes is tested and sampled again in every pass (speculative Jacobi); exact in "
-    "distribution",
-    "windows",
-    drafter=build,
-    mode="jacobi",
-    verifier="coupling-independent",
-    settings=(WINDOW, INIT),
-    paper="2410.01699",
-)
-SCD = MethodSpec(
-    "scd",
-    "no drafter: as sjd, but codes of the window are kept wherever they can be (coupled); exact in distribution",
-    "windows",
-    drafter=build,
-    mode="jacobi",
-    verifier="coupling",
-    settings=(WINDOW, INIT),
-    paper="2510.24211",
-)
-METHODS = (
-    SJD,
-    SJD.preset(
-        "sjd-paper",
-        "speculative Jacobi as published: a window of 16 codes that begins with random ones; exact in distribution",
-        defaults={"window": 16, "init": "random"},
-    ),
-    SCD,
-    SCD.preset(
-        "scd-paper",
-        "coupled Jacobi as published: a window of 64 codes that begins with random ones; exact in distribution",
-        defaults={"window": 64, "init": "random"},
-    ),
-    MethodSpec(
-        "sjd++",
-        "no drafter: as sjd, but codes of the window whose probability did not fall much stay (SJD++, reconstructed); "
-        "exact in distribution",
-        "windows",
-        drafter=build,
-        mode="jacobi",
-        verifier="coupling-reuse",
-        settings=(
-            WINDOW,
-            INIT,
-            Setting("reuse", 0.5, "least ratio p(x) / q(x) with which a code stays in the window", low=0, high=10**6),
-        ),
-        paper="2512.07503",
-        page="sjd-pp",
-    ),
-    MethodSpec(
-        "gumbel-jacobi",
-        "no drafter: a window iterates under fixed noise to the image of plain decoding, code for code",
-        "windows",
-        drafter=build,
-        settings=(WINDOW, INIT, LEAST),
-        fits_engine=True,
-        paper="2002.03629",
-    ),
-    MethodSpec(
-        "bounded-window",
-        "relaxed: as gumbel-jacobi, with the distribution moved toward the last step's, by at most delta",
-        "windows",
-        drafter=build,
-        mode="jacobi",
-        relaxation=Bounded,
-        settings=(WINDOW, INIT, *BOUNDED),
-    ),
-)

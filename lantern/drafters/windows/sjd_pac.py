@@ -19,7 +19,6 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, Target
 from lantern.drafters.trees.static import Choice, StaticTree, TreeDrafter
-from lantern.methods.spec import DrafterContext, Method, MethodSpec, Setting
 
 
 def fronted(window: int, width: int, levels: int) -> StaticTree:
@@ -125,24 +124,3 @@ class SjdPacDrafter(TreeDrafter):
         if depth == 0 or choice[-1] == 0:
             return depth
         return 1 + self.depth + (depth - 1) * (self.width - 1) + choice[-1] - 1
-
-
-def build(method: Method, context: DrafterContext) -> SjdPacDrafter:
-    """Build windows with the method's settings."""
-    return SjdPacDrafter(context.target, sampling=context.sampling, **method.settings)
-
-
-METHODS = (
-    MethodSpec(
-        "sjd-pac",
-        "no drafter: gumbel-jacobi with a tree of runners-up at the window's front; plain decoding's codes",
-        "windows",
-        drafter=build,
-        settings=(
-            Setting("window", 16, "codes scored in one pass", low=2),
-            Setting("width", 3, "codes tried at each place of the front", low=1),
-            Setting("levels", 2, "depth of the front", low=1),
-        ),
-        paper="2603.18599",
-    ),
-)

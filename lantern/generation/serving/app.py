@@ -30,7 +30,7 @@ from lantern.generation.requests import MAX_SEED, check_requests, requests, with
 from lantern.generation.serving.metrics import Metrics
 from lantern.generation.serving.schema import ImageRequest, RefusedError
 from lantern.generation.serving.worker import Job, QueueFullError, Worker
-from lantern.methods.registry import METHODS
+from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
 
 RETRY_SECONDS = 2
@@ -324,7 +324,7 @@ def build_app(service: Service) -> FastAPI:
         `needs_waves` is why all batches are decoded to their end before others start, or None if they are not;
         `methods_in_waves` are the methods for which that holds in any case.
         """
-        apart = [name for name, method in METHODS.items() if method.spec.loop is not None]
+        apart = [name for name, method in METHODS.items() if method.made.driver is not None]
         return {"version": __version__, "needs_waves": service.worker.needs_waves, "methods_in_waves": apart}
 
     @app.head("/metrics", include_in_schema=False)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lantern.methods import METHODS, Method
-from lantern.methods.registry import add_ons_of, reads_drafter
 
 WINDOWS = (2, 4, 8, 16, 32, 64)
 OTHER_INITS = ("repeat-left", "drafter")  # tried at the best length
@@ -94,8 +93,8 @@ def variants(
 ) -> list[Variant]:
     """Return the candidates, exact ones first; `names` restricts them. Plain decoding is always measured besides.
 
-    Methods with a policy, and methods without tree and window, have nothing to tune and are left out, as are methods
-    whose add-ons are not in `parts`. ValueError for an unknown name and for one that the bounds exclude.
+    Methods with dynamic trees, or without tree and window, have nothing to tune and are left out, as are methods whose
+    add-ons are not in `parts`. ValueError for an unknown name and for one that the bounds exclude.
     """
     for name in names:
         if name not in METHODS or name == "auto":
@@ -107,13 +106,13 @@ def variants(
     for method in METHODS.values():
         if method.name in ("plain", "auto") or (names and method.name not in names):
             continue
-        if method.spec.policy is not None or not {"tree", "window"} & set(method.options):
+        if method.tree is None and "window" not in method.options:
             continue
-        if any(part not in parts for part in add_ons_of(method)):
+        if any(part not in parts for part in method.made.parts):
             continue
         if method.exact:
             found += _exact(method, has_drafter=has_drafter, codes=codes)
-        elif bounds.admits_relaxed and (has_drafter or not reads_drafter(method)):
+        elif bounds.admits_relaxed and (has_drafter or not method.made.reads_drafter):
             found += _relaxed(method, bounds, codes, vocabulary) if has_table or "k" not in method.settings else []
     return sorted(found, key=lambda variant: not variant.method.exact)
 
@@ -126,7 +125,7 @@ def _exact(method: Method, *, has_drafter: bool, codes: int) -> list[Variant]:
 
 def swept(method: Method) -> tuple[str, tuple[float, ...]]:
     """Return the setting of a relaxed method that trades quality for speed, and the values that are tried of it."""
-    return next((setting.name, setting.sweep) for setting in method.spec.settings if setting.sweep)
+    return next((option.name, option.sweep) for option in method.options.values() if option.sweep)
 
 
 def _relaxed(method: Method, bounds: Bounds, codes: int, vocabulary: int) -> list[Variant]:

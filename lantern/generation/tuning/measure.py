@@ -15,7 +15,7 @@ from lantern.generation.generator import Generator
 from lantern.generation.requests import Request
 from lantern.generation.tuning.acceptance import Tally, probing_tree
 from lantern.generation.tuning.costs import Laps
-from lantern.methods.registry import METHODS, Method
+from lantern.methods import METHODS, Method
 from lantern.models.folder import Model
 
 WARM_UP = 3  # steps of each run that are not counted

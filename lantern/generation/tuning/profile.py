@@ -21,7 +21,7 @@ import torch
 from lantern.core.config import read_json_object
 from lantern.core.io import user_cache, write_json
 from lantern.core.sampling import Sampling
-from lantern.methods.registry import Method, find
+from lantern.methods import Method, find
 from lantern.models.folder import DTYPES, PROFILE_NAME, Model, may_have_profile
 
 VERSION = 1

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from lantern.core.sampling import Sampling
+from lantern.drafters.parts import ADD_ONS
 from lantern.generation.generator import neighbours_for
 from lantern.generation.requests import Request, check_requests
 from lantern.generation.tuning import measure
@@ -17,7 +18,7 @@ from lantern.generation.tuning.costs import Costs, Laps, fit_costs, fit_verify
 from lantern.generation.tuning.measure import Acceptance, Run, Setup
 from lantern.generation.tuning.profile import VERSION, check_place, describe_machine, write_profile
 from lantern.generation.tuning.solve import solve
-from lantern.methods.registry import METHODS, Method, find_add_on, neighbour_columns, reads_drafter
+from lantern.methods import METHODS, Method
 from lantern.models.folder import Model, record_codes_per_pass
 
 MARGIN = 1.03  # a method must beat plain decoding by this factor; less is noise
@@ -166,12 +167,10 @@ class Tuner:
 
     def most_depth(self, method: Method) -> int:
         """Return the greatest depth of a method's trees; some add-ons draft a limited number of codes."""
-        name, most = method.spec.add_on, self.effort.max_depth
-        kind = None if name is None else find_add_on(name)
-        if kind is None or not kind.limits_depth or kind.name not in self.setup.model.add_ons:
-            return most
-        part: Any = self.setup.model.add_ons[kind.name]
-        return min(most, part.config.depths)
+        model, most = self.setup.model, self.effort.max_depth
+        deep = [name for name in method.made.parts if ADD_ONS[name].limits_depth and name in model.add_ons]
+        read: list[Any] = [model.add_ons[name] for name in deep]
+        return min([most, *(part.config.depths for part in read)])
 
     def costs_of(self, name: str, laps: Mapping[str, Sequence[Laps]]) -> Costs:
         """Return the fitted costs of a method."""
@@ -216,7 +215,7 @@ class Tuner:
             inits = OTHER_INITS if "init" in METHODS[name].settings else ()
             others = [Variant.of(METHODS[name], {**best.settings, "init": init}) for init in inits]
             has_drafter = self.setup.model.drafter is not None
-            usable = [variant for variant in others if has_drafter or not reads_drafter(variant.method)]
+            usable = [variant for variant in others if has_drafter or not variant.method.made.reads_drafter]
             found += [*lengths, *(self.window(name, variant.settings) for variant in usable)]
         return found
 
@@ -240,7 +239,7 @@ class Tuner:
 
 def with_table(setup: Setup, chosen: Sequence[Variant]) -> Setup:
     """Return the setup with the proximity table of the candidates, so that it is computed once."""
-    columns = max((neighbour_columns(variant.method) for variant in chosen), default=0)
+    columns = max((variant.method.made.columns for variant in chosen), default=0)
     if not columns:
         return setup
     model = dataclasses.replace(setup.model, neighbours=neighbours_for(setup.model, columns))

@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import logs, probabilities
-from lantern.methods.spec import MethodSpec, Setting
 from lantern.verifiers.relaxations.neighbours import Neighbourhood
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 
@@ -109,24 +108,3 @@ class Bounded(Neighbourhood, Relaxation):
             lacks = lacks - granted
             left = left * (1.0 - demand).clamp_(min=0.0)
         return Flow(requests.lacks - lacks, own - left, travelled)
-
-
-SETTINGS = (
-    Setting("k", 50, "nearest codes that count as alike; 0 is exact", low=0, high=1024),
-    Setting("delta", 0.2, "largest total variation per code; 0 is exact", low=0, high=1, sweep=(0.05, 0.1, 0.2)),
-    Setting("cap", 4.0, "largest factor by which a code's probability grows; 1 is exact", low=1, high=1e6),
-    Setting("rounds", 2, "rounds in which mass is moved", low=1, high=100),
-    Setting("width", 64, "codes that can receive mass", low=1, high=10**6),
-)
-METHODS = (
-    MethodSpec(
-        "bounded",
-        "relaxed: the distribution moves toward the draft between similar codes, by at most delta; verified exactly",
-        "eagle",
-        drafter="lantern.drafters.eagle.drafter:build",
-        tree="grown_8_2",
-        relaxation=Bounded,
-        settings=SETTINGS,
-        add_ons=("eagle1",),
-    ),
-)

@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import logs
-from lantern.methods.spec import MethodSpec, Setting
 from lantern.verifiers.relaxations import neighbours
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 
@@ -61,29 +60,3 @@ class Cool(Relaxation):
         if self.codebook is None:
             return Relaxed(log_r, moved)
         return Relaxed(log_r, moved, moved * neighbours.root_mean_square(self.codebook, taken, surplus))
-
-
-SPEC = MethodSpec(
-    "cool",
-    "relaxed: COOL-SD, drafts count omega times, early ones more",
-    "eagle",
-    drafter="lantern.drafters.eagle.drafter:build",
-    tree="grown_8_2",
-    mode="sampled",
-    verifier="rejection",
-    relaxation=Cool,
-    settings=(
-        Setting("omega", 1.1, "mean factor of a draft's probability", low=0, high=1e6, sweep=(1.1, 1.5, 2.0)),
-        Setting("nu", 0.7, "rate at which the factor falls with depth; 0 is constant", low=0, high=10),
-    ),
-    add_ons=("eagle1",),
-    paper="2601.09212",
-)
-METHODS = (
-    SPEC,
-    SPEC.preset(
-        "cool-paper",
-        "relaxed: COOL-SD as published: a chain of five codes, of which early ones count more",
-        tree="chain_5",
-    ),
-)

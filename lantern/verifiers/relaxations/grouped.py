@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.methods.spec import MethodSpec, Setting
 from lantern.verifiers.relaxations import neighbours
 from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 
@@ -52,46 +51,3 @@ class Grouped(Acceptance):
         mass = torch.where(is_in.sum(1) == 1, own_p[:, 0], sums * trial.own_q)
         left = (trial.p - trial.q).clamp(min=0.0)
         return Ruling(mass, left, neighbours.mean_distance(self.codebook, trial.codes, left))
-
-
-RADII = (
-    Setting("p_radius", 0.15, "largest difference of probabilities within a group", low=0, high=1),
-    Setting("d_radius", 0.5, "largest distance of code vectors within a group", low=0, high=1e6),
-)
-GROUP = Setting(
-    "group", 14, "codes of a group beside the draft, an even number; 0 is exact", low=0, high=10**6, sweep=(4, 8, 14)
-)
-METHODS = (
-    MethodSpec(
-        "grouped",
-        "relaxed: GSD's test on a drafter's tree: a draft counts as a group of codes that are alike and as probable",
-        "eagle",
-        drafter="lantern.drafters.eagle.drafter:build",
-        tree="grown_8_2",
-        mode="sampled",
-        verifier="rejection",
-        relaxation=Grouped,
-        settings=(GROUP, *RADII),
-        add_ons=("eagle1",),
-        paper="2508.07747",
-    ),
-    MethodSpec(
-        "gsd",
-        "relaxed: GSD as published: no drafter, codes of a Jacobi window are tested as groups",
-        "windows",
-        drafter="lantern.drafters.windows.jacobi:build",
-        mode="jacobi",
-        verifier="coupling-independent",
-        relaxation=Grouped,
-        settings=(
-            Setting("window", 16, "codes scored in one pass; longer windows are cut to the image", low=2, high=10**6),
-            Setting(
-                "init", "random", "first codes of the window's new places", choices=("random", "repeat-left", "drafter")
-            ),
-            GROUP,
-            *RADII,
-        ),
-        paper="2508.07747",
-        page="grouped",
-    ),
-)

@@ -1,14 +1,12 @@
 """LANTERN++: a draft may claim the probability of its neighbours in proportion to its own."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.methods.spec import MethodSpec, Setting
-from lantern.verifiers.relaxations.neighbours import RESIDUAL, ClaimingRule
+from lantern.verifiers.relaxations.neighbours import ClaimingRule
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,51 +29,3 @@ class LanternPP(ClaimingRule):
     def budget(self, own: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Return (lambda_ - 1) times the code's own probability."""
         return (self.lambda_ - 1) * own
-
-
-LAMBDA = Setting(
-    "lambda_",
-    2.0,
-    "largest factor by which a draft's probability grows; 1 is exact",
-    low=1,
-    high=1e6,
-    sweep=(1.5, 2.0, 3.0, 5.0),
-)
-METHODS = (
-    MethodSpec(
-        "lantern++",
-        "relaxed: a draft may claim its k nearest codes' probability up to (lambda - 1) times its own",
-        "eagle",
-        drafter="lantern.drafters.eagle.drafter:build",
-        tree="grown_8_2",
-        mode="sampled",
-        verifier="rejection",
-        relaxation=LanternPP,
-        settings=(
-            Setting("k", 10, "nearest codes that count as alike; 0 is exact", low=0, high=1024),
-            LAMBDA,
-            RESIDUAL,
-        ),
-        add_ons=("eagle1",),
-        paper="2502.06352",
-        page="lantern-pp",
-    ),
-    MethodSpec(
-        "lantern++-paper",
-        "relaxed: LANTERN++ as published: the static tree of 57 nodes, k 10, lambda 5, the released residual",
-        "eagle",
-        drafter="lantern.drafters.eagle.drafter:build",
-        tree="naive_extend_57",
-        mode="sampled",
-        verifier="rejection",
-        relaxation=LanternPP,
-        settings=(
-            Setting("k", 10, "nearest codes that count as alike; 0 is exact", low=0, high=1023),
-            dataclasses.replace(LAMBDA, default=5.0),
-            dataclasses.replace(RESIDUAL, default="released"),
-        ),
-        add_ons=("eagle1",),
-        paper="2502.06352",
-        page="lantern-pp",
-    ),
-)

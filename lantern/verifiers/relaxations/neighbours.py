@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Bool, Float, Int, Int32
 from torch import Tensor
 
-from lantern.methods.spec import Setting
 from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 
 MAX_NEIGHBOURS = 1024
@@ -165,14 +164,6 @@ class Neighbourhood(ABC):
             raise ValueError(
                 f"k is {self.k}, wanted from 0 to {columns}: the proximity table has {self.table.shape[1]} columns"
             )
-
-
-RESIDUAL = Setting(
-    "residual",
-    "paper",
-    "distribution after a refusal: the paper's, or that of the authors' code",
-    choices=("paper", "released"),
-)
 
 
 @dataclass(frozen=True, eq=False)

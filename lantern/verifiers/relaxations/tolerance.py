@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.methods.spec import MethodSpec, Setting
 from lantern.verifiers.relaxations import neighbours
 from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 
@@ -39,21 +38,3 @@ class Tolerance(Acceptance):
         if self.codebook is None:
             return Ruling(chance, left)
         return Ruling(chance, left, neighbours.mean_distance(self.codebook, trial.codes, left))
-
-
-SAMPLES = Setting("samples", 2, "samples of the target per code; 1 is exact", low=1, high=10**6, sweep=(2, 3))
-METHODS = (
-    MethodSpec(
-        "tolerance",
-        "relaxed: VADUSA's tolerance (reconstructed) on a tree: accepted if among several samples of the target",
-        "eagle",
-        drafter="lantern.drafters.eagle.drafter:build",
-        tree="grown_8_2",
-        mode="point",
-        verifier="rejection",
-        relaxation=Tolerance,
-        settings=(SAMPLES,),
-        add_ons=("eagle1",),
-        paper="2410.21951",
-    ),
-)

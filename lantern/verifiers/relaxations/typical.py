@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lantern.methods.spec import Setting
 from lantern.verifiers.relaxations import neighbours
 from lantern.verifiers.relaxations.rule import Acceptance, Ruling, Trial
 
@@ -40,9 +39,3 @@ class Typical(Acceptance):
         if self.codebook is None:
             return Ruling(mass, trial.p)
         return Ruling(mass, trial.p, neighbours.mean_distance(self.codebook, trial.codes, trial.p))
-
-
-TYPICAL = (
-    Setting("epsilon", 0.09, "probability from which a draft is always accepted", low=0, high=1, sweep=(0.3, 0.09)),
-    Setting("alpha", 0.3, "factor of exp(-entropy) from which a draft is accepted", low=0, high=1e6),
-)

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.methods.spec import MethodSpec, Setting
 from lantern.verifiers.relaxations import neighbours
 from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 
@@ -45,20 +44,3 @@ class Vvs(Relaxation):
             return Relaxed(log_r, moved)
         distance = neighbours.root_mean_square(self.codebook, change.clamp(min=0.0), (-change).clamp(min=0.0))
         return Relaxed(log_r, moved, moved * distance)
-
-
-METHODS = (
-    MethodSpec(
-        "vvs",
-        "relaxed: verification skipping, after VVS: the first codes of each step are not verified, those behind are",
-        "eagle",
-        drafter="lantern.drafters.eagle.drafter:build",
-        tree="spine_1_8_2",
-        relaxation=Vvs,
-        settings=(
-            Setting("skip", 1, "codes of a step that are not verified; 0 is exact", low=0, high=MAX_SKIP, sweep=(1, 2)),
-        ),
-        add_ons=("eagle1",),
-        paper="2511.13587",
-    ),
-)

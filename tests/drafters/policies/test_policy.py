@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lantern.drafters.parts import resolved
 from lantern.drafters.policies.c2t import C2T, C2TConfig
 from lantern.drafters.policies.policy import (
     MAX_DEPTH,
@@ -16,11 +17,11 @@ from lantern.drafters.policies.policy import (
     traits_of,
 )
 from lantern.drafters.policies.radar import Radar, RadarConfig
-from lantern.methods import specs
-from lantern.methods.spec import resolved
+from lantern.methods import METHODS
 from tests.drafters.policies.layers import SIZE, layer
 
-POLICIES = {spec.name: resolved(spec.policy) for spec in specs() if spec.policy is not None}
+DRAFTERS = {name: method.made.drafter for name, method in METHODS.items() if method.made.calls("Growth")}
+POLICIES = {name: resolved(drafter.named["policy"].path) for name, drafter in DRAFTERS.items() if drafter}
 PARTS = {"c2t": C2T(C2TConfig()), "radar": Radar(RadarConfig(beam=4, hidden=8))}
 
 

@@ -14,12 +14,12 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.generation.generator import Generator
-from lantern.methods.registry import METHODS
+from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
 from tests.golden.adapter import TOY_NEIGHBOURS, WINDOW, WINDOWS, has_compiler, toy_folder
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler")
-PROMISED = [name for name, method in METHODS.items() if method.spec.promise == "codes"]
+PROMISED = [name for name, method in METHODS.items() if method.promise == "codes"]
 OTHERS = [name for name in PROMISED if name not in ("plain", "auto")]
 PROMPTS, KEYS = ["a red apple", "two cats"], [(3, 0), (3, 1)]  # of other lengths, and shorter than the model's slots
 

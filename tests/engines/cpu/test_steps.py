@@ -13,7 +13,7 @@ from lantern.core.types import Generation, Step
 from lantern.drafters.windows.jacobi import TRIAL
 from lantern.engines.cpu.engine import CpuEngine, FusedPass
 from lantern.engines.cpu.kernels import uniforms
-from lantern.methods.registry import Decoder
+from lantern.generation.decoder import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder

@@ -19,9 +19,10 @@ from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cpu.engine import CpuEngine, CpuTarget
 from lantern.engines.engine import EagerEngine, Weights
 from lantern.engines.prepared import quantized
+from lantern.generation.decoder import build_decoder
 from lantern.generation.images import NotFiniteError
 from lantern.generation.layer_watch import watched_layers
-from lantern.methods.registry import METHODS, build_decoder
+from lantern.methods import METHODS
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, plain_codes, tiny_decoder

@@ -12,9 +12,10 @@ from lantern.core.types import Condition, Step
 from lantern.decoding.loop import Programs
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EAGER
+from lantern.generation.decoder import Decoder, build_decoder
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request
-from lantern.methods.registry import METHODS, Decoder, build_decoder
+from lantern.methods import METHODS
 from lantern.models.folder import load_model
 from tests.engines.cuda.claimed import Claimed, ClaimedDevice, claim, claim_module, claimed_cuda, held
 from tests.engines.cuda.replay import Rehearsed

@@ -11,7 +11,8 @@ from lantern.core.types import Condition, Step
 from lantern.decoding.loop import Programs
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import Weights
-from lantern.methods.registry import METHODS, Decoder, build_decoder
+from lantern.generation.decoder import Decoder, build_decoder
+from lantern.methods import METHODS
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 

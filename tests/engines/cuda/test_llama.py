@@ -11,7 +11,8 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Raster
 from lantern.decoding.cache import StaticCache
 from lantern.engines.engine import EAGER
-from lantern.methods.registry import METHODS, Decoder, build_decoder
+from lantern.generation.decoder import Decoder, build_decoder
+from lantern.methods import METHODS
 from lantern.models.transformers.janus import JanusCodes
 from lantern.models.transformers.target import CodeEmbedding, CodeHead, TransformersTarget
 from tests import tiny_transformers as tiny

@@ -6,7 +6,8 @@ import torch
 from lantern.core.sampling import Sampling
 from lantern.decoding.loop import Programs
 from lantern.engines.cuda import graphs
-from lantern.methods.registry import METHODS, Decoder
+from lantern.generation.decoder import Decoder
+from lantern.methods import METHODS
 from lantern.models.llamagen.transformer import Transformer
 from tests.engines.cuda.replay import Rehearsed
 from tests.tiny import tiny_condition, tiny_target

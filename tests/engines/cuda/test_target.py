@@ -11,7 +11,7 @@ from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.decoding.cache import StaticCache
 from lantern.engines.engine import EagerEngine, Weights
-from lantern.methods.registry import Decoder
+from lantern.generation.decoder import Decoder
 from lantern.models.llamagen.transformer import Transformer
 from tests.tiny import tiny_condition, tiny_target
 from tests.tiny_decoder import tiny_decoder

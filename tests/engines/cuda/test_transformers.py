@@ -12,7 +12,8 @@ from lantern.decoding.loop import Programs
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EAGER, Engine, engine
 from lantern.engines.prepared import FixedPasses
-from lantern.methods.registry import METHODS, Decoder, build_decoder
+from lantern.generation.decoder import Decoder, build_decoder
+from lantern.methods import METHODS
 from tests import tiny_transformers as tiny
 from tests.engines.cuda.replay import Rehearsed
 

@@ -7,7 +7,8 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.engines.engine import engine
-from lantern.methods.registry import METHODS, build_decoder
+from lantern.generation.decoder import build_decoder
+from lantern.methods import METHODS
 from tests.engines.cuda.claimed import claim_module, claimed_cuda
 
 pytest.importorskip("triton", reason="Triton is not installed")

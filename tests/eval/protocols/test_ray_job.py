@@ -17,7 +17,7 @@ from lantern.engines.engine import EAGER
 from lantern.eval.protocols.generation import Worker, finished
 from lantern.eval.protocols.ray_job import Actor, Recipe, cluster, produce_on_ray, received, sendable, shares
 from lantern.generation.images import NotFiniteError
-from lantern.methods.registry import METHODS
+from lantern.methods import METHODS
 from lantern.models.folder import load_model
 from tests.eval.workers import FINGERPRINT, contents, expected, lines, paint, tiny_decoder
 from tests.tiny_folder import save_tiny_model

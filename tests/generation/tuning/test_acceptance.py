@@ -7,9 +7,10 @@ import torch
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
 from lantern.drafters.trees.static import grown
+from lantern.generation.decoder import build_decoder
 from lantern.generation.tuning.acceptance import Tally, probing_tree, rates_of
 from lantern.generation.tuning.solve import step_compression
-from lantern.methods.registry import METHODS, build_decoder
+from lantern.methods import METHODS
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 
 

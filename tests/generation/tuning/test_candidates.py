@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from lantern.generation.tuning.candidates import Bounds, swept, variants
-from lantern.methods.registry import METHODS, reads_drafter
+from lantern.methods import METHODS
 
 KID = Bounds(max_kid=0.001, quality={"lantern++": {"2.0": 0.0004, "5": 0.02}})
 
@@ -32,7 +32,7 @@ def test_every_knob_is_a_setting_of_its_method() -> None:
         setting, values = swept(method)
         assert setting in method.settings
         assert list(values) in (sorted(values), sorted(values, reverse=True))
-    assert not any(setting.sweep for method in METHODS.values() if method.exact for setting in method.spec.settings)
+    assert not any(option.sweep for method in METHODS.values() if method.exact for option in method.options.values())
 
 
 def test_kid_figures_admit_only_the_listed_settings() -> None:
@@ -79,6 +79,6 @@ def test_names_restrict_the_candidates() -> None:
 
 
 def test_methods_that_need_a_drafter() -> None:
-    needy = {name for name, method in METHODS.items() if reads_drafter(method)}
+    needy = {name for name, method in METHODS.items() if method.made.reads_drafter}
     assert {"eagle1", "lantern++"} <= needy and not needy & {"plain", "sjd", "gumbel-jacobi"}
-    assert reads_drafter(METHODS["sjd"].with_options(init="drafter"))
+    assert METHODS["sjd"].with_options(init="drafter").made.reads_drafter

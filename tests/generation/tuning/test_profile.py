@@ -16,7 +16,7 @@ from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import EagerEngine
 from lantern.generation.generator import choose_method
 from lantern.generation.tuning.profile import NAME, VERSION, cache_folder, describe_machine, too_far, write_profile
-from lantern.methods.registry import METHODS
+from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
 
 

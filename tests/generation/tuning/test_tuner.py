@@ -14,7 +14,7 @@ from lantern.generation.tuning.costs import Laps
 from lantern.generation.tuning.measure import Acceptance, Run, Setup
 from lantern.generation.tuning.solve import step_compression
 from lantern.generation.tuning.tuner import Candidate, Effort, Findings, Tuner, choose
-from lantern.methods.registry import Method
+from lantern.methods import Method
 from lantern.models.folder import Model
 from tests.tiny import tiny_eagle, tiny_target
 

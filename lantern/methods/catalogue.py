@@ -1,0 +1,568 @@
+"""All methods: one paragraph each. Needs no torch: the classes named here are imported when a method is built.
+
+A method is a function of the parts of a model and its options, with the drafter and the verifier that it is made of;
+a preset is another method with other values. The module of a drafter or relaxation explains it, docs/methods how it
+does. To add one, write its drafter or verifier in a file of its own, and a paragraph here.
+"""
+
+import re
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from lantern.methods.method import Call, Made, Parts, lazy, method, opt, preset
+
+EagleDrafter, EagleChain = lazy("lantern.drafters.eagle.drafter", "EagleDrafter", "EagleChain")
+GrowingDrafter, Growth = lazy("lantern.drafters.eagle.dynamic", "GrowingDrafter", "Growth")
+ViSpecDrafter, GrowingViSpecDrafter = lazy("lantern.drafters.eagle.vispec", "ViSpecDrafter", "GrowingViSpecDrafter")
+FrSpec, GrowingFrSpec = lazy("lantern.drafters.eagle.fr_spec", "fr_spec", "growing_fr_spec")
+Eagle2, PredictableEagle2 = lazy("lantern.drafters.policies.eagle2", "Eagle2", "PredictableEagle2")
+Ddd, Svip = lazy("lantern.drafters.policies.ddd", "Ddd"), lazy("lantern.drafters.policies.svip", "Svip")
+C2T, Radar = lazy("lantern.drafters.policies.c2t", "C2TPolicy"), lazy("lantern.drafters.policies.radar", "RadarPolicy")
+AdtTree, AdtBisection = lazy("lantern.drafters.policies.adt_tree", "AdtTree", "AdtBisection")
+named, chain = lazy("lantern.drafters.trees.static", "named", "chain")
+MedusaDrafter = lazy("lantern.drafters.heads.medusa", "MedusaDrafter")
+VerticalDrafter = lazy("lantern.drafters.heads.vertical", "VerticalDrafter")
+ParallelDrafter = lazy("lantern.drafters.heads.parallelspec", "ParallelDrafter")
+JacobiDrafter = lazy("lantern.drafters.windows.jacobi", "JacobiDrafter")
+SjdPacDrafter = lazy("lantern.drafters.windows.sjd_pac", "SjdPacDrafter")
+Sam = lazy("lantern.drafters.lookup.sam", "sam")
+RouterDrafter = lazy("lantern.drafters.combined.sam_eagle", "RouterDrafter")
+SelfCascadeDrafter = lazy("lantern.drafters.combined.self_cascade", "SelfCascadeDrafter")
+Cascade = lazy("lantern.drafters.combined.specmquant", "cascade")
+Gumbel = lazy("lantern.verifiers.gumbel", "GumbelVerifier")
+Rejection = lazy("lantern.verifiers.rejection", "RejectionVerifier")
+Coupling = lazy("lantern.verifiers.coupling", "CouplingVerifier")
+Greedy = lazy("lantern.verifiers.greedy", "GreedyVerifier")
+Relaxed = lazy("lantern.verifiers.relaxed", "RelaxedVerifier")
+RowFront = lazy("lantern.decoding.row_front", "generate")
+Lantern = lazy("lantern.verifiers.relaxations.lantern", "Lantern")
+LanternPP = lazy("lantern.verifiers.relaxations.lantern_pp", "LanternPP")
+Bounded = lazy("lantern.verifiers.relaxations.bounded", "Bounded")
+Cool = lazy("lantern.verifiers.relaxations.cool", "Cool")
+Grouped = lazy("lantern.verifiers.relaxations.grouped", "Grouped")
+Tolerance = lazy("lantern.verifiers.relaxations.tolerance", "Tolerance")
+Typical = lazy("lantern.verifiers.relaxations.typical", "Typical")
+Vvs = lazy("lantern.verifiers.relaxations.vvs", "Vvs")
+
+GROWTH = dict(
+    nodes=opt(15, 1, None, "drafted nodes of a tree"),
+    width=opt(8, 1, None, "nodes that are extended at each depth"),
+    depth=opt(6, 1, 12, "depth of a tree"),
+    spread=opt(1.25, 0, None, "standard deviation of the target's scores about the drafter's"),
+)
+ADAPTIVE = dict(adaptive=opt(True, help="whether the policy chooses the size of the next tree; CUDA graphs need false"))
+INITS = ("random", "repeat-left", "drafter")
+WINDOWS = dict(
+    window=opt(16, 2, 10**6, "codes scored in one pass; longer windows are cut to the image"),
+    init=opt("repeat-left", help="first codes of the window's new places", choices=INITS),
+)
+LEAST = "codes a step, on average over the first 10 steps, below which the rest of the image is decoded plainly"
+MATCH = "how contexts are compared: codes left and above, or the longest common suffix"
+SAM = dict(
+    match=opt("grid", help=MATCH, choices=("grid", "super", "codes")),
+    sharp=opt(2.0, 0, None, "exponent of the weight of longer matches"),
+    least=opt(2, 1, None, "codes that must match"),
+    reach=opt(8, 1, None, "codes that are compared at most"),
+    smooth=opt(0.2, 0, 1, "probability given to codes that look like those found"),
+)
+FLOW = dict(
+    k=opt(50, 0, 1024, "nearest codes that count as alike; 0 is exact"),
+    delta=opt(0.2, 0, 1, "largest total variation per code; 0 is exact", sweep=(0.05, 0.1, 0.2)),
+    cap=opt(4.0, 1, 1e6, "largest factor by which a code's probability grows; 1 is exact"),
+    rounds=opt(2, 1, 100, "rounds in which mass is moved"),
+    width=opt(64, 1, 10**6, "codes that can receive mass"),
+)
+GROUPS = dict(
+    group=opt(14, 0, 10**6, "codes of a group beside the draft, an even number; 0 is exact", sweep=(4, 8, 14)),
+    p_radius=opt(0.15, 0, 1, "largest difference of probabilities within a group"),
+    d_radius=opt(0.5, 0, 1e6, "largest distance of code vectors within a group"),
+)
+REFUSED = "distribution after a refusal: the paper's, or that of the authors' code"
+CLAIMS = dict(
+    residual=opt("paper", help=REFUSED, choices=("paper", "released")),
+    shared=opt(False, help="whether the siblings of a node share one delta; as published each has its own"),
+)
+ALIKE = "nearest codes that count as alike; 0 is exact"
+GAIN = "largest factor by which a draft's probability grows; 1 is exact"
+CLAIM = "largest probability that a draft claims from others"
+SAMPLES = opt(2, 1, 10**6, "samples of the target per code; 1 is exact", sweep=(2, 3))
+MEASURED = opt(True, help="measure the total variation in passes over the finished image; else it is NaN")
+LEAD = "codes of the row above before a row begins; a whole row is exact"
+PASSES = "passes of the small model per pass of the target; 0 is until all codes of the chain are its own"
+
+
+def tree_of(name: str) -> Any:
+    """The option of a tree: a static tree's name, or eagle2_NODES_WIDTH_DEPTH."""
+    return opt(name, help="draft tree, such as grown_8_2, naive_extend_57 or chain_5")
+
+
+TREE = tree_of("grown_8_2")
+
+
+def published(nodes: int, width: int, depth: int) -> dict[str, Any]:
+    """What presets change for a published dynamic tree: its nodes are ranked by q and tested by rejection."""
+    return dict(mode="point", nodes=nodes, width=width, depth=depth, spread=1.0)
+
+
+def drafting(m: Parts, mode: str, relaxed: bool = False) -> dict[str, Any]:
+    """What all drafters of trees take. At temperature 0 a sampled draft is the most likely code."""
+    mode = "point" if m.greedy and mode == "sampled" else mode
+    return dict(mode=mode, sampling=m.sampling, records_log_q=relaxed and mode == "gumbel" and not m.greedy)
+
+
+def head(m: Parts, drafter: Any, part: str, tree: str, mode: str = "gumbel", **how: Any) -> Call:
+    """A drafter of static trees by trained heads."""
+    return drafter(m.part(part), m.target, tree=named(tree), **how, **drafting(m, mode))
+
+
+def eagle(
+    m: Parts, tree: str, mode: str = "gumbel", module: Any = None, relaxed: bool = False, makes: Any = (None, None)
+) -> Call:
+    """EAGLE's drafter of a static tree, or of a published dynamic one, by its name; `makes` are classes for both."""
+    how, (static, growing) = drafting(m, mode, relaxed), makes
+    if not tree.startswith("eagle2_"):
+        return (static or EagleDrafter)(module or m.drafter, m.target, tree=named(tree), **how)
+    found = re.fullmatch(r"eagle2_([1-9]\d{0,3})_([1-9]\d{0,3})_([1-9]\d{0,3})", tree)
+    if found is None:
+        raise ValueError(f'tree is "{tree[:40]}", wanted eagle2_NODES_WIDTH_DEPTH, such as eagle2_59_10_6')
+    growth = Growth(*map(int, found.groups()), 1.0)
+    return (growing or GrowingDrafter)(module or m.drafter, m.target, policy=Eagle2(), growth=growth, **how)
+
+
+def grown(
+    m: Parts, policy: Call, mode: str, nodes: int, width: int, depth: int, spread: float, adaptive: bool = False
+) -> Call:
+    """EAGLE's drafter of trees that a policy shapes."""
+    growth = Growth(nodes, width, depth, spread, adaptive=adaptive)
+    return GrowingDrafter(m.drafter, m.target, policy=policy, growth=growth, **drafting(m, mode))
+
+
+def windowed(m: Parts, window: int, init: str, keeps: bool = True, least: float = 0.0) -> Call:
+    """A Jacobi window; with init "drafter" the model's own drafter guesses 3 codes, as a step rarely frees more."""
+    behind = None
+    if init == "drafter":
+        behind = EagleChain(m.drafter, m.target, window=window, length=3, is_gumbel=not keeps, sampling=m.sampling)
+    how = dict(keeps_distributions=keeps, continuation=behind, least=least)
+    return JacobiDrafter(m.target, window=window, init=init, **how)
+
+
+def tested(mode: str) -> Call:
+    """The exact verifier of a draft mode."""
+    return Gumbel() if mode == "gumbel" else Rejection()
+
+
+def claimed(m: Parts, rule: Call) -> Call:
+    """The verifier of a rule that lets a draft claim its neighbours' probability."""
+    return Greedy(rule) if m.greedy else Rejection(relaxation=rule)
+
+
+def moved(m: Parts, rule: Call, inner: Call) -> Call:
+    """An exact verifier of a distribution that a relaxation moved; at temperature 0 there is nothing to move."""
+    return inner if m.greedy else Relaxed(rule, inner)
+
+
+@method(page="")
+def plain(m: Parts):
+    """one code per pass; the baseline"""
+    return Made()
+
+
+@method(page="")
+def auto(m: Parts):
+    """the method that `lantern tune` measured as fastest; without its profile a nearly free window or plain"""
+    return Made()
+
+
+@method(paper="2401.15077")
+def eagle1(m: Parts, tree: str = TREE, mode: str = "gumbel"):
+    """EAGLE-1 drafts"""
+    return eagle(m, tree, mode), tested(mode)
+
+
+preset("eagle1-rejection", "eagle1", "EAGLE-1 drafts, sampled, tested by multi-round rejection", mode="sampled")
+OF_25 = dict(mode="sampled", tree="mc_sim_7b_63")  # EAGLE-1's tree of 25 nodes
+preset("eagle1-paper", "eagle1", "EAGLE-1 as published: its static tree of 25 nodes, rejection", **OF_25)
+
+
+@method(paper="2503.01840")
+def eagle3(m: Parts, tree: str = tree_of("grown_15_4"), mode: str = "gumbel"):
+    """EAGLE-3 drafts, from three layers of the target and by a head of their own"""
+    return eagle(m, tree, mode, m.part("eagle3")), tested(mode)
+
+
+OF_59 = dict(mode="point", tree="eagle2_59_10_6")
+TO_7 = dict(mode="point", tree="eagle2_59_10_7")
+preset("eagle3-paper", "eagle3", "EAGLE-3 as published: the 59 nodes of highest confidence to depth 7", **TO_7)
+
+
+@method(paper="2506.03566")
+def poss(m: Parts, tree: str = tree_of("grown_15_4"), mode: str = "gumbel"):
+    """PosS: drafts by position specialists, a layer for each two depths"""
+    return eagle(m, tree, mode, m.part("poss")), tested(mode)
+
+
+preset("poss-paper", "poss", "PosS as published: the 59 nodes of highest confidence to depth 6", **OF_59)
+
+
+@method(paper="2509.15235")
+def vispec(m: Parts, tree: str = TREE, mode: str = "gumbel"):
+    """ViSpec: EAGLE's trees in a context of a few rows, a token for each older row and for the caption"""
+    return eagle(m, tree, mode, m.part("vispec"), makes=(ViSpecDrafter, GrowingViSpecDrafter)), tested(mode)
+
+
+OF_29 = dict(mode="point", tree="eagle2_29_8_3")
+preset("vispec-paper", "vispec", "ViSpec as published: the 29 nodes of highest confidence to depth 3", **OF_29)
+
+VALUE = "what a node is ranked by: the chance to match, or the draft's probability"
+
+
+@method(GROWTH, paper="2406.16858")
+def eagle2(m: Parts, value: str = opt("match", help=VALUE, choices=("q", "match")), **growth: Any):
+    """EAGLE-2: the nodes likeliest to be the target's own samples, whatever their shape"""
+    return grown(m, Eagle2(value), "gumbel", **growth), Gumbel()
+
+
+EAGLE2 = dict(paper="2406.16858", page="eagle2")
+preset("eagle2-paper", "eagle1", "EAGLE-2 as published: the 59 nodes of highest confidence", **OF_59, **EAGLE2)
+
+
+@method(dict(nodes=GROWTH["nodes"], width=GROWTH["width"], depth=replace(GROWTH["depth"], default=4)), **EAGLE2)
+def eagle2_rejection(m: Parts, **growth: Any):
+    """EAGLE-2 as rejection allows it: numbers of children are chosen before they are sampled"""
+    return grown(m, PredictableEagle2(), "sampled", **growth, spread=1.25), Rejection()
+
+
+@method(GROWTH, ADAPTIVE, paper="2409.00142")
+def ddd(
+    m: Parts,
+    alive: float = opt(0.2, 0, 1, "probability that the target follows the beam, below which drafting stops"),
+    check: int = opt(1, 1, None, "depth from which it may stop"),
+    mode: str = "gumbel",
+    **growth: Any,
+):
+    """DDD: drafts go on while enough probability is alive"""
+    return grown(m, Ddd(alive, check), mode, **growth), tested(mode)
+
+
+preset("ddd-paper", "ddd", "DDD as published: up to 11 depths of ten nodes, ranked by q", **published(59, 10, 11))
+
+
+@method(GROWTH, ADAPTIVE, paper="2411.18462")
+def svip(
+    m: Parts,
+    c: float = opt(0.15, 0, None, "factor of the entropy"),
+    threshold: float = opt(0.65, 0, None, "square root of c times the entropy above which drafting stops"),
+    **growth: Any,
+):
+    """SVIP: nothing is drafted below a distribution that is too uncertain"""
+    return grown(m, Svip(c, threshold), "gumbel", **growth), Gumbel()
+
+
+CHAIN = dict(nodes=12, width=1, depth=12, threshold=0.3)
+preset("svip-paper", "svip", "SVIP as published: a chain to the first distribution of more than 0.6 nats", **CHAIN)
+
+
+@method(GROWTH, ADAPTIVE, paper="2502.13652")
+def c2t(
+    m: Parts,
+    threshold: float = opt(0.03, 0, 1, "confidence below which a node is dropped"),
+    mode: str = "gumbel",
+    part: str = "c2t",
+    **growth: Any,
+):
+    """C2T: a small classifier selects the nodes that are worth their time"""
+    return grown(m, C2T(m.part(part), threshold), mode, **growth), tested(mode)
+
+
+C2T_PAPER = dict(part="c2t-paper", **published(59, 10, 6))
+preset("c2t-paper", "c2t", "C2T as published: a classifier of three features, EAGLE-2's tree", **C2T_PAPER)
+
+
+@method(GROWTH, ADAPTIVE)
+def radar(
+    m: Parts,
+    threshold: float = opt(0.5, 0, 1, "probability of stopping above which it stops"),
+    mode: str = "gumbel",
+    part: str = "radar",
+    **growth: Any,
+):
+    """RADAR: a recurrent network decides after each draft pass whether to run another"""
+    return grown(m, Radar(m.part(part), threshold), mode, **growth), tested(mode)
+
+
+RADAR_PAPER = dict(part="radar-paper", **published(59, 10, 7))
+preset("radar-paper", "radar", "RADAR as published: up to 7 depths of ten nodes, ranked by q", **RADAR_PAPER)
+
+
+@method(GROWTH, ADAPTIVE, paper="2512.21857")
+def adt_tree(m: Parts, end: float = opt(0.1, 0, 1, "probability of reaching the last depth"), **growth: Any):
+    """ADT-Tree: deep and narrow where drafts of the neighbours did well, shallow and wide elsewhere"""
+    return grown(m, AdtTree(end, growth["nodes"]), "gumbel", **growth), Gumbel()
+
+
+RATE = "accepted share of the depth from which the next tree is deeper"
+SIZES = {name: replace(GROWTH[name], default=size) for name, size in published(58, 20, 10).items() if name in GROWTH}
+
+
+@method(SIZES, ADAPTIVE, paper="2512.21857", page="adt-tree")
+def adt_tree_paper(m: Parts, rate: float = opt(0.5, 0, 1, RATE), **growth: Any):
+    """ADT-Tree as published: depth and width inherited and bisected, rejection"""
+    return grown(m, AdtBisection(rate, growth["depth"], growth["width"]), "point", **growth), Rejection()
+
+
+@method(paper="2401.10774")
+def medusa(m: Parts, tree: str = TREE):
+    """Medusa heads: codes ahead are guessed from the last feature alone"""
+    return head(m, MedusaDrafter, "medusa", tree), Gumbel()
+
+
+@method(paper="2401.10774", page="medusa")
+def medusa_paper(
+    m: Parts,
+    tree: str = tree_of("grown_63_4"),
+    epsilon: float = opt(0.09, 0, 1, "probability from which a draft is always accepted", sweep=(0.3, 0.09)),
+    alpha: float = opt(0.3, 0, 1e6, "factor of exp(-entropy) from which a draft is accepted"),
+):
+    """Medusa as published: a tree of 63 nodes, typical acceptance"""
+    rule = Typical(epsilon, alpha, m.codebook())
+    return head(m, MedusaDrafter, "medusa", tree, "point"), Rejection(relaxation=rule)
+
+
+@method(paper="2410.21951")
+def vadusa(m: Parts, tree: str = TREE, samples: int = SAMPLES):
+    """VADUSA (reconstructed): Medusa heads draft; accepted if among several samples of the target"""
+    rule = Tolerance(samples, m.codebook())
+    return head(m, MedusaDrafter, "medusa", tree, "point"), Rejection(relaxation=rule)
+
+
+@method(paper="2410.21951")
+def tolerance(m: Parts, tree: str = TREE, samples: int = SAMPLES):
+    """VADUSA's tolerance (reconstructed) on EAGLE's tree: accepted if among several samples of the target"""
+    return eagle(m, tree, "point"), Rejection(relaxation=Tolerance(samples, m.codebook()))
+
+
+@method(paper="2410.05589")
+def parallelspec(m: Parts, tree: str = tree_of("grown_8_3"), mode: str = "gumbel"):
+    """ParallelSpec: mask tokens guess all depths in one drafter pass"""
+    return head(m, ParallelDrafter, "parallelspec", tree, mode), tested(mode)
+
+
+preset("parallelspec-paper", "parallelspec", "ParallelSpec as published: EAGLE-1's tree from one pass", **OF_25)
+
+BESIDE = opt(0.25, 0, 1, "weight of the guesses from the row above")
+
+
+@method(paper="2510.25739")
+def vertical(m: Parts, tree: str = TREE, share: float = BESIDE):
+    """Hawk: heads along the row, and one for the code below whose guesses wait in a pool"""
+    return head(m, VerticalDrafter, "vertical", tree, share=share), Gumbel()
+
+
+@method(paper="2502.14856")
+def fr_spec(
+    m: Parts,
+    tree: str = TREE,
+    codes: int = opt(512, 1, None, "number of most frequent codes that the head scores"),
+    near: int = opt(0, 0, None, "codes near the left and upper codes that it scores as well, of each"),
+):
+    """FR-Spec: EAGLE-1 with a head over frequent codes and those near the neighbours"""
+    how = dict(codes=codes, near=near, tree=named(tree), mode="gumbel", sampling=m.sampling)
+    return FrSpec(m.drafter, m.target, m.part("fr-spec"), m.neighbours(near) if near else None, **how), Gumbel()
+
+
+SHARE = opt(0.25, 0, 1, "share of the codes that the head scores")
+
+
+@method(paper="2502.14856", page="fr-spec")
+def fr_spec_paper(m: Parts, tree: str = tree_of("eagle2_59_10_6"), share: float = SHARE):
+    """FR-Spec as published: EAGLE-2's 59 nodes, a head over a quarter of the codes"""
+    growing = partial(GrowingFrSpec, table=m.part("fr-spec"), share=share)
+    return eagle(m, tree, "point", makes=(None, growing)), Rejection()
+
+
+@method(SAM, paper="2411.10666")
+def sam(m: Parts, tree: str = TREE, **matching: Any):
+    """no drafter: what followed similar contexts in the image and a small corpus"""
+    return Sam(m.part("sam"), m.target, tree=named(tree), **matching), Gumbel()
+
+
+SUFFIX = dict(tree="chain_40", match="codes", least=5, reach=40, smooth=0.0)
+preset("sam-paper", "sam", "SAM decoding as published: 40 codes behind the longest suffix of five or more", **SUFFIX)
+
+COPIES = opt("chain_4", help="tree that is drafted from similar contexts")
+
+
+@method(SAM, paper="2411.10666", page="sam")
+def sam_eagle1(m: Parts, tree: str = TREE, copies: str = COPIES, **matching: Any):
+    """EAGLE-1's tree with a chain from similar contexts beside it"""
+    beside = Sam(m.part("sam"), m.target, tree=named(copies), beside=named(tree), **matching)
+    return RouterDrafter(eagle(m, tree), beside), Gumbel()
+
+
+@method(paper="2408.07978")
+def self_cascade(m: Parts, tree: str = tree_of("chain_4")):
+    """a smaller model drafts under the same noise"""
+    return SelfCascadeDrafter(m.part("small"), m.target, tree=named(tree), sampling=m.sampling), Gumbel()
+
+
+@method(paper="2505.22179")
+def specmquant(
+    m: Parts,
+    length: int = opt(6, 2, None, "codes of the chain that the target scores"),
+    width: int = opt(2, 1, None, "codes tried at each place of the chain"),
+    steps: int = opt(2, 0, None, PASSES),
+    small_bits: int = opt(0, help="bits of the small model's weights; 0 leaves them as they are", choices=(0, 4)),
+):
+    """SpecMQuant: EAGLE-1 drafts for a smaller model and that for the target"""
+    how = dict(length=length, width=width, rounds=steps, bits=small_bits, sampling=m.sampling)
+    return Cascade(m.drafter, m.target, m.part("small"), **how), Gumbel()
+
+
+UNTIL = dict(width=1, steps=0)
+preset("specmquant-paper", "specmquant", "SpecMQuant as published: until a chain of six is the small model's", **UNTIL)
+
+
+@method(WINDOWS, paper="2410.01699")
+def sjd(m: Parts, **window: Any):
+    """no drafter: a window is tested and sampled again in every pass (speculative Jacobi)"""
+    return windowed(m, **window), Coupling(redraw="independent")
+
+
+@method(WINDOWS, paper="2510.24211")
+def scd(m: Parts, **window: Any):
+    """no drafter: as sjd, but codes of the window are kept wherever they can be (coupled)"""
+    return windowed(m, **window), Coupling()
+
+
+OF_16, OF_64 = dict(window=16, init="random"), dict(window=64, init="random")
+preset("sjd-paper", "sjd", "speculative Jacobi as published: windows of 16 codes that begin with random ones", **OF_16)
+preset("scd-paper", "scd", "coupled Jacobi as published: windows of 64 codes that begin with random ones", **OF_64)
+
+REUSE = opt(0.5, 0, 10**6, "least ratio p(x) / q(x) with which a code stays in the window")
+
+
+@method(WINDOWS, name="sjd++", paper="2512.07503", page="sjd-pp")
+def sjd_pp(m: Parts, reuse: float = REUSE, **window: Any):
+    """no drafter: as sjd, but codes whose probability did not fall much stay (SJD++, reconstructed)"""
+    return windowed(m, **window), Coupling(redraw="reuse", reuse=reuse)
+
+
+@method(WINDOWS | dict(window=replace(WINDOWS["window"], fits=True)), paper="2002.03629")
+def gumbel_jacobi(m: Parts, least: float = opt(0.0, 0, 10**6, LEAST), **window: Any):
+    """no drafter: a window iterates under fixed noise to the image of plain decoding"""
+    return windowed(m, **window, keeps=False, least=least), Gumbel()
+
+
+@method(paper="2603.18599")
+def sjd_pac(
+    m: Parts,
+    window: int = opt(16, 2, None, "codes scored in one pass"),
+    width: int = opt(3, 1, None, "codes tried at each place of the front"),
+    levels: int = opt(2, 1, None, "depth of the front"),
+):
+    """no drafter: gumbel-jacobi with a tree of runners-up at the window's front"""
+    return SjdPacDrafter(m.target, sampling=m.sampling, window=window, width=width, levels=levels), Gumbel()
+
+
+@method(WINDOWS, FLOW)
+def bounded_window(m: Parts, window: int, init: str, k: int, **flow: Any):
+    """as gumbel-jacobi, with the distribution moved toward the last step's, by at most delta"""
+    return windowed(m, window, init), moved(m, Bounded(m.neighbours(k), k, m.distances(k), **flow), Gumbel())
+
+
+@method(FLOW)
+def bounded(m: Parts, k: int, tree: str = TREE, **flow: Any):
+    """the distribution moves toward the draft between similar codes, by at most delta; verified exactly"""
+    rule = Bounded(m.neighbours(k), k, m.distances(k), **flow)
+    return eagle(m, tree, relaxed=True), Greedy(rule) if m.greedy else Relaxed(rule, Gumbel())
+
+
+@method(WINDOWS | dict(init=replace(WINDOWS["init"], default="random")), GROUPS, paper="2508.07747", page="grouped")
+def gsd(m: Parts, window: int, init: str, **radii: Any):
+    """GSD as published: no drafter, codes of a Jacobi window are tested as groups"""
+    return windowed(m, window, init), Coupling(redraw="independent", relaxation=Grouped(m.vectors(), **radii))
+
+
+@method(GROUPS, paper="2508.07747")
+def grouped(m: Parts, tree: str = TREE, **radii: Any):
+    """GSD's test on EAGLE's tree: a draft counts as a group of codes that are alike and as probable"""
+    return eagle(m, tree, "sampled"), Rejection(relaxation=Grouped(m.vectors(), **radii))
+
+
+@method(CLAIMS, paper="2410.03355")
+def lantern(
+    m: Parts,
+    residual: str,
+    shared: bool,
+    tree: str = TREE,
+    k: int = opt(100, 0, 1024, ALIKE),
+    delta: float = opt(0.1, 0, 1, CLAIM, sweep=(0.05, 0.1, 0.2)),
+    mode: str = "sampled",
+):
+    """LANTERN: a draft may claim its k nearest codes' probability up to delta"""
+    table = m.neighbours(k + (residual == "released"))
+    return eagle(m, tree, mode), claimed(m, Lantern(table, k, m.distances(k), residual, shared, delta=delta))
+
+
+RELEASED = dict(k=1000, residual="released", mode="point", tree="eagle2_58_10_5")
+preset(
+    "lantern-paper", "lantern", "LANTERN as published: EAGLE-2's 58 nodes, k 1000, the released residual", **RELEASED
+)
+
+
+@method(CLAIMS, name="lantern++", paper="2502.06352", page="lantern-pp")
+def lantern_pp(
+    m: Parts,
+    residual: str,
+    shared: bool,
+    tree: str = TREE,
+    k: int = opt(10, 0, 1024, ALIKE),
+    lambda_: float = opt(2.0, 1, 1e6, GAIN, sweep=(1.5, 2.0, 3.0, 5.0)),
+):
+    """LANTERN++: a draft may claim its k nearest codes' probability up to (lambda - 1) times its own"""
+    table = m.neighbours(k + (residual == "released"))
+    return eagle(m, tree, "sampled"), claimed(m, LanternPP(table, k, m.distances(k), residual, shared, lambda_=lambda_))
+
+
+STATIC = dict(tree="naive_extend_57", lambda_=5.0, residual="released")
+preset("lantern++-paper", "lantern++", "LANTERN++ as published: its static tree of 57 nodes, lambda 5", **STATIC)
+
+
+@method(paper="2601.09212")
+def cool(
+    m: Parts,
+    tree: str = TREE,
+    omega: float = opt(1.1, 0, 1e6, "mean factor of a draft's probability", sweep=(1.1, 1.5, 2.0)),
+    nu: float = opt(0.7, 0, 10, "rate at which the factor falls with depth; 0 is constant"),
+):
+    """COOL-SD: drafts count omega times, early ones more"""
+    return eagle(m, tree, "sampled"), moved(m, Cool(omega, nu, m.codebook()), Rejection())
+
+
+preset("cool-paper", "cool", "COOL-SD as published: a chain of five codes", tree="chain_5")
+
+SKIP = opt(1, 0, 32, "codes of a step that are not verified; 0 is exact", sweep=(1, 2))
+
+
+@method(paper="2511.13587")
+def vvs(m: Parts, tree: str = tree_of("spine_1_8_2"), skip: int = SKIP):
+    """verification skipping, after VVS: the first codes of each step are not verified, those behind are"""
+    return eagle(m, tree, relaxed=True), moved(m, Vvs(skip, m.codebook()), Gumbel())
+
+
+@method(paper="2412.04062")
+def zipar(m: Parts, lead: int = opt(4, 1, None, LEAD, sweep=(8, 4)), measured: bool = MEASURED):
+    """ZipAR: no drafter: a row begins when the row above has `lead` codes; all rows add a code per pass"""
+    return Made(driver=RowFront(lead=lead, measured=measured))
+
+
+@method(paper="2606.05703")
+def pjd(
+    m: Parts,
+    lead: int = opt(6, 1, None, LEAD, sweep=(12, 6)),
+    drafts: int = opt(3, 0, None, "codes behind the last one that each row drafts"),
+    measured: bool = MEASURED,
+):
+    """PJD (reconstructed): as zipar, and each row also drafts by Jacobi iteration of its own samples"""
+    return Made(driver=RowFront(lead=lead, drafts=drafts, measured=measured))

@@ -1,0 +1,426 @@
+"""What a method is: a function with `@method`, of `Parts` of a model and of options. Needs no torch.
+
+The function returns a description: deferred calls that make the drafter and the verifier. What the method needs, and
+what it promises, are read from the description.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from lantern.drafters.parts import ADD_ONS, DRAFTER, resolved
+
+Promise = Literal["codes", "distribution", "relaxed"]
+PROMISES: dict[str, str] = {
+    "codes": "the codes of plain decoding, except for rounding where the engine does not keep the bits",
+    "distribution": "other codes than plain decoding, from the same distribution",
+    "relaxed": "another distribution; the total variation per code is reported",
+}
+MAX_NEIGHBOURS = 1024  # columns of a proximity table
+
+
+@dataclass(frozen=True)
+class Option:
+    """A value of a method that a user can change. `low` and `high` are inclusive bounds of numbers.
+
+    The type is that of `default`. `sweep` are the values that tuning tries, gentlest first; a relaxed method has one
+    option with a sweep. `fits`: codes do not depend on it, and it is chosen for the engine unless the user sets it.
+    """
+
+    default: Any
+    low: float | None = None
+    high: float | None = None
+    help: str = ""
+    choices: tuple[Any, ...] = ()
+    sweep: tuple[float, ...] = ()
+    fits: bool = False
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name without the underscore that keeps it from being a keyword of Python."""
+        return self.name.rstrip("_")
+
+    @property
+    def flag(self) -> str:
+        """The option of `lantern-generate`: "--p-radius" of p_radius, "--lambda" of lambda_."""
+        return "--" + self.label.replace("_", "-")
+
+    @property
+    def range(self) -> str:
+        """The legal values in words, such as "a whole number from 0 to 1024"."""
+        if self.choices:
+            return f"one of {', '.join(map(str, self.choices))}"
+        noun = {bool: "true or false", int: "a whole number", float: "a number", str: "a name"}[type(self.default)]
+        if self.low is None or self.high is None:
+            return noun if self.low is None else f"{noun} of at least {self.low:.10g}"
+        return f"{noun} from {self.low:.10g} to {self.high:.10g}"
+
+    def parse(self, text: str) -> Any:
+        """Return the value that a text stands for; ValueError if it stands for none."""
+        kind = type(self.default)
+        try:
+            value = {"true": True, "1": True, "false": False, "0": False}[text.lower()] if kind is bool else kind(text)
+        except (ValueError, KeyError):
+            value = text
+        return self.check(value)
+
+    def check(self, value: Any) -> Any:
+        """Return the value if it is legal; ValueError otherwise."""
+        kind = type(self.default)
+        is_legal = isinstance(value, (int, float) if kind is float else kind)
+        is_legal = is_legal and isinstance(value, bool) == (kind is bool)
+        if is_legal and kind in (int, float):
+            low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
+            is_legal = math.isfinite(float(value)) and low <= float(value) <= high
+        if not is_legal or (self.choices and value not in self.choices):
+            shown = f'"{value[:40]}"' if isinstance(value, str) else str(value)[:40]
+            raise ValueError(f"{self.label} is {shown}, wanted {self.range}{hint(str(value), map(str, self.choices))}")
+        return value
+
+
+def opt(default: Any, low: float | None = None, high: float | None = None, help: str = "", **more: Any) -> Any:
+    """Declare an option as the default of a parameter; `more` are choices, sweep and fits of `Option`."""
+    return Option(default, low, high, help, **more)
+
+
+def hint(name: str, known: Any) -> str:
+    """Return "; did you mean X?" for the known name closest to `name`, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f'; did you mean "{near[0]}"?' if near else ""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Something of a model that a method asks for."""
+
+    what: Literal["target", "sampling", "drafter", "part", "neighbours", "distances", "codebook", "vectors"]
+    value: Any = None
+
+    def __str__(self) -> str:
+        return self.what if self.value is None else f"{self.what}({self.value})"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A deferred call of a "module:name"."""
+
+    path: str
+    args: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+    def walk(self) -> Iterator[Any]:
+        """Yield this call and all that its arguments hold."""
+        yield self
+        for one in (*self.args, *self.named.values()):
+            yield from one.walk() if isinstance(one, Call) else (one,)
+
+    def make(self, get: Callable[[Ask], Any]) -> Any:
+        """Carry it out; `get` returns what is asked for."""
+
+        def real(one: Any) -> Any:
+            return one.make(get) if isinstance(one, Call) else get(one) if isinstance(one, Ask) else one
+
+        return resolved(self.path)(*map(real, self.args), **{name: real(one) for name, one in self.named.items()})
+
+    def __str__(self) -> str:
+        given = [*map(str, self.args), *(f"{name}={one}" for name, one in self.named.items())]
+        return f"{self.path.partition(':')[2]}({', '.join(given)})"
+
+
+def lazy(module: str, *names: str) -> Any:
+    """Return deferred classes or functions of a module, which is imported when a method is built."""
+
+    def deferred(path: str) -> Callable[..., Call]:
+        return lambda *args, **named: Call(path, args, named)
+
+    found = [deferred(f"{module}:{name}") for name in names]
+    return found if len(found) > 1 else found[0]
+
+
+class Parts:
+    """The parts of a model that a method may ask for. Only `greedy`, temperature 0, is known while it is described."""
+
+    def __init__(self, greedy: bool = False) -> None:
+        self.greedy = greedy
+        self.target, self.sampling, self.drafter = Ask("target"), Ask("sampling"), Ask("drafter")
+
+    def part(self, name: str) -> Any:
+        """The trained add-on of a name of `lantern.drafters.parts`."""
+        return Ask("part", name)
+
+    def neighbours(self, k: int) -> Any:
+        """The proximity table with at least k columns; ValueError for more than it can have."""
+        if k > MAX_NEIGHBOURS:
+            raise ValueError(f"k asks for {k} nearest codes, wanted at most {MAX_NEIGHBOURS}, one less if released")
+        return Ask("neighbours", max(k, 1))
+
+    def distances(self, k: int) -> Any:
+        """The distances to the k nearest codes; None without a codebook."""
+        return Ask("distances", k)
+
+    def codebook(self) -> Any:
+        """The vectors of the codes, to report distances; None if the model has none."""
+        return Ask("codebook")
+
+    def vectors(self) -> Any:
+        """The vectors of the codes, which the method cannot do without."""
+        return Ask("vectors")
+
+
+@dataclass(frozen=True)
+class Made:
+    """The description of a method with chosen options: drafter and verifier, or a driver of its own; none is plain."""
+
+    drafter: Call | None = None
+    verifier: Call | None = None
+    driver: Call | None = None
+
+    def all(self) -> Iterator[Any]:
+        """Yield all calls and their arguments."""
+        for call in (self.drafter, self.verifier, self.driver):
+            yield from call.walk() if call else ()
+
+    def asks(self, what: str) -> list[Any]:
+        """Return the values with which something is asked for, each once."""
+        return list(dict.fromkeys(one.value for one in self.all() if isinstance(one, Ask) and one.what == what))
+
+    def calls(self, name: str) -> bool:
+        """Return whether it is made of a class or function of this name."""
+        return any(isinstance(one, Call) and one.path.endswith(f":{name}") for one in self.all())
+
+    @property
+    def promise(self) -> Promise:
+        """What its images have in common with those of plain decoding; see PROMISES."""
+        inside = [one.path for one in self.verifier.walk() if isinstance(one, Call)] if self.verifier else []
+        if self.driver or any(".relaxations." in path for path in inside):
+            return "relaxed"
+        return "codes" if all(path.endswith(":GumbelVerifier") for path in inside) else "distribution"
+
+    @property
+    def family(self) -> str:
+        """What drafts are made from: the folder of its drafter in lantern/drafters."""
+        if self.drafter is None:
+            return "plain" if self.driver is None else "windows"
+        return self.drafter.path.split(".")[2] if self.drafter.path.startswith("lantern.") else "other"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The trained parts that it reads beside the model's own drafter."""
+        return tuple(self.asks("part"))
+
+    @property
+    def reads_drafter(self) -> bool:
+        """Whether it reads the model's own drafter."""
+        return bool(self.asks("drafter"))
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """All trained networks that it reads, names of `lantern.drafters.parts`."""
+        return (*((DRAFTER,) if self.reads_drafter else ()), *self.parts)
+
+    @property
+    def columns(self) -> int:
+        """Columns of the proximity table that it reads."""
+        return max(self.asks("neighbours"), default=0)
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host reads a step before it shapes the next, which a CUDA graph cannot replay."""
+        calls = [one for one in self.drafter.walk() if isinstance(one, Call)] if self.drafter else []
+        return any(call.named.get("adaptive") is True or call.named.get("rounds") == 0 for call in calls)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method with chosen options. `fixed` are parameters that presets set, `chosen` the options that were set.
+
+    `paper` is an arXiv id, `page` a name in docs/methods. `reason` is why "auto" chose it; empty if it was given.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    options: Mapping[str, Option]
+    summary: str
+    paper: str = ""
+    page: str = ""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = field(default="", compare=False)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All options with their values."""
+        return {name: self.chosen.get(name, one.default) for name, one in self.options.items()}
+
+    @property
+    def tree(self) -> str | None:
+        """The name of its static tree; None where it has none, as for dynamic trees, "eagle2_NODES_WIDTH_DEPTH"."""
+        tree = self.settings.get("tree")
+        return None if tree is None or tree.startswith("eagle2_") else tree
+
+    def describe(self, greedy: bool = False) -> Made:
+        """Return what it is made of, at temperature 0 if `greedy`; ValueError for options that do not fit together."""
+        made = self.function(Parts(greedy), **self.fixed, **self.settings)
+        return made if isinstance(made, Made) else Made(*made)
+
+    @cached_property
+    def made(self) -> Made:
+        """What it is made of at a temperature above 0."""
+        return self.describe()
+
+    @property
+    def promise(self) -> Promise:
+        """What its images have in common with those of plain decoding; see PROMISES."""
+        return self.made.promise
+
+    @property
+    def exact(self) -> bool:
+        """Whether images follow the model's own distribution."""
+        return self.promise != "relaxed"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is plain decoding."""
+        return self.made == Made()
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether it drafts and gives the codes of plain decoding."""
+        return self.promise == "codes" and not self.is_plain
+
+    @property
+    def label(self) -> str:
+        """The name and the options that differ from their defaults: "gumbel-jacobi window 4"."""
+        return " ".join([self.name, *(f"{self.options[name].label} {value}" for name, value in self.changed().items())])
+
+    def changed(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults."""
+        return {name: value for name, value in self.settings.items() if value != self.options[name].default}
+
+    def option(self, name: str) -> Option:
+        """Return the option of a name; ValueError names those that there are."""
+        plain = name.replace("-", "_").rstrip("_")
+        for one in self.options.values():
+            if one.label == plain:
+                return one
+        known = ", ".join(one.label for one in self.options.values())
+        takes = f"takes {known}" if known else "takes no settings"
+        raise ValueError(
+            f'method "{self.name}" has no setting {name.rstrip("_")}: it {takes}{hint(plain, self.options)}'
+        )
+
+    def with_options(self, **options: Any) -> "Method":
+        """Return it with some options changed; ValueError for those that it lacks, and for bad values."""
+        given = {(one := self.option(name)).name: one.check(value) for name, value in options.items()}
+        return dataclasses.replace(self, chosen={**self.chosen, **given})
+
+    def parsed(self, texts: Mapping[str, str]) -> dict[str, Any]:
+        """Return the values of options given as texts; ValueError for those that do not fit the method."""
+        return {(one := self.option(name)).name: one.parse(text) for name, text in texts.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return as JSON what the codes depend on."""
+        made = {name: None if call is None else str(call) for name, call in vars(self.made).items()}
+        return {"name": self.name, **made, "settings": dict(self.settings)}
+
+
+METHODS: dict[str, Method] = {}
+"""The methods with their default options, by name."""
+
+
+def method(
+    *groups: Mapping[str, Option], name: str = "", paper: str = "", page: str | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a method of the function's name and docstring.
+
+    Options are its parameters with `opt` as their default, and those of `groups`. Other parameters with a default can
+    be set by presets only.
+    """
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = inspect.signature(function).parameters.values()
+        own = {one.name: one.default for one in parameters if isinstance(one.default, Option)}
+        every = {key: one for options in (own, *groups) for key, one in options.items()}
+        options = {key: dataclasses.replace(one, name=key) for key, one in every.items()}
+        known = name or function.__name__.replace("_", "-")
+        METHODS[known] = Method(
+            known, function, options, function.__doc__ or "", paper, known if page is None else page
+        )
+        return function
+
+    return declare
+
+
+def preset(name: str, base: str, summary: str, *, paper: Any = "", page: Any = "", **changes: Any) -> None:
+    """Declare a method that is another one with other defaults, or other values of the parameters without `opt`.
+
+    ValueError for a parameter that the other one does not have.
+    """
+    old = METHODS[base]
+    options = {key: dataclasses.replace(one, fits=False) for key, one in old.options.items()}
+    options |= {key: dataclasses.replace(options[key], default=changes[key]) for key in changes if key in options}
+    fixed = {key: value for key, value in changes.items() if key not in options}
+    if unknown := [key for key in fixed if key not in inspect.signature(old.function).parameters]:
+        raise ValueError(f'method "{base}" has no setting {unknown[0]}, whose default "{name}" changes')
+    METHODS[name] = dataclasses.replace(
+        old,
+        name=name,
+        options=options,
+        summary=summary,
+        fixed={**old.fixed, **fixed},
+        paper=paper or old.paper,
+        page=page or old.page,
+    )
+
+
+def find(name: str) -> Method:
+    """Return the method of a name; ValueError gives the nearest one."""
+    if name not in METHODS:
+        near = difflib.get_close_matches(str(name), METHODS, n=1)
+        hint = f'did you mean "{near[0]}"?' if near else "`lantern methods` and lantern.list_methods() list all"
+        raise ValueError(f'method "{str(name)[:80]}" is unknown: {hint}')
+    return METHODS[name]
+
+
+def build(method: Method, give: Mapping[str, Any], *, greedy: bool) -> tuple[Any, Any]:
+    """Return the drafter and the verifier of a method, made of the parts of a model.
+
+    `give` holds target, sampling, drafter, parts by name, neighbours and codebook; ValueError for what is missing.
+    """
+
+    def get(ask: Ask) -> Any:
+        value = give["parts"].get(ask.value) if ask.what == "part" else give.get(ask.what)
+        if ask.what == "distances":
+            if give["codebook"] is None or give["neighbours"] is None:
+                return None
+            distances = resolved("lantern.verifiers.relaxations.neighbours:proximity_distances")
+            return distances(give["codebook"], give["neighbours"][:, : ask.value])
+        if ask.what in ("codebook", "vectors"):
+            value = give["codebook"]
+        if value is None and ask.what != "codebook":
+            raise ValueError(f'method "{method.name}" needs {_lacking(ask, method.name)}')
+        return value
+
+    made = method.describe(greedy)
+    return made.drafter and made.drafter.make(get), made.verifier and made.verifier.make(get)
+
+
+def _lacking(ask: Ask, name: str) -> str:
+    """Return what a method lacks, and how to get it."""
+    if ask.what == "part":
+        folder = ADD_ONS[ask.value].folder if ask.value in ADD_ONS else f"parts/{ask.value}"
+        return (
+            f'the trained part "{ask.value}", which this model lacks: train it (`lantern methods {name}` has the '
+            f"command), and put it into the model's folder as {folder}"
+        )
+    return {
+        "drafter": 'a drafter and this model has none: use "plain" or "auto"',
+        "neighbours": "the proximity table of the codebook: build it with `neighbours`",
+        "vectors": "the vectors of the codes: build it with `codebook`",
+    }[ask.what]

@@ -1,0 +1,218 @@
+"""What a method is: a function with a decorator, from which its options, needs and promise follow."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lantern.core.io import save_component
+from lantern.core.sampling import Sampling
+from lantern.drafters.parts import ADD_ONS, add_on
+from lantern.drafters.windows.jacobi import JacobiDrafter
+from lantern.generation.decoder import build_decoder
+from lantern.generation.tuning.candidates import swept
+from lantern.methods import METHODS, find
+from lantern.methods.method import Parts, lazy, method, opt, preset
+from lantern.models.folder import AddOns
+from lantern.training.kinds import kinds
+from lantern.verifiers.relaxations.neighbours import proximity_table
+from tests.methods import test_contracts as contracts
+from tests.tiny import tiny_condition, tiny_eagle, tiny_target
+from tests.tiny_decoder import made_of
+from tests.tiny_parts import tiny_part
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = tiny_target()
+DRAFTER = tiny_eagle(TARGET)
+TABLE = proximity_table(torch.randn(24, 4, generator=torch.Generator().manual_seed(2)), 23)
+KEYS = [(1, 0), (1, 1)]
+RELAXED = ("lantern", "lantern++", "cool", "grouped", "tolerance", "vadusa")
+RELAXED += ("bounded", "bounded-window", "gsd", "lantern-paper", "lantern++-paper", "zipar", "pjd")
+RELAXED += ("cool-paper", "medusa-paper", "vvs")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_declaration_is_whole(name: str) -> None:
+    found = find(name)
+    assert found.name == name and found.summary and found.exact == (name not in RELAXED)
+    assert found.is_plain or (ROOT / f"docs/methods/{found.page}.md").is_file()
+    for option in found.options.values():
+        assert option.help and option.parse(str(option.default)) == option.check(option.default) == option.default
+    assert set(found.made.needs) <= set(ADD_ONS)
+    if not found.exact:
+        assert swept(found)[0] in found.options
+
+
+def test_listing_and_describing_import_no_torch() -> None:
+    code = "import sys, lantern.methods as m; [one.promise for one in m.METHODS.values()]; "
+    code += "sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
+
+
+def test_an_unknown_method_gets_the_nearest() -> None:
+    with pytest.raises(ValueError, match='did you mean "lantern"'):
+        find("lanter")
+
+
+def test_what_a_method_lacks_is_named() -> None:
+    with pytest.raises(ValueError, match="needs a drafter"):
+        build_decoder("eagle1", TARGET, sampling=Sampling())
+    with pytest.raises(ValueError, match="needs the proximity table"):
+        build_decoder("lantern", TARGET, sampling=Sampling(), drafter_module=DRAFTER)
+    with pytest.raises(ValueError, match="needs the vectors of the codes"):
+        build_decoder("grouped", TARGET, sampling=Sampling(), drafter_module=DRAFTER)
+    with pytest.raises(ValueError, match='needs the trained part "medusa".* as parts/medusa'):
+        build_decoder("medusa", TARGET, sampling=Sampling())
+
+
+def test_parts_that_do_not_fit_are_refused_with_the_legal_ones() -> None:
+    odd = made_of("eagle1", METHODS["eagle1"].made.drafter, METHODS["eagle1-rejection"].made.verifier)
+    with pytest.raises(ValueError, match="use one of iid, point, sampled"):
+        build_decoder(odd, TARGET, sampling=Sampling(), drafter_module=DRAFTER)
+
+
+def test_auto_is_plain_unless_it_is_replaced_by_a_choice() -> None:
+    assert build_decoder("auto", TARGET, sampling=Sampling(), drafter_module=DRAFTER).drafter is None
+
+
+def test_needs_follow_from_the_options() -> None:
+    assert METHODS["fr-spec"].made.columns == 0 and METHODS["fr-spec"].with_options(near=3).made.columns == 3
+    assert METHODS["lantern"].with_options(k=5, residual="released").made.columns == 6
+    assert not METHODS["sjd"].made.needs and METHODS["sjd"].with_options(init="drafter").made.needs == ("eagle1",)
+    assert METHODS["ddd"].made.needs_host and not METHODS["ddd"].with_options(adaptive=False).made.needs_host
+
+
+def test_a_table_is_only_read_up_to_k() -> None:
+    method = METHODS["lantern"].with_options(k=5)
+    both = [
+        build_decoder(method, TARGET, sampling=Sampling(), drafter_module=DRAFTER, neighbours=table)
+        .generate(tiny_condition((4, 2)), keys=KEYS)
+        .codes
+        for table in (TABLE, TABLE[:, :5])
+    ]
+    assert torch.equal(both[0], both[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 2.5}, "k is 2.5, wanted a whole number from 0 to 1024"),
+        ({"k": True}, "k is True"),
+        ({"delta": float("nan")}, "delta is nan, wanted a number from 0 to 1"),
+        ({"delta": 2}, "delta is 2, wanted a number from 0 to 1"),
+        ({"residual": "papre"}, 'residual is "papre", wanted one of paper, released; did you mean "paper"'),
+        ({"window": 4}, 'method "lantern" has no setting window: it takes tree, k, delta, residual'),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        METHODS["lantern"].with_options(**options)
+
+
+@pytest.mark.parametrize("name", ["eagle2_58_10", "eagle2_0_1_1", "eagle2_a_b_c"])
+def test_a_bad_name_of_a_dynamic_tree_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="wanted eagle2_NODES_WIDTH_DEPTH"):
+        METHODS["eagle1-paper"].with_options(tree=name).describe()
+
+
+def test_more_neighbours_than_a_table_holds_are_refused() -> None:
+    with pytest.raises(ValueError, match="k asks for 1025 nearest codes"):
+        METHODS["lantern-paper"].with_options(k=1024).describe()
+
+
+def test_changed_options_are_those_that_differ() -> None:
+    assert METHODS["lantern"].with_options(k=5, delta=0.1).changed() == {"k": 5}
+    assert METHODS["lantern++"].with_options(**{"lambda": 3.0}).label == "lantern++ lambda 3.0"
+
+
+# -- a method is one file, its drafter, and a paragraph --------------------------------------------------------------
+# This test module is the file; the paragraphs are the functions in the fixture.
+
+
+class Size(nn.Module):
+    """A made-up network whose only weight is unused."""
+
+    def __init__(self, config: "SizeConfig") -> None:
+        super().__init__()
+        self.config, self.weight = config, nn.Parameter(torch.zeros(1))
+
+
+@dataclass(frozen=True)
+class SizeConfig:
+    """Its config."""
+
+    size: int = 4
+    kind: str = "made-up-trained"
+    target: str | None = None
+
+
+def window(target: Any, size: int | Size) -> JacobiDrafter:
+    """Return a window of a size, or of the size that a network has learned."""
+    codes = size if isinstance(size, int) else size.config.size
+    return JacobiDrafter(target, window=codes, keeps_distributions=False)
+
+
+@pytest.fixture
+def _made_up() -> Iterator[None]:
+    sized, match = lazy(__name__, "window"), lazy("lantern.verifiers.gumbel", "GumbelVerifier")
+
+    @method()
+    def made_up(m: Parts, *, size: int = opt(4, 2, None, "codes scored in one pass")) -> Any:
+        """a window under another name"""
+        return sized(m.target, size), match()
+
+    @method()
+    def made_up_trained(m: Parts) -> Any:
+        """a window of a learned size"""
+        return sized(m.target, m.part("made-up-trained")), match()
+
+    add_on("made-up-trained", __name__, "Size", "SizeConfig", toy={"size": 5})
+    preset("made-up-paper", "made-up", "another size", size=9)
+    yield
+    ADD_ONS.pop("made-up-trained")
+    for name in ("made-up", "made-up-trained", "made-up-paper"):
+        METHODS.pop(name)
+
+
+@pytest.mark.usefixtures("_made_up")
+def test_an_untrained_method_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = find("made-up").with_options(size=3)
+    assert found.is_identical and found.summary == "a window under another name"
+    with pytest.raises(ValueError, match="size is 1, wanted a whole number of at least 2"):
+        found.option("size").parse("1")
+    decoder = build_decoder(found, TARGET, sampling=Sampling(guidance=3))
+    plain = build_decoder("plain", TARGET, sampling=Sampling(guidance=3))
+    codes = [one.generate(tiny_condition((4, 2)), keys=KEYS).codes for one in (decoder, plain)]
+    assert torch.equal(codes[0], codes[1])
+    monkeypatch.setitem(contracts.SPECS, "made-up", found)
+    contracts.test_grids_are_whole_and_the_account_adds_up("made-up", contracts.SAMPLINGS[0], "guided")
+    contracts.test_a_picture_depends_on_its_key_alone("made-up")
+    contracts.test_greedy_codes_of_exact_methods_are_those_of_plain_decoding("made-up")
+    contracts.test_gumbel_methods_give_the_codes_of_plain_decoding("made-up", contracts.SAMPLINGS[1])
+
+
+@pytest.mark.usefixtures("_made_up")
+def test_a_trained_method_is_added_with_its_network(tmp_path: Path) -> None:
+    assert "made-up-trained" in kinds() and find("made-up-trained").made.needs == ("made-up-trained",)
+    toy = tiny_part("made-up-trained", TARGET)
+    save_component(toy.state_dict(), toy.config, tmp_path / "parts" / "made-up-trained")
+    trained = AddOns(tmp_path, TARGET, model_name="toy")
+    assert list(trained) == ["made-up-trained"] and isinstance(trained["made-up-trained"], Size)
+    decoder = build_decoder("made-up-trained", TARGET, sampling=Sampling(), add_ons=trained)
+    assert decoder.drafter is not None and decoder.drafter.max_nodes == 5
+    with pytest.raises(ValueError, match='needs the trained part "made-up-trained"'):
+        build_decoder("made-up-trained", TARGET, sampling=Sampling())
+
+
+@pytest.mark.usefixtures("_made_up")
+def test_a_preset_changes_values_only() -> None:
+    found = find("made-up-paper")
+    assert found.settings == {"size": 9} and found.page == "made-up" and found.changed() == {}
+    with pytest.raises(ValueError, match='"made-up" has no setting sise'):
+        preset("made-up-other", "made-up", "another size", sise=9)
