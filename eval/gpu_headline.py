@@ -32,7 +32,6 @@ from lantern.core.config import read_json_object
 from lantern.core.io import write_json
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
-from lantern.decoding.loop import Programs
 from lantern.engines.chain import passes_of
 from lantern.engines.cuda.engine import PRODUCTS, GraphEngine
 from lantern.engines.engine import EAGER, Engine
@@ -307,12 +306,11 @@ class Bench:
         from lantern.engines.engine import engine
 
         chosen = engine("auto").resolve(self.model()[0])
-        return {"engine": chosen.name, "reason": chosen.reason, "remark": chosen.remark(self.model()[0])}
+        remark = chosen.remark(self.model()[0]) if isinstance(chosen, GraphEngine) else None
+        return {"engine": chosen.name, "reason": chosen.reason, "remark": remark}
 
     def plain(self) -> None:
         """Plain decoding in six forms: milliseconds a token, share of the bandwidth; the kernels of a step by time."""
-        from lantern.engines.cuda.graphs import graphed
-
         target, _ = self.model()
 
         def shown(decoder: Decoder, **how: Any) -> Figures:
@@ -323,8 +321,7 @@ class Bench:
             self.measure("plain", kind, partial(shown, decoder))
             self.measure("plain", f"{kind} kernels", partial(self.kernels_of, decoder))
         eager = self.decoder("plain", EAGER)
-        in_graph = {"programs": Programs(wrap=graphed, may_look=False)}
-        self.measure("plain", "torch in a graph", partial(shown, eager, **in_graph))
+        self.measure("plain", "torch in a graph", partial(shown, self.decoder("plain", TorchInGraph())))
         self.measure("plain", "eager", partial(shown, eager, most=self.sizes.steps // 2))
         self.measure("plain", "compiled layers in a graph", lambda: self.with_share(self._compiled(target), target))
 
@@ -465,7 +462,7 @@ class Bench:
 
     def batches(self) -> None:
         """Plain decoding and a window of several images at a time: tokens a second, and the peak of memory."""
-        from lantern.engines.cuda.graphs import forget
+        from lantern.engines.cuda.graphs import forget_all
 
         target, _ = self.model()
 
@@ -474,7 +471,7 @@ class Bench:
                 torch.cuda.reset_peak_memory_stats()
             decoder = self.decoder(name, GraphEngine(products=self.products()), **settings)
             found = self.with_share(self.steps(decoder, images, most=self.sizes.steps), target, images)
-            forget(decoder.target)
+            forget_all()
             peak = torch.cuda.max_memory_allocated() / 2**30 if self.is_cuda else 0.0
             rate = 1e3 * images / found["ms_per_token"]
             return found | {"tokens_per_second": rounded(rate), "peak_gib": rounded(peak)}
@@ -618,6 +615,18 @@ class Bench:
             {"kernel": one.key[:90], "launches": one.count / steps, "us": rounded(one.self_device_time_total / steps)}
             for one in spent[:24]
         ]
+
+
+class TorchInGraph(GraphEngine):
+    """Passes by torch, captured in a graph."""
+
+    def without_kernels(self, target: Any) -> str:
+        """Return a reason: this is a baseline."""
+        return "torch's passes are measured"
+
+    def why_not(self, target: Any, drafter: Any = None, *, can_wait: bool = True) -> str | None:
+        """Return None: the sections choose where it runs."""
+        return None
 
 
 def exact_methods(parts: Container[str]) -> list[str]:

@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lantern.core.config": (),
     "lantern.core.io": ("lantern.core.config",),
     "lantern.models.llamagen": CORE,
-    "lantern.decoding": (*CORE, "lantern.engines"),
+    "lantern.decoding": (*CORE, "lantern.engines", "lantern.verifiers.gumbel"),
     "lantern.verifiers": CORE,
     "lantern.drafters": (
         *CORE,

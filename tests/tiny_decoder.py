@@ -1,18 +1,21 @@
 """Decoders of tiny targets, with every part that a method may read."""
 
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
+from lantern.core.types import Callback, Condition, Drafter, Generation, Target, Verifier
+from lantern.decoding.loop import State, begin, run
 from lantern.drafters.eagle.eagle1 import Eagle
-from lantern.engines.engine import EAGER, Engine
+from lantern.engines.engine import EAGER, EagerEngine, Engine
 from lantern.generation.decoder import Decoder, build_decoder
 from lantern.methods import METHODS, Made, Method
 from lantern.methods.method import Call
 from lantern.models.llamagen.transformer import Transformer
+from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.relaxations.neighbours import proximity_table
 from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_parts import tiny_part
@@ -22,6 +25,32 @@ CONDITION = tiny_condition((4, 1, 6))
 KEYS = [(9, 0), (9, 1), (4, 7)]
 SAMPLING = Sampling(guidance=3)
 SIZES = {"nodes": 8, "width": 3, "depth": 2}  # of dynamic trees
+
+
+class Blind(EagerEngine):
+    """Passes whose rounds do not look at values, as on a GPU."""
+
+    may_look: ClassVar[bool] = False
+
+
+BLIND = Blind()
+
+
+def generate(
+    drafter: Drafter,
+    verifier: Verifier | None = None,
+    *,
+    target: Target = TARGET,
+    condition: Condition = CONDITION,
+    sampling: Sampling = SAMPLING,
+    keys: list[tuple[int, int]] = KEYS,
+    callback: Callback | None = None,
+    keep_steps: bool = False,
+    **how: Any,
+) -> Generation:
+    """Decode with a drafter and a verifier, by default Gumbel match; `how` are other arguments of `begin`."""
+    state = State(target, sampling, drafter, verifier or GumbelVerifier())
+    return run(begin(state, condition, keys=keys, **how), callback=callback, keep_steps=keep_steps)
 
 
 @cache

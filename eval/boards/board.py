@@ -30,7 +30,7 @@ from lantern.core.config import one_line, read_json_object
 from lantern.core.io import TRAINING_NAME
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation
-from lantern.decoding.loop import now
+from lantern.decoding.statistics import now
 from lantern.eval.json_lines import JsonLines, Line, read_lines
 from lantern.eval.speed.contenders import (
     AUTO,
@@ -277,7 +277,7 @@ class Board:
         model = self.stable.model(variant)
         method = METHODS[PLAIN] if spec == PLAIN else method_of(model, spec)
         contender = Contender(spec, method, variant, assemble(model, method, self.sampling))
-        warm(contender, jobs if variant.is_compiled else jobs[:1])
+        warm(contender, jobs[:1])
         return contender
 
     def _line(self, contender: Contender, number: int, job: Job) -> Line:

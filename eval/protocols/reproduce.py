@@ -18,7 +18,8 @@ import torch
 import lantern
 from lantern.core.config import build_config, install_hint, one_line, read_json_object
 from lantern.core.io import EMBEDDED_MODEL, write_json
-from lantern.engines.engine import EAGER, Engine, engine_from_dict
+from lantern.engines.engine import EAGER, Engine
+from lantern.engines.engine import engine as make_engine
 from lantern.eval.protocols.generation import Shard, finished, picture_path, produce
 from lantern.eval.protocols.manifest import Entry
 from lantern.eval.protocols.protocol import Protocol, find_prompts, load_protocol
@@ -281,10 +282,10 @@ def command_line(task: Task) -> str:
     for name in ("model", "limit", "batch", "device", "dtype", "threads"):
         if chosen[name] not in (None, 0, "") and (name, chosen[name]) not in (("batch", 1), ("model", EMBEDDED_MODEL)):
             words += [f"--{name}", str(chosen[name])]
-    engine = engine_from_dict(chosen["engine"])
+    engine = make_engine(**chosen["engine"])
     words += [] if engine.name == "eager" else ["--engine", engine.name]
     words += [] if engine.weights == "full" else ["--target-weights", engine.weights]
-    return " ".join(words + ["--reproducible"] * engine.reproducible)
+    return " ".join(words)
 
 
 def spec_of(method: Method) -> str:
@@ -311,7 +312,7 @@ def _repeated(row: Row, before: Mapping[str, Any]) -> Row:
     if not isinstance(choices["engine"], dict):
         raise ValueError(f'{row.protocol}: "engine" is missing from its choices: give a complete row.json')
     found = {name: value for name, value in choices.items() if value is not None}
-    found |= {"engine": engine_from_dict(choices["engine"]), "model": row.model or choices["model"]}
+    found |= {"engine": make_engine(**choices["engine"]), "model": row.model or choices["model"]}
     return dataclasses.replace(row, **found)
 
 

@@ -51,7 +51,6 @@ class BenchOptions:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     device: str = "auto"
-    reproducible: bool = False
     is_quiet: bool = False
 
 
@@ -63,7 +62,7 @@ def measure(options: BenchOptions) -> dict[str, Any]:
     specs = [spec for spec in options.methods if spec != PLAIN] or own_methods(model)
     for spec in specs:
         method_of(model, spec)
-    stable = Stable(model, reproducible=options.reproducible)
+    stable = Stable(model)
     copy_gbps = copy_bandwidth(model.device)
     races, failed, slow = [], [], []
     for batch in options.batches:
@@ -81,7 +80,6 @@ def measure(options: BenchOptions) -> dict[str, Any]:
         "method_specs": specs,
         "sampling": {name: getattr(sampling, name) for name in ("guidance", "temperature", "top_k", "top_p")},
         "seed": options.seed,
-        "reproducible": options.reproducible,
         "copy_gbps": rounded(copy_gbps),
         "races": races,
         "failed": failed,

@@ -17,13 +17,16 @@ import torch
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation
-from lantern.engines.engine import VARIANTS, AutoEngine, EagerEngine, Engine, Weights, engine_of_variant
+from lantern.engines.engine import EAGER, AutoEngine, Engine, Weights
+from lantern.engines.engine import engine as make_engine
 from lantern.generation.decoder import Decoder
 from lantern.generation.generator import Generator, choose_method
 from lantern.methods import METHODS, Method
 from lantern.models.folder import DTYPES, AddOns, Model
 
 AUTO = "auto"
+# engines with their weights
+VARIANTS = ("eager", "cpu", "cpu+int8", "graph", "graph+int8", "eager+int8")
 # eager int8 kernels compute one row at a time: their cost grows with the number of nodes
 METHOD_KINDS = tuple(kind for kind in VARIANTS if kind != "eager+int8")
 
@@ -36,7 +39,7 @@ def kinds_of(device: torch.device) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Variant:
-    """A kind of `lantern.engines.engine.VARIANTS` in a dtype of `lantern.models.folder.DTYPES`."""
+    """A kind, an engine with its weights, in a dtype of `lantern.models.folder.DTYPES`."""
 
     kind: str
     dtype: str
@@ -44,18 +47,12 @@ class Variant:
     def __str__(self) -> str:
         return f"{self.kind} {self.dtype}"
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether passes and programs are compiled."""
-        return "compile" in self.kind
-
     @classmethod
     def of(cls, engine: Engine, dtype: str) -> "Variant":
-        """Return the variant of an engine; ValueError for 4-bit weights and for reproducible engines."""
-        if engine.weights == "int4" or engine.reproducible:
-            raise ValueError("methods are not measured with 4-bit weights or reproducible engines: give another engine")
-        steps = "+compile" if engine.compiles_steps and engine.name != "compile" else ""
-        return cls(engine.name + steps + ("+int8" if engine.weights == "int8" else ""), dtype)
+        """Return the variant of an engine; ValueError for 4-bit weights."""
+        if engine.weights == "int4":
+            raise ValueError("methods are not measured with 4-bit weights: give another engine")
+        return cls(engine.name + ("+int8" if engine.weights == "int8" else ""), dtype)
 
     def resolved(self, stable: "Stable") -> "Variant":
         """Return the variant with the engine that "auto" stands for on this machine."""
@@ -65,17 +62,18 @@ class Variant:
         target = stable.model(dataclasses.replace(self, kind="eager")).target
         return self.of(AutoEngine(weights=weights).resolve(target), self.dtype)
 
-    def engine(self, *, reproducible: bool = False) -> Engine:
+    def engine(self) -> Engine:
         """The engine of this variant."""
-        return engine_of_variant(self.kind, reproducible=reproducible)
+        name, _, weights = self.kind.partition("+")
+        return make_engine(name, weights=weights or "full")
 
 
 class Stable:
     """A model in several variants. Each variant is built on first use."""
 
-    def __init__(self, model: Model, *, reproducible: bool = False) -> None:
+    def __init__(self, model: Model) -> None:
         self._made: dict[Variant, Model] = {}
-        self._model = dataclasses.replace(model, engine=EagerEngine(reproducible=reproducible))
+        self._model = dataclasses.replace(model, engine=EAGER)
 
     def model(self, variant: Variant) -> Model:
         """Return the model in a variant. Components other than target and drafter are shared."""
@@ -86,7 +84,7 @@ class Stable:
     def _make(self, variant: Variant) -> Model:
         if variant.kind != "eager":
             base = self.model(dataclasses.replace(variant, kind="eager"))
-            engine = variant.engine(reproducible=self._model.engine.reproducible)
+            engine = variant.engine()
             with warnings.catch_warnings():  # compilers and quantisers use deprecated parts of torch
                 warnings.simplefilter("ignore")
                 engine.prepare(base.target)  # cached per target; raises here if this machine cannot run the variant

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lantern.core.types import Generation, Step
-from lantern.decoding.loop import now
+from lantern.decoding.statistics import now
 from lantern.eval.metrics.distances import bootstrap
 from lantern.eval.speed.contenders import METHOD_KINDS, PLAIN, Contender, Job, Lineup, Variant, warm_up
 
@@ -217,8 +217,7 @@ def leave_out_slow(
     spent: dict[Variant, float] = {}
 
     def rank(contender: Contender) -> None:
-        remark = ": compiles, which may take minutes" if contender.variant.is_compiled else ""
-        report(f"  plain decoding, {contender.variant}{remark}")
+        report(f"  plain decoding, {contender.variant}")
         spent[contender.variant] = min(pass_seconds(contender, job, device) for _ in range(RANKING_RUNS))
 
     plain = Lineup([one for one in lineup.contenders if one.is_plain], lineup.failed)

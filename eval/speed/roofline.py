@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lantern.decoding.loop import now
+from lantern.decoding.statistics import now
 from lantern.engines.prepared import original
 from lantern.eval.speed.contenders import Contender
 from lantern.eval.speed.race import rounded

@@ -11,7 +11,7 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
-from lantern.decoding.loop import now
+from lantern.decoding.statistics import now
 from lantern.drafters.parts import ADD_ONS, DRAFTER, AddOn
 from lantern.drafters.trees.static import StaticTree, named
 from lantern.eval.speed.contenders import PLAIN, Contender, Job, Lineup, Stable, assemble, kinds_of, variants, warm_up

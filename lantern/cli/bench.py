@@ -29,12 +29,11 @@ from lantern.cli.command import (
     run_command,
     set_threads,
 )
-from lantern.engines.engine import VARIANTS
 from lantern.methods import METHODS
 
 SHAPES = ("B", "L", "XL", "XXL", "XXXL", "1B", "3B", "7B")
 # options of only one of the two benchmarks
-MODEL_ONLY = ("methods", "prompts_file", "reproducible", *DISTRIBUTION)
+MODEL_ONLY = ("methods", "prompts_file", *DISTRIBUTION)
 SHAPE_ONLY = ("tau", "codes", "tree", "drafter")
 
 
@@ -56,12 +55,6 @@ def _model(group: Any) -> None:
     )
     add("--prompts-file", metavar="FILE", help="prompts, one per line (or .json, .jsonl, .tsv)")
     add_distribution(group)
-    add(
-        "--reproducible",
-        action="store_true",
-        default=None,
-        help="exact methods give plain decoding's codes in bf16 too; this is checked",
-    )
 
 
 def _shape(group: Any) -> None:
@@ -87,7 +80,7 @@ def _both(group: Any) -> None:
         "--variants",
         nargs="+",
         type=VARIANT,
-        help=f"how methods run: of {', '.join(VARIANTS)} (default all that the device has)",
+        help="how methods run, of eager, cpu, graph, each also +int8 (default all that the device has)",
     )
     add(
         "--baseline",
@@ -149,7 +142,6 @@ def _of_model(args: argparse.Namespace) -> Callable[[], dict[str, Any]]:
         sampling=distribution_of(args),
         seed=args.seed,
         device=args.device,
-        reproducible=bool(args.reproducible),
         is_quiet=args.quiet,
         **{name: value for name, value in given.items() if value},
     )

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lantern import __version__
 from lantern.core.config import install_hint, is_debugging, one_line
 from lantern.core.signals import Stopped, Stopping
-from lantern.engines.engine import ENGINES, VARIANTS, WEIGHTS, Engine, engine
+from lantern.engines.engine import ENGINES, WEIGHTS, Engine, engine
 from lantern.methods import METHODS, Option, find
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class Names:
         return text
 
 
-VARIANT = Names(VARIANTS)
+VARIANT = Names(tuple(f"{name}{weights}" for name in ENGINES if name != "auto" for weights in ("", "+int8")))
 
 
 def one_of(names: Sequence[str]) -> Names:
@@ -320,18 +320,12 @@ def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto")
         help="weights of the target: full (the model's own, default), bf16, int8 (layers, head and the cpu engine's "
         "drafters), int4 (layers); exact methods are exact with respect to the quantized target",
     )
-    add(
-        "--reproducible",
-        action="store_true",
-        help="slower eager passes on a CPU, of which exact methods give plain decoding's codes in trees and windows of "
-        "up to 16 codes",
-    )
 
 
 def engine_of(args: argparse.Namespace, *, default: str = "auto") -> Engine:
     """Return the engine that the options describe."""
     weights = args.target_weights if args.target_weights in WEIGHTS else "full"
-    return engine(args.engine or default, weights=weights, reproducible=args.reproducible)
+    return engine(args.engine or default, weights=weights)
 
 
 def dtype_of(dtype: str, weights: str | None) -> str:
@@ -347,7 +341,7 @@ def advice(model: "Model") -> str | None:
     """Return how to get a faster engine, if `auto` chose eager only because the C++ library is not built."""
     if model.device.type != "cpu" or model.engine.name != "eager" or not model.engine.reason:
         return None
-    if engine("cpu", weights=model.engine.weights).available(model.target) is not None:
+    if engine("cpu", weights=model.engine.weights).why_not(model.target) is not None:
         return None
     return "`lantern doctor --build` or `--engine cpu` builds the C++ engine, which is several times as fast here"
 

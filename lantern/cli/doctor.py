@@ -175,14 +175,21 @@ def _engines_of(target: Any) -> Iterator[Finding]:
     from lantern.engines.engine import ENGINES, engine
 
     chosen = engine("auto").resolve(target)
-    remark = chosen.remark(target)
+    remark = remark_of(chosen, target)
     yield Finding(f"engine auto: {chosen.name} ({chosen.reason}){f'; {remark}' if remark else ''}")
     for name in ENGINES:
         if name not in ("auto", chosen.name):
             other = engine(name)
-            reason, remark = other.available(target, can_wait=False), other.remark(target)
+            reason, remark = other.why_not(target, can_wait=False), remark_of(other, target)
             ready = f"available{f', but {remark}' if remark else ''}"
             yield Finding(f"engine {name}: {reason or ready}", state="absent" if reason else "ok")
+
+
+def remark_of(engine: Any, target: Any) -> str | None:
+    """Return what the engine `graph` does not do for a target that it can run; None for others."""
+    from lantern.engines.cuda.engine import GraphEngine
+
+    return engine.remark(target) if isinstance(engine, GraphEngine) else None
 
 
 def _model() -> Iterator[Finding]:

@@ -46,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     limits = parser.add_argument_group("limits")
     limits.add_argument("--batch", type=integer(1, 4096), default=4, metavar="N", help="images at once (default 4)")
-    limits.add_argument("--waves", action="store_true", help="decode a batch to its end before others start")
     limits.add_argument(
         "--queue",
         type=integer(1, 10**6),
@@ -210,7 +209,6 @@ def setup_of(args: argparse.Namespace) -> "Setup":
         **placement_of(args),
         batch=args.batch,
         waiting=args.queue,
-        waves=args.waves,
         limits=Limits(args.max_prompt, args.timeout, api_key=key),
     )
 

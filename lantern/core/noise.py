@@ -126,6 +126,27 @@ class Noise:
         self._gumbel: dict[int, Tensor] = {}
         self._uniform: dict[tuple[int, ...], Tensor] = {}
 
+    def take_keys(self, other: "Noise") -> "Noise":
+        """Become the noise of another one's keys, in the same memory; return the other if it has other sizes."""
+        if other._keys.shape != self._keys.shape or other.is_silent != self.is_silent:
+            return other
+        self._keys.copy_(other._keys)
+        for purpose, table in self._gumbel.items():
+            table.copy_(self._make_table(Purpose(purpose)))
+        for name, table in self._uniform.items():
+            table.copy_(self._uniforms(*name))
+        return self
+
+    @property
+    def tables(self) -> list[Tensor]:
+        """All tables that were made."""
+        return [*self._gumbel.values(), *self._uniform.values()]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tables."""
+        return sum(table.nbytes for table in self.tables)
+
     def gumbel(self, positions: Int[Tensor, "b n"], purpose: int = Purpose.TARGET) -> Float[Tensor, "b n v"]:
         """Return standard Gumbel noise of every code at these code numbers (clamped to the image)."""
         table = self.gumbel_table(purpose)
@@ -158,15 +179,20 @@ class Noise:
             width = positions.shape[1]
             name = (purpose, lanes, width)
             if name not in self._uniform:
-                self._uniform[name] = self._step_table(Purpose(purpose), width, lanes)
+                self._uniform[name] = self._uniforms(*name)
             ahead = (positions - iterations[:, None]).clamp(0, width - 1)
             return self._uniform[name][self._rows, iterations.clamp(0, self.positions - 1)[:, None], ahead]
         name = (purpose, lanes)
         if name not in self._uniform:
-            where = torch.arange(self.positions, device=self.device)
-            words = random_words(self._keys[:, 0], self._keys[:, 1], Purpose(purpose), where, lanes)
-            self._uniform[name] = to_uniform(words)
+            self._uniform[name] = self._uniforms(*name)
         return self._uniform[name][self._rows, positions.clamp(0, self.positions - 1)]
+
+    def _uniforms(self, purpose: int, lanes: int, width: int | None = None) -> Float64[Tensor, "b p ..."]:
+        """Return uniforms of every code number, or of `width` codes in the step that begins at each."""
+        if width is not None:
+            return self._step_table(Purpose(purpose), width, lanes)
+        where = torch.arange(self.positions, device=self.device)
+        return to_uniform(random_words(self._keys[:, 0], self._keys[:, 1], Purpose(purpose), where, lanes))
 
     def _step_table(self, purpose: Purpose, width: int, lanes: int) -> Float64[Tensor, "b p n lanes"]:
         """Return a table: row t is for codes t .. t + width - 1 in the step that begins at code t."""

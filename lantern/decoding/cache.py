@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -96,6 +97,17 @@ class StaticCache:
                 buffer[..., :count, :].copy_(part.buffer[..., :count, :])
             part._hold(memory, rows, first[rows])
         return made
+
+    @classmethod
+    def of(cls, earlier: "Self | None", **sizes: Any) -> "Self":
+        """Return an earlier cache if it has the given sizes, else a new one; the arguments are those of the class."""
+        device = torch.device(sizes["device"])
+        names = ("images", "rows", "prefix", "codes", "stage")
+        wanted = ([sizes[name] for name in names], sizes["dtype"], device)
+        if earlier is None:
+            return cls(**sizes)
+        found = ([getattr(earlier, name) for name in names], earlier.buffer.dtype, earlier.buffer.device)
+        return earlier if found == wanted else cls(**sizes)
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -208,10 +220,27 @@ class TreeMask:
         size = (cache.images, cache.rows, nodes, cache.slots)
         self._buffer = torch.full(size, -torch.inf, dtype=dtype, device=device)
         self._shown, self._hidden = torch.tensor([0.0, -torch.inf], dtype=dtype, device=device).unbind()
-        scores = self._scores(prefix) if prefix.dtype == torch.bool else prefix.to(dtype)
-        self._buffer[..., : cache.prefix] = by_row(scores)
         self._codes = torch.arange(cache.codes, device=device)
         self._last: Tensor | None = None
+        self._show(prefix)
+
+    @classmethod
+    def of(
+        cls,
+        earlier: "TreeMask | None",
+        cache: StaticCache,
+        prefix: Bool[Tensor, "*b t"] | Float[Tensor, "*b t"],
+        nodes: int,
+    ) -> "TreeMask":
+        """Return an earlier mask of the same cache and size with another prefix, else a new one."""
+        if earlier is None or earlier._cache is not cache or earlier._buffer.shape[2] != nodes:
+            return cls(cache, prefix, nodes)
+        earlier._show(prefix)
+        return earlier
+
+    def _show(self, prefix: Bool[Tensor, "*b t"] | Float[Tensor, "*b t"]) -> None:
+        scores = self._scores(prefix) if prefix.dtype == torch.bool else prefix.to(self._buffer.dtype)
+        self._buffer[..., : self._cache.prefix] = by_row(scores)
 
     def update(self, lengths: Int[Tensor, " b"], ancestors: Bool[Tensor, "*b n m"]) -> Float[Tensor, "rows n s"]:
         """Return the mask of n nodes, which see `lengths` committed codes and `ancestors` among m stage slots."""

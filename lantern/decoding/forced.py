@@ -10,18 +10,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from lantern.core.types import DraftTree, Scores
+from lantern.core.types import DraftTree
 
 LOW = -1e30  # finite, since guidance subtracts logits and their sums are checked
 
 
 @dataclass(frozen=True)
 class PassScores:
-    """Scores of a pass."""
+    """Scores of a pass, or with a leading image axis those of a step."""
 
-    logits: Float[Tensor, "rows n v"]
-    features: Float[Tensor, "rows n c"]
-    fused: Float[Tensor, "rows n k"] | None = None
+    logits: Float[Tensor, "*rows n v"]
+    features: Float[Tensor, "*rows n c"]
+    fused: Float[Tensor, "*rows n k"] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,6 @@ class ForcedCodes:
         forced = self.at(places)[:, None, :, None]
         point = torch.full_like(logits, LOW).scatter(-1, forced.clamp(min=0).expand(*logits.shape[:3], 1), 0.0)
         return torch.where(forced < 0, logits, point)
-
-    def scores(self, scores: Scores, places: Int[Tensor, "b n"]) -> Scores:
-        """Return the scores of a pass whose row i is for code number `places[:, i]`."""
-        rows = len(scores.logits) // len(places)
-        logits = self.logits(scores.logits.unflatten(0, (len(places), rows)), places).flatten(0, 1)
-        return PassScores(logits, scores.features, scores.fused)
 
     def tree(self, tree: DraftTree, known: Int[Tensor, " b"]) -> DraftTree:
         """Return a tree below code number `known - 1` that drafts forced codes where there are any."""

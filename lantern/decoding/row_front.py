@@ -7,7 +7,6 @@ variation between both is measured at the end, in passes over the finished image
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,53 +15,14 @@ from torch import Tensor
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Generation, Scores, Step, Target
 from lantern.decoding.cache import by_row
-from lantern.decoding.loop import Decoding, FiniteSoFar, Readback
+from lantern.decoding.forced import PassScores
+from lantern.decoding.loop import State
+from lantern.decoding.plain import NoDrafts
 from lantern.decoding.prompt import Start, read_codes
+from lantern.decoding.statistics import Readback, Statistics, Stopwatch, is_finite
 from lantern.decoding.variation import total_variation
 from lantern.engines.prepared import original
-
-
-@torch.no_grad()
-def generate(
-    target: Target,
-    condition: Condition,
-    *,
-    lead: int,
-    drafts: int = 0,
-    measured: bool = True,
-    **options: Any,
-) -> Generation:
-    """Decode rows in parallel, each once the row above it has `lead` codes, with the noise of plain decoding.
-
-    Each row commits at least one code per pass, and with `drafts` the codes behind it that its own samples of the last
-    pass predicted. With `lead` at least the number of columns the codes are plain decoding's. Steps report codes in
-    raster order, as soon as all codes before them exist. The total variation is NaN unless it is `measured`.
-    `options` are the fields of `Decoding`, of which `programs` is not read.
-
-    ValueError for a lead below 1, and for a target with newline tokens, which the rows below would lack.
-    """
-    if lead < 1 or drafts < 0:
-        raise ValueError(f"lead {lead}, drafts {drafts}: wanted at least 1 and 0")
-    if target.config.raster.newlines:
-        raise ValueError("this model ends its rows with newline tokens, which parallel rows lack: use another method")
-    target = target if target.follows_masks else original(target)  # lines see other codes than those before the first
-    how, layout = Decoding(**options), Layout.of(target, lead, drafts)
-    watch = how.stopwatch(target)
-    run = FrontRun(target, how.start(target, condition, stage=layout.nodes), how.sampling, layout, is_measured=measured)
-    watch.lap("prefill")
-    readback, known = Readback(run.counts.device), torch.zeros_like(run.passes)
-    is_watched = how.keep_steps or how.callback is not None
-    if is_watched:
-        how.report(run.reported(known))
-    while readback.read(run.counts.sum(1)) != layout.codes:
-        known = run.known
-        run.take_step()
-        watch.lap("score")
-        if is_watched:
-            how.report(run.reported(known))
-    spent = run.variation() if measured else torch.full_like(run.counts[:, :1], torch.nan, dtype=torch.float)
-    watch.lap("variation")
-    return run.generation(spent, how.steps, watch.seconds)
+from lantern.verifiers.gumbel import GumbelVerifier
 
 
 @dataclass(frozen=True)
@@ -111,11 +71,44 @@ class Front:
     is_copy: Bool[Tensor, "b l"]
 
 
-class FrontRun:
-    """State of a generation. `counts` are the codes of each row; `grid` holds them, then guesses of those behind."""
+class RowFront(State):
+    """A generation whose rows are decoded in parallel, each once the row above it has `lead` codes.
 
-    def __init__(self, target: Target, begun: Start, sampling: Sampling, layout: Layout, *, is_measured: bool) -> None:
-        self.target, self.begun, self.sampling, self.layout = target, begun, sampling, layout
+    Codes have the noise of plain decoding. Each row commits at least one code per pass, and with `drafts` the codes
+    behind it that its own samples of the last pass predicted. With `lead` at least the number of columns the codes are
+    plain decoding's. Steps report codes in raster order, as soon as all codes before them exist. The total variation is
+    NaN unless it is `measured`. `counts` are the codes of each row; `grid` holds them, then guesses of those behind.
+
+    ValueError for a lead below 1, and for a target with newline tokens, which the rows below would lack.
+    """
+
+    def __init__(
+        self, target: Target, sampling: Sampling, *, lead: int, drafts: int = 0, measured: bool = True
+    ) -> None:
+        if lead < 1 or drafts < 0:
+            raise ValueError(f"lead {lead}, drafts {drafts}: wanted at least 1 and 0")
+        if target.config.raster.newlines:
+            raise ValueError(
+                "this model ends its rows with newline tokens, which parallel rows lack: use another method"
+            )
+        target = target if target.follows_masks else original(target)  # lines see other codes than those before a node
+        super().__init__(target, sampling, NoDrafts(), GumbelVerifier())
+        self.layout, self.is_measured = Layout.of(target, lead, drafts), measured
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """Itself: rows of one image are decoded together, those of others are not joined."""
+        return (id(self),)
+
+    @property
+    def stage(self) -> int:
+        """Nodes of a pass."""
+        return self.layout.nodes
+
+    def start(self, begun: Start, condition: Condition, watch: Stopwatch) -> Step:
+        """Take over the pass over the prompt; return the step that gives code 0 and the given codes behind it."""
+        self._take_over(begun, watch)
+        self.begun, layout = begun, self.layout
         images, device, width = len(begun.mask), begun.mask.device, layout.width
         self.images = torch.arange(images, device=device)[:, None]
         self.steps = torch.arange(width, device=device)
@@ -125,25 +118,25 @@ class FrontRun:
         self.grid = torch.zeros(images, layout.rows + 1, layout.columns + 2 * width, dtype=torch.long, device=device)
         self.counts = torch.zeros(images, layout.rows, dtype=torch.long, device=device)
         self.is_cached = torch.zeros(images, layout.codes, dtype=torch.bool, device=device)
-        self.passes, self.index = torch.ones(images, dtype=torch.long, device=device), 0
-        self.accepted = torch.zeros(images, width - 1, dtype=torch.long, device=device)
-        self.reached = torch.zeros_like(self.accepted)
-        self.finite = FiniteSoFar(images, device)
-        size = (images, layout.codes + 1, target.config.vocab_size)
-        self.log_p = torch.zeros(size, device=device) if is_measured else None
+        self.statistics = Statistics(images, width - 1, layout.codes, device)
+        self.readback = Readback(device)
+        size = (images, layout.codes + 1, self.target.config.vocab_size)
+        self.log_p = torch.zeros(size, device=device) if self.is_measured else None
         place = torch.zeros_like(self.images)
-        self.finite.look(begun.logits)
-        log_p = sampling.log_probs(begun.logits, place)
+        self.held.finite = is_finite(begun.logits).all(1)
+        log_p = self.sampling.log_probs(begun.logits, place)
         self.grid[:, 0] = (log_p + begun.noise.gumbel(place)).argmax(-1)
         self.counts[:, 0] = 1
         self._record(place, log_p)
         self._read_kept()
+        self.watch.lap("prefill")
+        self.step = self._reported(torch.zeros_like(place[:, 0]), PassScores(begun.logits, begun.features))
+        return self.step
 
-    def take_step(self) -> None:
+    def round(self) -> Step:
         """Score the lines and commit what they sample."""
-        layout = self.layout
-        self.passes += self.counts.sum(1) < layout.codes
-        self.index += 1
+        layout, known, sums = self.layout, self.known, self.statistics
+        sums.passes += self.counts.sum(1) < layout.codes
         front = self._front()
         tokens = self._tokens(front)
         places = (front.heads[..., None] + self.steps).clamp(max=layout.codes - 1)
@@ -155,14 +148,20 @@ class FrontRun:
         is_match = (tokens[..., 1:] == sampled[..., :-1]).cumprod(-1)
         length = torch.minimum(1 + is_match.sum(-1), front.free)
         is_new = self.steps < length[..., None]
-        self.finite.look(logits, unused=~is_new.flatten(1))
+        self.held.finite.logical_and_((is_finite(logits) | ~is_new.flatten(1)).all(1))
         self._record(torch.where(is_new, front.heads[..., None] + 1 + self.steps, layout.codes).flatten(1), log_p)
         self._keep(front, length)
         self._write(front, sampled)
         can_draft = (front.free[..., None] > 1 + self.steps[:-1]) & is_new[..., :-1]
-        self.reached += can_draft.sum(1)
-        self.accepted += (can_draft & is_new[..., 1:]).sum(1)
+        sums.reached += can_draft.sum(1)
+        sums.accepted += (can_draft & is_new[..., 1:]).sum(1)
         self.counts = self.counts.scatter_add(1, front.rows, length)
+        self.watch.lap("score")
+        return self._reported(known, PassScores(logits, scores.features.unflatten(0, (len(known), -1))))
+
+    def is_done(self) -> bool:
+        """Return whether all codes exist."""
+        return self.readback.read(self.counts.sum(1)) == self.layout.codes
 
     @property
     def known(self) -> Int[Tensor, " b"]:
@@ -173,35 +172,25 @@ class FrontRun:
             .sum(1)
         )
 
-    def reported(self, known: Int[Tensor, " b"]) -> Step:
+    def _reported(self, known: Int[Tensor, " b"], scores: Scores) -> Step:
         """Return the step that found `known` codes in raster order, with those that follow them now."""
         codes = self.codes.gather(1, (known[:, None] + self.places).clamp(max=self.layout.codes - 1))
-        return Step(self.index, known, self.known - known, codes)
+        return Step(0, known, self.known - known, codes, scores)
 
     @property
     def codes(self) -> Int[Tensor, "b n"]:
         """The codes in raster order; undefined where they do not exist yet."""
         return self.grid[:, :-1, : self.layout.columns].flatten(1)
 
-    def variation(self) -> Float[Tensor, "b n"]:
-        """Return the total variation between each code's distribution and that of plain decoding."""
-        assert self.log_p is not None
-        return total_variation(self.target, self.begun, self.sampling, self.codes, self.log_p)
-
-    def generation(self, spent: Float[Tensor, "b n"], steps: list[Step], seconds: dict[str, float]) -> Generation:
+    def result(self) -> Generation:
         """Return the finished grids. The passes that measure the total variation are not counted."""
-        return Generation(
-            codes=self.codes.clone(),
-            passes=self.passes,
-            accepted=self.accepted,
-            reached=self.reached,
-            relaxed=torch.zeros_like(spent[:, 0]),
-            total_variation=spent.sum(1),
-            steps=steps,
-            seconds=seconds,
-            total_variation_max=spent.amax(1),
-            is_finite=self.finite.flags,
-        )
+        if self.log_p is None:
+            spent = torch.full_like(self.counts[:, :1], torch.nan, dtype=torch.float)
+        else:
+            spent = total_variation(self.target, self.begun, self.sampling, self.codes, self.log_p)
+        self.watch.lap("variation")
+        self.statistics.variation, self.statistics.largest = spent.sum(1), spent.amax(1)
+        return super().result()
 
     def _read_kept(self) -> None:
         """Fill the cache with the codes that all images keep from the start but the last."""
@@ -209,7 +198,7 @@ class FrontRun:
         if forced is None or (kept := forced.kept) == 1:
             return
         codes, columns = forced.codes[:, :kept], self.layout.columns
-        self.passes += read_codes(self.target, self.begun.cache, self.begun.prefix, codes[:, :-1]).passes
+        self.statistics.passes += read_codes(self.target, self.begun.cache, self.begun.prefix, codes[:, :-1]).passes
         self.is_cached[:, : kept - 1] = True
         places = self.places[None, :kept].expand(len(codes), -1)
         self.grid[self.images, places // columns, places % columns] = codes

@@ -1,23 +1,16 @@
-"""The engine protocol, and the engines `eager` and `auto`.
+"""Engines: who runs the passes of a target and the rounds around them. Importing this module does not import torch."""
 
-An engine runs the passes of a target and the steps around them. Importing this module does not import torch.
-"""
-
-import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from lantern.core.sampling import Sampling
-    from lantern.core.types import Drafter, Generation, Step, Target, Verifier
-    from lantern.decoding.joint import RowStepper
-    from lantern.decoding.loop import Programs
-
+    from lantern.core.types import Drafter, Target
+    from lantern.decoding.loop import State
+    from lantern.decoding.rounds import Rounds
 
 Weights = Literal["full", "int8", "int4"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
@@ -25,51 +18,33 @@ WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 ENGINES = {
     "auto": "lantern.engines.engine:AutoEngine",
     "eager": "lantern.engines.engine:EagerEngine",
-    "compile": "lantern.engines.compiled:CompiledEngine",
+    "wide": "lantern.engines.engine:WideEngine",
     "graph": "lantern.engines.cuda.engine:GraphEngine",
     "cpu": "lantern.engines.cpu.engine:CpuEngine",
 }
-# How measurements name engines: an engine, whether drafting and verification are compiled too, and its weights.
-VARIANTS = (
-    *("eager", "compile", "cpu", "cpu+compile", "cpu+int8", "cpu+compile+int8"),
-    *("graph", "graph+compile", "graph+int8", "eager+int8", "compile+int8"),
-)
-# Most codes per pass of reproducible decoding: linears were measured to round in the same way up to it.
-MAX_REPRODUCIBLE = 16
-OTHER_LAYERS = "quantized weights and reproducible passes are for LlamaGen's layers, this model has others: omit them"
-Module = TypeVar("Module", bound="nn.Module")
-
-
-@dataclass(frozen=True)
-class FusedDecoder:
-    """A decoder whose whole steps an engine runs itself.
-
-    `generate` is called as `decoding.plain.generate` is, without target and sampling. `begin` takes the same, and
-    returns a generation whose steps `decoding.joint` takes, with the step of code 0.
-    """
-
-    generate: "Callable[..., Generation]"
-    begin: "Callable[..., tuple[RowStepper, Step]]"
+# Most codes of a pass of the engine `wide`: linears were measured to round in the same way up to it.
+MOST_WIDE = 16
 
 
 @dataclass(frozen=True)
 class Engine(ABC):
-    """How passes are run. Only `weights` changes the distribution of the codes.
+    """Runs passes and rounds. It changes no distribution; what it rounds otherwise, `keeps_bits` tells.
 
     `weights`: "full" are the target's own; "int8" quantizes the linears of its layers and its head, "int4" those of its
-    layers. The result is another target: exact methods are exact with respect to it.
-    `reproducible`: the bits of a code's logits do not depend on the number of codes scored with it, in fp32 and bf16,
-    so exact drafted methods give the codes of plain decoding. On CPUs only, at most MAX_REPRODUCIBLE codes per pass.
-    `compiles_steps`: drafting and verification are compiled by torch.compile too.
-    `reason` is why `auto` chose this engine; empty if it was given. ValueError for an unknown kind of weights.
+    layers. The result is another target: exact methods are exact with respect to it. `reason` is why `auto` chose this
+    engine; empty if it was given. `is_wide`: prompts are read one by one, and the cache is in fp64
+    (`decoding.prompt.start`). `may_look`: the host may look at values within a round on a CPU. `keeps_state`: later
+    generations of a decoder use the memory of the first. `fits_windows`: rounds have so little overhead that the best
+    window follows from the times of passes.
     """
 
     weights: Weights = "full"
-    reproducible: bool = False
-    compiles_steps: bool = False
     reason: str = field(default="", compare=False)
     name: ClassVar[str]
-    has_free_rows: ClassVar[bool] = False  # whether the number of rows may change between passes at no cost
+    is_wide: ClassVar[bool] = False
+    may_look: ClassVar[bool] = True
+    keeps_state: ClassVar[bool] = False
+    fits_windows: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.weights not in WEIGHTS:
@@ -79,141 +54,67 @@ class Engine(ABC):
         """Return the engine that runs this target: itself, unless it is `auto`."""
         return self
 
-    def available(self, target: "Target", *, can_wait: bool = True) -> str | None:
-        """Return why this engine cannot run a target, or None if it can.
+    @abstractmethod
+    def why_not(self, target: "Target", drafter: "Drafter | None" = None, *, can_wait: bool = True) -> str | None:
+        """Return why this engine cannot run a target, or decode it with a drafter, or None if it can.
 
         With `can_wait` False a wait of more than two seconds (a build) is a reason.
         """
-        if target.config.family != "llamagen":
-            if (reason := self.refuses_layers(target)) is not None:
-                return reason
-            if target.config.processes > 1 and self.name != "eager":
-                return f"the {self.name} engine runs models in one process, this one is shared: use --engine eager"
-            if self.weights != "full" or self.rounds_wide:
-                return OTHER_LAYERS
-        if self.rounds_wide and target.tok_embeddings.weight.device.type == "cuda":
-            return "reproducible decoding is supported on CPUs only: omit reproducible, or use fp32"
-        return None
-
-    def refuses_layers(self, target: "Target") -> str | None:
-        """Return why this engine cannot run a target whose layers are not LlamaGen's, or None if it can."""
-        return f"the {self.name} engine runs LlamaGen's layers, not this model's: use --engine eager"
-
-    def remark(self, target: "Target") -> str | None:
-        """Return what this engine does not do for a target that it can run, or None."""
-        return None
 
     def prepare(self, target: "Target") -> "Target":
-        """Return an object with the target's protocol whose passes this engine runs. The target is not changed.
+        """Return an object with the target's protocol whose passes this engine runs.
 
-        What is made from the weights is cached per target and made again when they have changed. ValueError gives the
-        reason why the engine cannot run the target.
+        The target is not changed. What is made from its weights is cached, and made again when they have changed.
+        ValueError gives the reason why the engine cannot run it.
         """
-        from lantern.engines.prepared import original
+        from lantern.engines.prepared import original, quantized
 
-        target = self.quantized(original(target))  # type: ignore[assignment]
-        reason = self.available(target)
-        if reason is not None:
+        target = original(target)
+        if (reason := self.why_not(target)) is not None:
             raise ValueError(reason)
-        return self._prepare(target)
+        return self._prepare(target if self.weights == "full" else quantized(target, self.weights))  # type: ignore[arg-type]
 
-    def quantized(self, target: "nn.Module") -> "nn.Module":
-        """Return the target with the engine's kind of weights. ValueError for layers that have no such form."""
-        if self.weights == "full":
-            return target
-        config: Any = target.config
-        if config.family != "llamagen":
-            raise ValueError(OTHER_LAYERS)
-        from lantern.engines.prepared import quantized
-
-        return quantized(target, self.weights)
-
-    @abstractmethod
     def _prepare(self, target: Any) -> "Target":
-        """Return the prepared target, given one with the right weights that the engine can run."""
+        """Return the prepared target, given one that the engine can run."""
+        return target
 
-    def prepare_drafter(self, module: Module) -> Module:
-        """Return a drafter's module as this engine runs it: by default, as it is."""
+    def prepare_part(self, module: Any) -> Any:
+        """Return a drafter's module or a tokenizer as this engine runs it; others as they are."""
         return module
 
-    def prepare_vq(self, vq: Module) -> Module:
-        """Return a VQ tokenizer whose decoder this engine runs: by default, the given one."""
-        return vq
+    def drive(self, states: "Sequence[State]", earlier: "Rounds | None" = None) -> "Rounds":
+        """Return what takes the rounds of generations of one `group`; `earlier` took those of some of them."""
+        from lantern.decoding.rounds import TorchRounds
 
-    def refuses(self, drafter: "Drafter") -> str | None:
-        """Return why this engine cannot decode with a drafter, or None if it can."""
-        if self.rounds_wide and drafter.max_nodes > MAX_REPRODUCIBLE:
-            return (
-                f"the drafter scores {drafter.max_nodes} codes in a pass, reproducible decoding at most "
-                f"{MAX_REPRODUCIBLE}: choose a smaller tree or window, or omit reproducible"
-            )
-        return None
+        return TorchRounds(states, earlier)
 
-    def keeps_codes(self, target: "Target", *, nodes: int, lines: int) -> bool:
-        """Return whether exact methods give plain decoding's codes, which must be true of every code.
+    def keeps_bits(self, target: "Target", nodes: int, lines: int) -> bool:
+        """Return whether the bits of a code's logits are the same in a pass over `nodes` nodes as alone.
 
-        True if the bits of a code's logits are the same in a pass over `nodes` nodes as alone. `target` is prepared;
-        `lines` are the guidance rows of all images. Otherwise codes may differ where two are equal within rounding.
+        Exact methods then give plain decoding's codes. `target` is prepared; `lines` are the guidance rows of all
+        images. Otherwise codes may differ where two are equal within rounding.
         """
-        return self.rounds_wide and target.tok_embeddings.weight.device.type == "cpu" and nodes <= MAX_REPRODUCIBLE
+        return False
 
-    def needs_waves(self, target: "Target") -> str | None:
-        """Return why an image cannot join a batch that is under way, or None if it can."""
-        if not self.has_free_rows or self.compiles_steps:
-            return f"the {self.name} engine prepares steps for a fixed number of images"
-        if target.tok_embeddings.weight.device.type != "cpu":
-            return "on a GPU one step of a whole batch has less overhead than a step of each image"
+    def group(self, state: "State") -> Hashable:
+        """Return what generations have in common whose rounds `drive` takes together."""
+        return state.group
+
+    def fuses_plain(self, sampling: "Sampling") -> bool:
+        """Return whether plain decoding of several generations can be joined as it is."""
+        return False
+
+    def free_nodes(self, lines: int) -> int | None:
+        """Return how many nodes per line a pass scores at no cost; None: not known, measure it."""
         return None
 
-    def most_nodes(self, lines: int) -> int | None:
-        """Return how many nodes per line a pass scores at no cost; None: not known, measure it.
-
-        `lines` are the guidance rows of all images of a batch.
-        """
-        return None
-
-    def programs(self) -> "Programs":
-        """Return how the parts of a step are run."""
-        from lantern.decoding.loop import Programs
-
-        if not self.compiles_steps:
-            return Programs()
-        from lantern.engines.compiled_steps import compiled_programs
-
-        return compiled_programs()
-
-    def fused_decoder(
-        self, target: "Target", sampling: "Sampling", drafter: "Drafter | None", verifier: "Verifier | None"
-    ) -> "FusedDecoder | None":
-        """Return a decoder whose whole steps this engine runs itself, or None if it has none for these parts.
-
-        `target` is prepared.
-        """
-        return None
-
-    @property
-    def rounds_wide(self) -> bool:
-        """Whether decoding must round reproducibly by itself: with an fp64 cache, and prompts read one by one."""
-        return self.reproducible
-
-    def window(self, target: "Target", codes_per_pass: Mapping[int, float] | None = None) -> int | None:
-        """Return the fastest Jacobi window of sample match for a target; None: the method's own.
-
-        `codes_per_pass` are those of the model by window, if they are known.
-        """
-        return None
-
-    def layer_by_layer(self) -> "Engine":
-        """Return an eager engine with the same promises, in which every layer can be observed."""
-        return engine("eager", weights=self.weights, reproducible=self.rounds_wide)
+    def as_dict(self) -> dict[str, Any]:
+        """Return name and settings for reports, which `engine(**settings)` takes."""
+        return {"choice": self.name} | asdict(self)
 
     def changed(self, **changes: Any) -> Self:
         """Return the engine with some of its settings changed."""
-        return dataclasses.replace(self, **changes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return name and settings for reports."""
-        return {"name": self.name} | dataclasses.asdict(self)
+        return replace(self, **changes)
 
 
 def engine(choice: "str | Engine", **settings: Any) -> Engine:
@@ -226,35 +127,54 @@ def engine(choice: "str | Engine", **settings: Any) -> Engine:
     return getattr(import_module(module), name)(**settings)
 
 
-def engine_of_variant(variant: str, *, reproducible: bool = False) -> Engine:
-    """Return the engine of a name in VARIANTS."""
-    name, *rest = variant.split("+")
-    compiles = name == "compile" or "compile" in rest
-    weights = "int8" if "int8" in rest else "full"
-    return engine(name, weights=weights, reproducible=reproducible, compiles_steps=compiles)
-
-
-def engine_from_dict(values: Mapping[str, Any]) -> Engine:
-    """Return the engine that `Engine.as_dict` described; ValueError for an unknown name."""
-    return engine(values.get("name", ""), **{name: value for name, value in values.items() if name != "name"})
-
-
 @dataclass(frozen=True)
 class EagerEngine(Engine):
     """Passes as torch runs them."""
 
     name: ClassVar[str] = "eager"
-    has_free_rows: ClassVar[bool] = True
 
-    def refuses_layers(self, target: "Target") -> str | None:
-        """Return None: torch runs all layers."""
+    def why_not(self, target: "Target", drafter: "Drafter | None" = None, *, can_wait: bool = True) -> str | None:
+        """Return a reason for layers that have no quantized form."""
+        return refuses_weights(target, self.weights)
+
+
+@dataclass(frozen=True)
+class WideEngine(Engine):
+    """Passes as torch runs them on a CPU, with keys and values in fp64, so that they do not round by their size.
+
+    The bits of a code's logits do not depend on the number of codes scored with it, in fp32 and bf16, at most
+    MOST_WIDE. It is for LlamaGen's layers.
+    """
+
+    name: ClassVar[str] = "wide"
+    is_wide: ClassVar[bool] = True
+
+    def why_not(self, target: "Target", drafter: "Drafter | None" = None, *, can_wait: bool = True) -> str | None:
+        """Return a reason for other layers, devices, and larger trees."""
+        if target.config.family != "llamagen":
+            return "the wide engine runs LlamaGen's layers, not this model's: use --engine eager"
+        if target.tok_embeddings.weight.device.type != "cpu":
+            return "the wide engine runs on CPUs only: use --engine eager, or move the model"
+        if drafter is not None and drafter.max_nodes > MOST_WIDE:
+            return (
+                f"the drafter scores {drafter.max_nodes} codes in a pass, the wide engine at most {MOST_WIDE}: "
+                "choose a smaller tree or window, or another engine"
+            )
         return None
 
-    def _prepare(self, target: Any) -> "Target":
-        return target
+    def keeps_bits(self, target: "Target", nodes: int, lines: int) -> bool:
+        """Return whether a pass has at most MOST_WIDE nodes."""
+        return nodes <= MOST_WIDE
 
 
 EAGER = EagerEngine()
+
+
+def refuses_weights(target: "Target", weights: Weights) -> str | None:
+    """Return why a target has no such weights, or None if it has."""
+    if weights != "full" and target.config.family != "llamagen":
+        return "quantized weights are for LlamaGen's layers, this model has others: omit them"
+    return None
 
 
 @dataclass(frozen=True)
@@ -266,29 +186,32 @@ class AutoEngine(Engine):
 
     name: ClassVar[str] = "auto"
 
+    def why_not(self, target: "Target", drafter: "Drafter | None" = None, *, can_wait: bool = True) -> str | None:
+        """Return None: some engine runs it."""
+        return None
+
     def resolve(self, target: "Target") -> Engine:
         """Return the chosen engine, with the reason of the choice."""
-        settings = {name: getattr(self, name) for name in ("weights", "reproducible", "compiles_steps")}
         device = target.tok_embeddings.weight.device.type
-        for name, reason in PREFERRED.get(device, ()):
-            found = engine(name, **settings, reason=reason)
-            why_not = found.available(target, can_wait=False)
-            if why_not is None and device == "cuda":
-                from lantern.engines.cuda.trial import trial_of
+        if device not in PREFERRED:
+            return EagerEngine(self.weights, f"no other engine runs on {device}")
+        name, reason = PREFERRED[device]
+        found = engine(name, weights=self.weights, reason=reason)
+        why_not = found.why_not(target, can_wait=False)
+        if why_not is None and device == "cuda":
+            from lantern.engines.cuda.trial import trial_of
 
-                trial = trial_of(found.changed(compiles_steps=False).prepare(target))
-                why_not, found = trial.fault, found.changed(reason=f"{reason}; {trial.found}")
-            if why_not is None:
-                return found
-            return engine("eager", **settings, reason=f"{name} is not available: {why_not}")
-        return engine("eager", **settings, reason=f"no other engine runs on {device}")
+            trial = trial_of(found.prepare(target))
+            why_not, found = trial.fault, found.changed(reason=f"{reason}; {trial.found}")
+        return found if why_not is None else EagerEngine(self.weights, f"{name} is not available: {why_not}")
 
-    def _prepare(self, target: Any) -> "Target":
+    def prepare(self, target: "Target") -> "Target":
+        """Prepare by the engine that suits the target."""
         return self.resolve(target).prepare(target)
 
 
 # device -> engine and the reason to choose it
-PREFERRED: dict[str, tuple[tuple[str, str], ...]] = {
-    "cuda": (("graph", "one CUDA graph per step is the fastest on a GPU"),),
-    "cpu": (("cpu", "the C++ library is built and runs this model"),),
+PREFERRED: dict[str, tuple[str, str]] = {
+    "cuda": ("graph", "one CUDA graph per step is the fastest on a GPU"),
+    "cpu": ("cpu", "the C++ library is built and runs this model"),
 }

@@ -17,7 +17,7 @@ import torch
 
 from lantern.core.io import user_cache, write_json
 from lantern.core.types import Target
-from lantern.decoding.loop import now
+from lantern.decoding.statistics import now
 from lantern.engines.chain import passes_of
 from lantern.engines.engine import Engine
 from lantern.engines.prepared import on_device, original
@@ -125,7 +125,7 @@ def _path(engine: Engine, target: Target, rows: int) -> Path:
 
     weight = target.tok_embeddings.weight
     device = torch.cuda.get_device_name(weight.device) if weight.device.type == "cuda" else processor()
-    settings = {name: value for name, value in engine.as_dict().items() if name != "reason"}
+    settings = {"name": engine.name} | {name: value for name, value in vars(engine).items() if name != "reason"}
     shape = dataclasses.asdict(original(target).config)
     versions = (__version__, library_name(), torch.__version__, torch.get_num_threads())
     key = json.dumps([device, str(weight.dtype), settings, shape, rows, versions], sort_keys=True, default=str)

@@ -1,12 +1,12 @@
 """A method built for a target: `build_decoder` makes it, its `generate` decodes a batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lantern.drafters.parts import resolved
-from lantern.engines.engine import EAGER, Engine, FusedDecoder
+from lantern.engines.engine import EAGER, Engine
+from lantern.engines.engine import engine as make_engine
 from lantern.methods import Method, find
 from lantern.methods.method import Promise, build
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from lantern.core.sampling import Sampling
-    from lantern.core.types import Condition, Drafter, Generation, Step, Target, Verifier
-    from lantern.decoding.joint import RowStepper
+    from lantern.core.types import Callback, Condition, Drafter, Generation, Target, Verifier
+    from lantern.decoding.loop import State
     from lantern.decoding.prompt import PromptCache
     from lantern.drafters.eagle.eagle1 import Eagle
 
 
-@dataclass(frozen=True)
+@dataclass
 class Decoder:
-    """A method built for a target. `generate` decodes one batch at a time and is not for several threads.
+    """A method built for a target. It decodes one batch at a time and is not for several threads.
 
-    Plain decoding has no drafter and no verifier, nor has a method with a driver of its own. `prompts` caches the
-    prefill of earlier prompts.
+    Plain decoding has no drafter and no verifier, nor has a method with a loop of its own, `front`: arguments of
+    `RowFront`. `prompts` keeps prompts between calls.
     """
 
     method: Method
@@ -36,90 +36,77 @@ class Decoder:
     verifier: "Verifier | None"
     prompts: "PromptCache | None" = None
     engine: Engine = EAGER
+    front: "Mapping[str, Any] | None" = None
+    _kept: "State | None" = None
 
-    def generate(self, condition: "Condition", *, keys: Sequence[tuple[int, int]], **watching: Any) -> "Generation":
-        """Decode a batch; `watching` is callback, keep_steps, is_timed, cache, forced of `decoding.loop.Decoding`.
+    def begin(self, condition: "Condition", *, is_joined: bool = False, **how: Any) -> "State":
+        """Begin a generation, as `decoding.loop.begin` with its arguments.
 
-        Steps that an engine runs itself force no codes: with `forced` its passes are run step by step.
+        With `is_joined` its rounds can be joined with those of others (`Engine.drive`).
         """
+        from lantern.decoding.loop import begin
         from lantern.engines.prepared import on_device
 
-        with on_device(self.target.tok_embeddings.weight.device):
-            return self._generate(condition, keys, watching)
-
-    def _generate(
-        self, condition: "Condition", keys: Sequence[tuple[int, int]], watching: Mapping[str, Any]
-    ) -> "Generation":
-        from lantern.decoding import loop, plain
-
         self.target.refresh()
-        given: dict[str, Any] = {"keys": keys, "prompts": self.prompts, **watching}
-        fused = self._fused_decoder() if watching.get("forced") is None else None
-        if fused is not None:
-            return fused.generate(condition, **given)
-        given = {
-            "sampling": self.sampling,
-            "reproducible": self.engine.rounds_wide,
-            "programs": self.engine.programs(),
-        } | given
-        driver = self.method.made.driver
-        if driver is not None:
-            return resolved(driver.path)(self.target, condition, **driver.named, **given)
-        if self.drafter is None or self.verifier is None:
-            return plain.generate(self.target, condition, **given)
-        return loop.generate(self.target, condition, drafter=self.drafter, verifier=self.verifier, **given)
+        fuses = self.engine.fuses_plain(self.sampling)
+        with on_device(self.target.tok_embeddings.weight.device):
+            return begin(
+                self._state(is_joined and (how.get("forced") is not None or not fuses)),
+                condition,
+                prompts=self.prompts,
+                is_wide=self.engine.is_wide,
+                **how,
+            )
 
-    @property
-    def needs_waves(self) -> str | None:
-        """Why images cannot join a batch that is under way (`begin`), or None if they can."""
-        if self.method.made.driver is not None:
-            return f"method {self.method.name} has a loop of its own"
-        return self.engine.needs_waves(self.target)
+    def generate(
+        self,
+        condition: "Condition",
+        *,
+        callback: "Callback | None" = None,
+        keep_steps: bool = False,
+        **how: Any,
+    ) -> "Generation":
+        """Decode a batch; the arguments are those of `decoding.loop.run` and `begin`."""
+        from lantern.decoding.loop import run
+        from lantern.engines.prepared import on_device
 
-    def begin(
-        self, condition: "Condition", *, keys: Sequence[tuple[int, int]], **how: Any
-    ) -> "tuple[RowStepper, Step]":
-        """Begin a generation whose steps `decoding.joint` takes; return its stepper and the step of code 0.
+        state = self.begin(condition, **how)
+        with on_device(self.target.tok_embeddings.weight.device):
+            return run(state, self.engine.drive([state]), callback=callback, keep_steps=keep_steps)
 
-        `how` is cache, forced of `decoding.loop.Decoding`.
-        """
-        from lantern.decoding import loop
-        from lantern.decoding.joint import DraftedRow, NoDrafts
+    def _state(self, is_joined: bool) -> "State":
+        """Return the state of a generation; an engine that keeps it has one for all."""
+        from lantern.decoding.loop import State
+        from lantern.decoding.plain import NoDrafts, Plain
+        from lantern.decoding.row_front import RowFront
         from lantern.verifiers.gumbel import GumbelVerifier
 
-        self.target.refresh()
-        given: dict[str, Any] = {"keys": keys, "prompts": self.prompts} | how
-        fused = self._fused_decoder() if how.get("forced") is None else None
-        if fused is not None:
-            return fused.begin(condition, **{name: value for name, value in given.items() if name != "forced"})
-        decoding = loop.Decoding(
-            self.sampling, programs=self.engine.programs(), reproducible=self.engine.rounds_wide, **given
-        )
-        drafter, verifier = self.drafter or NoDrafts(), self.verifier or GumbelVerifier()
-        stepper, first = loop.begin(self.target, condition, drafter=drafter, verifier=verifier, how=decoding)
-        return DraftedRow(stepper), first
+        if self._kept is not None:
+            return self._kept
+        if self.front is not None:
+            made: State = RowFront(self.target, self.sampling, **self.front)
+        elif self.drafter is not None and self.verifier is not None:
+            made = State(self.target, self.sampling, self.drafter, self.verifier)
+        elif is_joined:
+            made = State(self.target, self.sampling, NoDrafts(), GumbelVerifier())
+        else:
+            made = Plain(self.target, self.sampling)
+        made.may_look = self.engine.may_look and self.target.tok_embeddings.weight.device.type == "cpu"
+        if self.engine.keeps_state:
+            self._kept = made
+        return made
 
     def promise(self, images: int) -> Promise:
         """Return what the images of a batch have in common with plain decoding's, as this engine keeps it."""
         promise = self.method.promise
-        config = self.target.config
-        if promise == "codes" and config.family != "llamagen" and config.processes > 1:
-            return "distribution"  # sums are rounded in another order than in one process
+        if (
+            promise == "codes" and self.target.config.family != "llamagen" and self.target.config.processes > 1
+        ):  # sums round in another order
+            return "distribution"
         if promise != "codes" or self.drafter is None:
             return promise
-        lines = images * self.sampling.rows
-        keeps = self.engine.keeps_codes(self.target, nodes=self.drafter.max_nodes, lines=lines)
+        keeps = self.engine.keeps_bits(self.target, self.drafter.max_nodes, images * self.sampling.rows)
         return "codes" if keeps else "distribution"
-
-    @property
-    def uses_fused_steps(self) -> bool:
-        """Whether the engine runs whole steps itself."""
-        return self._fused_decoder() is not None
-
-    def _fused_decoder(self) -> FusedDecoder | None:
-        if self.method.made.driver is not None:
-            return None
-        return self.engine.fused_decoder(self.target, self.sampling, self.drafter, self.verifier)
 
 
 def build_decoder(
@@ -145,25 +132,24 @@ def build_decoder(
     method = find(method) if isinstance(method, str) else method
     engine = engine.resolve(target)
     if method.made.drafter is None:
-        return Decoder(method, engine.prepare(target), sampling, None, None, prompts, engine)
-    from lantern.decoding.loop import check_modes
-
+        driver = method.made.driver
+        front = None if driver is None else driver.named
+        return Decoder(method, engine.prepare(target), sampling, None, None, prompts, engine, front)
     while True:
         prepared = engine.prepare(target)
         give = {
             "target": prepared,
             "sampling": sampling,
-            "drafter": None if drafter_module is None else engine.prepare_drafter(drafter_module),
-            "parts": {name: engine.prepare_drafter(add_ons[name]) for name in method.made.parts if name in add_ons},
+            "drafter": None if drafter_module is None else engine.prepare_part(drafter_module),
+            "parts": {name: engine.prepare_part(add_ons[name]) for name in method.made.parts if name in add_ons},
             "neighbours": neighbours,
             "codebook": codebook,
         }
         drafter, verifier = build(method, give, greedy=sampling.is_greedy)
-        check_modes(drafter, verifier)
-        refusal = engine.refuses(drafter)
-        if refusal is None:
+        reason = engine.why_not(target, drafter)
+        if reason is None:
             return Decoder(method, prepared, sampling, drafter, verifier, prompts, engine)
         if not engine.reason or engine.name == "eager":
-            raise ValueError(f'method "{method.name}": {refusal}')
+            raise ValueError(f'method "{method.name}": {reason}')
         # The engine was chosen automatically and does not suit this drafter.
-        engine = engine.layer_by_layer().changed(reason=refusal)
+        engine = make_engine("eager", weights=engine.weights, reason=reason)

@@ -22,7 +22,7 @@ from torch import Tensor
 from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
-from lantern.decoding.loop import report
+from lantern.decoding.loop import kept
 from lantern.generation.acceptance_map import AcceptanceMap, data_uri, draw_map, legend, read_map
 from lantern.generation.comparison import Comparison, warm_up
 from lantern.generation.generator import Generator, choose_method, has_parts, make_batch
@@ -85,7 +85,7 @@ class Track:
         if step.index == 0:
             self._begin()
             self._first = now
-        report(step, None, self.steps)
+        self.steps.append(kept(step))
         self.codes[start : start + count] = step.codes[0, :count].cpu()
         self.marks.append(Mark(now - self._first - self.spent, start + count, step.index + 1))
         if start // self.columns < (start + count) // self.columns:

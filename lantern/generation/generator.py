@@ -19,9 +19,10 @@ from torch import Tensor
 from lantern.core.config import is_debugging, one_line
 from lantern.core.sampling import Sampling
 from lantern.core.types import Callback, Condition, Generation, Step
-from lantern.decoding.joint import RowStepper
-from lantern.decoding.loop import Stopwatch
-from lantern.engines.pass_times import is_steady, pass_times
+from lantern.decoding.loop import State
+from lantern.decoding.statistics import Stopwatch
+from lantern.engines.engine import engine as make_engine
+from lantern.engines.pass_times import CODES, best_window, is_steady, pass_times
 from lantern.generation.decoder import build_decoder
 from lantern.generation.images import NotFiniteError, Picture, Statistics
 from lantern.generation.init_image import with_init_image
@@ -223,9 +224,10 @@ def suited(model: Model, method: Method) -> Method:
     there a pass takes as long as its codes, unless the processor computes faster than it reads weights. The engine
     measures which is the case (`lantern.engines.pass_times`).
     """
-    fits = any(one.fits for one in method.options.values())
-    window = model.engine.window(model.target, model.codes_per_pass) if fits else None
-    return method if window is None else method.with_options(window=window)
+    if not (model.engine.fits_windows and any(one.fits for one in method.options.values())):
+        return method
+    window = best_window(pass_times(model.engine, model.target), model.codes_per_pass or CODES)
+    return method.with_options(window=window)
 
 
 def has_parts(model: Model, method: Method) -> bool:
@@ -285,7 +287,7 @@ class Generator:
             codebook=None if codebook is None else codebook.to(model.device),
             prompts=model.prompts,
             # only eager layers can be watched
-            engine=model.engine.layer_by_layer() if self.debug else model.engine,
+            engine=make_engine("eager", weights=model.engine.weights) if self.debug else model.engine,
         )
         if self.record is not None:
             self.record.watch(self.parts.drafter)
@@ -324,15 +326,10 @@ class Generator:
         with layers:
             return self.parts.generate(condition, keys=keys, callback=call if watching else None, forced=forced)
 
-    @property
-    def needs_waves(self) -> str | None:
-        """Why an image cannot join those under way (`begin`), or None if it can."""
-        return "layers are watched" if self.debug else self.parts.needs_waves
-
-    def begin(self, request: Request) -> tuple[RowStepper, Step]:
-        """Begin an image whose steps `decoding.joint` takes; return its stepper and the step of code 0."""
+    def begin(self, request: Request) -> State:
+        """Begin an image whose rounds are joined with those of others; its `step` is that of code 0."""
         keys, forced = [(request.seed, request.number)], forced_of([request], self.model.target.config.block_size)
-        return self.parts.begin(self.condition([request]), keys=keys, forced=forced)
+        return self.parts.begin(self.condition([request]), keys=keys, forced=forced, is_joined=True)
 
     def pixels(self, codes: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
         """Decode codes to pixels; where memory runs out the batch is decoded in halves."""
@@ -435,15 +432,12 @@ def _resolve_auto(model: Model, sampling: Sampling, batch: int, report: Callable
 def quick_choice(model: Model, sampling: Sampling, *, batch: int = 1) -> Method:
     """Return the fastest window by T(n), or plain decoding, for `batch` images at a time; with its reason.
 
-    Reads T(n) of `engines.pass_times`, which takes about 50 ms the first time on a machine. Engines that would compile
-    every window first decode plainly.
+    Reads T(n) of `engines.pass_times`, which takes about 50 ms the first time on a machine.
     """
-    if model.engine.compiles_steps:
-        return dataclasses.replace(METHODS["plain"], reason="a window would be compiled first")
     lines = sampling.rows * batch
-    times, most = pass_times(model.engine, model.target, rows=lines), model.engine.most_nodes(lines)
+    times, most = pass_times(model.engine, model.target, rows=lines), model.engine.free_nodes(lines)
     allowed = {n: seconds for n, seconds in times.items() if most is None or n <= max(most, 2)}
-    return choose(allowed, model.codes_per_pass, can_shrink=model.engine.has_free_rows)
+    return choose(allowed, model.codes_per_pass, can_shrink=not model.engine.keeps_state)
 
 
 def choose(times: Mapping[int, float], codes: Mapping[int, float] | None = None, *, can_shrink: bool = True) -> Method:

@@ -112,7 +112,7 @@ class Canvas:
         """Return the known codes as a finished generation, with code 0 in place of missing ones."""
         none = torch.zeros(len(self.codes), 0, dtype=torch.long)
         free = torch.zeros(len(self.codes))
-        return Generation(self.codes.clamp(min=0), self._passes, none, none, free, free.clone())
+        return Generation(self.codes.clamp(min=0), self._passes, none, none, free, free, free, free == 0)
 
 
 def partial_pixels(generator: Generator, codes: Int[Tensor, " n"]) -> UInt8[Tensor, "h w 3"]:

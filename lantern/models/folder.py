@@ -152,9 +152,8 @@ class Model:
         """How passes are run, in words; `reproducible` is not named for fused passes, which always are."""
         words = {
             "fused": self.engine.name == "cpu",
-            "compiled": self.engine.compiles_steps,
             "graphed": self.engine.name == "graph",
-            "reproducible": self.engine.rounds_wide,
+            "reproducible": self.engine.is_wide,
             "in 4 bits": self.engine.weights == "int4",
             "in 8 bits": self.engine.weights == "int8",
         }
@@ -163,7 +162,7 @@ class Model:
     def pictures(self, codes: Int[Tensor, "b n"]) -> UInt8[Tensor, "b h w 3"]:
         """Return the images of codes, decoded as the engine runs the VQ tokenizer; ValueError as `VQVAE.decode`."""
         assert self.vq is not None
-        return to_uint8(self.engine.prepare_vq(self.vq).decode(codes))
+        return to_uint8(self.engine.prepare_part(self.vq).decode(codes))
 
     @property
     def codebook(self) -> Float[Tensor, "v d"] | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lantern.core.config import load_config
 from lantern.core.io import CONFIG_NAME
-from lantern.decoding.loop import now
+from lantern.decoding.statistics import now
 from lantern.models.folder import is_transformers_folder
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig

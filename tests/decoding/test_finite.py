@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lantern.core.types import Step
-from lantern.decoding.loop import FiniteSoFar
+from lantern.decoding.statistics import is_finite
 from lantern.methods import METHODS
 from tests.tiny import tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
@@ -15,39 +14,15 @@ from tests.tiny_decoder import CONDITION, KEYS, tiny_decoder
 WINDOWS = [name for name, method in METHODS.items() if method.made.calls("CouplingVerifier")]
 
 
-def distributions(value: float, *places: tuple[int, int, int]) -> Tensor:
-    logits = torch.randn(2, 2, 4, 7, generator=torch.Generator().manual_seed(0))
-    for image, row, node in places:
-        logits[image, row, node, 3] = value
-    return logits
-
-
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("row", [0, 1])
-def test_one_nonfinite_logit_in_either_row_is_detected(value: float, row: int) -> None:
-    finite = FiniteSoFar(2, torch.device("cpu"))
-    finite.look(distributions(0.0))
-    assert finite.flags.tolist() == [True, True]
-    finite.look(distributions(value, (1, row, 2)))
-    finite.look(distributions(0.0))
-    assert finite.flags.tolist() == [True, False]
-
-
-def test_infinities_of_opposite_sign_are_detected() -> None:
-    logits = distributions(torch.inf, (0, 0, 1))
-    logits[0, 1, 1, 3] = -torch.inf
-    finite = FiniteSoFar(2, torch.device("cpu"))
-    finite.look(logits)
-    assert finite.flags.tolist() == [False, True]
-
-
-def test_logits_without_sampled_code_are_ignored() -> None:
-    finite = FiniteSoFar(2, torch.device("cpu"))
-    nodes, unused = torch.tensor([[0, 2], [0, 3]]), torch.tensor([[False, True], [False, False]])
-    finite.look(distributions(torch.nan, (0, 0, 1), (0, 0, 2), (1, 0, 1), (1, 0, 2)), nodes=nodes, unused=unused)
-    assert finite.flags.tolist() == [True, True]
-    finite.look(distributions(torch.nan, (0, 0, 3), (1, 0, 3)), nodes=nodes, unused=unused)
-    assert finite.flags.tolist() == [True, False]
+@pytest.mark.parametrize("other", [0.0, torch.inf])
+def test_one_nonfinite_logit_in_either_row_is_detected(value: float, row: int, other: float) -> None:
+    """Also beside an infinity in the other guidance row, whose sign may be the opposite."""
+    logits = torch.randn(2, 2, 4, 7, generator=torch.Generator().manual_seed(0))
+    assert is_finite(logits).all()
+    logits[1, row, 2, 3], logits[1, 1 - row, 2, 3] = value, other
+    assert is_finite(logits).tolist() == [[True] * 4, [True, True, False, True]]
 
 
 class Spoilt:
@@ -76,7 +51,6 @@ def test_only_visited_nodes_count(node: int, at: int) -> None:
     expected = parts.generate(CONDITION, keys=KEYS).codes
     spoilt = Spoilt(target, node, at)
     made = parts.generate(CONDITION, keys=KEYS, callback=spoilt.watch)
-    assert made.is_finite is not None
     is_used = spoilt.counts[at] > node
     assert made.is_finite.tolist() == [not is_used, True, True]
     assert torch.equal(made.codes[1:], expected[1:]) and (is_used or torch.equal(made.codes, expected))
@@ -88,5 +62,4 @@ def test_window_checks_the_logits_of_its_drafts(name: str) -> None:
     parts = tiny_decoder(name, target)
     assert parts.drafter is not None
     Spoilt(target, parts.drafter.max_nodes - 1, 1)
-    is_finite = parts.generate(CONDITION, keys=KEYS).is_finite
-    assert is_finite is not None and is_finite.tolist() == [False, True, True]
+    assert parts.generate(CONDITION, keys=KEYS).is_finite.tolist() == [False, True, True]

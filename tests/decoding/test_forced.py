@@ -86,7 +86,6 @@ def test_kept_codes_are_read_in_few_passes(name: str, monkeypatch: pytest.Monkey
     forced[:, :150] = torch.randint(24, (2, 150), generator=torch.Generator().manual_seed(3))  # nothing to look up
     forced[1, 150:155] = 3
     built = tiny_decoder(SPECS[name], target)
-    assert built.drafter is None or built.drafter.reads_kept
     condition, steps, slow_steps = tiny_condition((4, 1)), list[Step](), list[Step]()
     made = built.generate(condition, keys=KEYS[:2], forced=forced, callback=steps.append)
     assert torch.equal(made.codes[forced >= 0], forced[forced >= 0])

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
+from lantern.decoding import rounds
 from lantern.decoding.cache import StaticCache
-from lantern.decoding.joint import Joint, RowStepper, in_their_places
+from lantern.decoding.loop import State
+from lantern.decoding.rounds import Joint, in_their_places
 from lantern.drafters.windows.jacobi import TRIAL
 from lantern.engines.engine import engine
 from lantern.generation.decoder import Decoder
@@ -32,31 +34,35 @@ def decoder(name: str, sampling: Sampling = SAMPLING, kind: str = "eager", **set
     return tiny_decoder(name, TARGET, sampling, module=EAGLE, engine=engine(kind), **settings)
 
 
-def begun(made: Decoder, i: int) -> RowStepper:
-    return made.begin(select(CONDITION, [i % 3]), keys=[KEYS[i]])[0]
+def begun(made: Decoder, i: int) -> State:
+    return made.begin(select(CONDITION, [i % 3]), keys=[KEYS[i]], is_joined=True)
+
+
+def joined(made: Decoder) -> Joint:
+    return Joint(made.engine.group, made.engine.drive)
 
 
 def alone(made: Decoder, i: int) -> Tensor:
-    joint, stepper = Joint(), begun(made, i)
-    while not stepper.is_done():
-        joint.step([stepper])
-    return stepper.generation([], {}).codes[0]
+    joint, state = joined(made), begun(made, i)
+    while not state.is_done():
+        joint.take([state])
+    return state.result().codes[0]
 
 
 def staggered(
     decoders: Mapping[int, Decoder], every: int = 3, dropped: int | None = None, patience: float = 0.0
 ) -> dict[int, Tensor]:
     """Begin decoder i at step `every` x i; the generation `dropped` leaves after two steps, unfinished."""
-    joint, running, made, number = Joint(), dict[int, RowStepper](), dict[int, Tensor](), 0
+    joint, running, made, number = joined(decoders[0]), dict[int, State](), dict[int, Tensor](), 0
     while running or number <= every * max(decoders):
         if number % every == 0 and number // every in decoders:
             running[number // every] = begun(decoders[number // every], number // every)
         if dropped is not None and number == every * dropped + 2:
             del running[dropped]
         if running:
-            joint.step(list(running.values()), patience)
-        for i in [i for i, stepper in running.items() if stepper.is_done()]:
-            made[i] = running.pop(i).generation([], {}).codes[0]
+            joint.take(list(running.values()), patience)
+        for i in [i for i, state in running.items() if state.is_done()]:
+            made[i] = running.pop(i).result().codes[0]
         number += 1
     return made
 
@@ -76,13 +82,14 @@ def test_codes_are_those_of_the_generation_alone(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["eager", CPU])
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_is_freed_without_the_garbage_collector(name: str, kind: str) -> None:
-    one, joint = decoder(name, kind=kind), Joint()
+    one = decoder(name, kind=kind)
+    joint = joined(one)
     running = [begun(one, 0), begun(decoder(name, kind=kind), 1)]
-    left = [weakref.ref(stepper) for stepper in running]
+    left = [weakref.ref(state) for state in running]
     gc.disable()
     try:
-        joint.step(running)
-        joint.step(running)
+        joint.take(running)
+        joint.take(running)
         caches = [weakref.ref(known.cache) for _, known in joint._groups.values()]
         del running, joint
         assert [one() for one in (*left, *caches)] == [None] * (len(left) + len(caches))
@@ -125,8 +132,8 @@ def test_joined_caches_are_views() -> None:
 
 
 def test_images_keep_their_places_when_others_leave_or_join() -> None:
-    steppers: list[Any] = [object() for _ in range(5)]
-    a, b, c, d, e = steppers
+    states: list[Any] = [object() for _ in range(5)]
+    a, b, c, d, e = states
     assert in_their_places([a, c, e], [a, b, c]) == [a, e, c]
     assert in_their_places([b, d], [a, b, c, d]) == [d, b]
     assert in_their_places([a, b, c, d], [a, b]) == [a, b, c, d]
@@ -136,12 +143,14 @@ def test_images_keep_their_places_when_others_leave_or_join() -> None:
 def test_fused_pictures_of_other_samplings_share_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
-    from lantern.engines.cpu.engine import FusedPass
+    from lantern.engines.cpu.engine import FusedRounds
 
     kinds = [("gumbel-jacobi", SAMPLING), ("gumbel-jacobi", Sampling(guidance=6, temperature=0.7, top_k=5))]
     expected = [alone(decoder(*kind, kind="cpu"), i) for i, kind in enumerate(kinds)]
-    shared, step = set[int](), FusedPass.step
-    monkeypatch.setattr(FusedPass, "step", lambda self, *how: (shared.add(self.cache.images), step(self, *how))[1])
+    shared, call = set[int](), FusedRounds.__call__
+    monkeypatch.setattr(
+        FusedRounds, "__call__", lambda self, *how: (shared.add(self.cache.images), call(self, *how))[1]
+    )
     made = staggered({i: decoder(*kind, kind="cpu") for i, kind in enumerate(kinds)}, every=1)
     assert all(torch.equal(made[i], codes) for i, codes in enumerate(expected)) and shared == {1, 2}
 
@@ -150,32 +159,29 @@ def test_fused_pictures_of_other_samplings_share_a_pass(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("options", [None, {"window": 4}, {"window": 4, "least": 3.9}], ids=str)
 def test_steps_of_one_call_end_when_a_generation_is_complete(options: dict[str, Any] | None) -> None:
     """The last window is given up after its trial, in which each call takes one step."""
-    from lantern.engines.cpu.engine import FusedStepper
-
     name = "plain" if options is None else "gumbel-jacobi"
     made = {i: decoder(name, kind="cpu", **(options or {})) for i in range(3)}
     whole = {i: one.generate(select(CONDITION, [i]), keys=[KEYS[i]]) for i, one in made.items()}
-    joint, running, calls = Joint(), {i: begun(one, i) for i, one in made.items()}, 0
+    joint, running, calls = joined(made[0]), {i: begun(one, i) for i, one in made.items()}, 0
     while running:
-        joint.step(list(running.values()), patience=60.0)
+        joint.take(list(running.values()), patience=60.0)
         calls += 1
-        ended = [i for i, stepper in running.items() if stepper.is_done()]
+        ended = [i for i, state in running.items() if state.is_done()]
         for i in ended:
-            stepper = running.pop(i)
-            assert isinstance(stepper, FusedStepper)
-            found = stepper.generation([], {})
+            found = running.pop(i).result()
             assert torch.equal(found.codes, whole[i].codes) and torch.equal(found.passes, whole[i].passes)
     assert calls <= 3 + (TRIAL if options is not None and "least" in options else 0)
 
 
 def test_a_generation_takes_the_place_of_one_that_ended() -> None:
-    joint, made, ended = Joint(), decoder("plain"), list[Tensor]()
+    made, ended = decoder("plain"), list[Tensor]()
+    joint = joined(made)
     running, waiting = [begun(made, 0), begun(made, 1)], [2, 3]
-    joint.step(running)
+    joint.take(running)
     running[0] = begun(decoder("plain"), waiting.pop(0))  # the first one has left
     while running:
-        joint.step(running)
-        ended += [one.generation([], {}).codes[0] for one in running if one.is_done()]
+        joint.take(running)
+        ended += [one.result().codes[0] for one in running if one.is_done()]
         running = [one for one in running if not one.is_done()]
         if waiting and len(running) < 2:
             running.append(begun(decoder("plain"), waiting.pop(0)))
@@ -183,10 +189,8 @@ def test_a_generation_takes_the_place_of_one_that_ended() -> None:
 
 
 def test_a_mutant_that_mixes_up_the_parts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lantern.decoding import joint
-
-    split = joint.split
-    monkeypatch.setattr(joint, "split", lambda scores, parts: split(scores, parts)[::-1])
+    split = rounds.split
+    monkeypatch.setattr(rounds, "split", lambda scores, parts: split(scores, parts)[::-1])
     made = staggered({i: decoder("plain") for i in range(2)}, every=1)
     monkeypatch.undo()
     assert any(not torch.equal(made[i], alone(decoder("plain"), i)) for i in made)
@@ -194,20 +198,21 @@ def test_a_mutant_that_mixes_up_the_parts_is_found(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1"])
 def test_a_generation_that_keeps_codes_joins_one_without(name: str) -> None:
-    joint, built, forced = Joint(), decoder(name), torch.full((1, 36), -1)
+    built, forced = decoder(name), torch.full((1, 36), -1)
+    joint = joined(built)
     forced[:, :31] = torch.arange(31)
     condition = select(CONDITION, [1])
     free = begun(built, 0)
-    joint.step([free])
+    joint.take([free])
     again = decoder(name)
-    kept, first = again.begin(condition, keys=KEYS[1:2], forced=forced)
-    assert first.counts.tolist() == [31] and torch.equal(first.codes, forced[:, :31])
+    kept = again.begin(condition, keys=KEYS[1:2], forced=forced, is_joined=True)
+    assert kept.step.counts.tolist() == [31] and torch.equal(kept.step.codes, forced[:, :31])
     running = [free, kept]
     while running:
-        joint.step(running)
+        joint.take(running)
         running = [one for one in running if not one.is_done()]
-    made = kept.generation([], {})
+    made = kept.result()
     expected = decoder("plain").generate(condition, keys=KEYS[1:2], forced=forced).codes
     # the prompt, the first 30 codes, and at most one for each of the last five
     assert torch.equal(made.codes, expected) and int(made.passes) <= 7
-    assert torch.equal(free.generation([], {}).codes[0], alone(decoder(name), 0))
+    assert torch.equal(free.result().codes[0], alone(decoder(name), 0))

@@ -8,14 +8,14 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, Generation, Step, TreeShape, Verifier
-from lantern.decoding import loop, plain
+from lantern.decoding import plain
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import named
 from lantern.models.llamagen.transformer import Transformer
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
 from tests.tiny import select, tiny_condition, tiny_eagle, tiny_target
-from tests.tiny_decoder import SAMPLING, TARGET
+from tests.tiny_decoder import SAMPLING, TARGET, generate
 
 CONDITION = tiny_condition((4, 1, 6, 3))
 KEYS = [(5, i) for i in range(4)]
@@ -37,8 +37,7 @@ def decode(
 ) -> Generation:
     """Decode with an EAGLE drafter, by default with Gumbel match and the drafter of the target."""
     drafter = kind(module or tiny_eagle(target, form=form), target, tree=named(tree), mode=mode, sampling=sampling)
-    given: dict[str, Any] = {"sampling": sampling, "keys": keys, "drafter": drafter, "verifier": verifier}
-    return loop.generate(target, condition, **given, **watching)
+    return generate(drafter, verifier, target=target, condition=condition, sampling=sampling, keys=keys, **watching)
 
 
 def plainly(target: Transformer = TARGET, sampling: Sampling = SAMPLING) -> torch.Tensor:
@@ -103,7 +102,7 @@ def test_statistics_are_consistent() -> None:
     assert ((made.passes + made.accepted.sum(1)) - 16 <= 1).all() and (made.passes + made.accepted.sum(1) >= 16).all()
     assert (made.accepted <= made.reached).all()
     assert torch.equal(made.step_compression, 16 / made.passes.float())
-    assert set(made.seconds) == {"prefill", "propose", "score", "walk", "commit"}
+    assert set(made.seconds) == {"prefill", "propose", "score", "walk"}
     assert len(made.steps) == len(seen) and made.steps[0].scores is None
     written = torch.zeros(4, 24, dtype=torch.long)
     for step in seen:

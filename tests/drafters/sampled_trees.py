@@ -6,26 +6,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Generation, Step
-from lantern.decoding import loop
+from lantern.core.types import Condition, Drafter, Generation, Prefill, Step
+from lantern.decoding.forced import PassScores
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.trees.static import named
 from lantern.generation.decoder import Decoder
 from lantern.models.llamagen.transformer import Transformer
-from lantern.verifiers.gumbel import GumbelVerifier
 from tests.tiny import select
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate
 
 
 def drafted(
     drafter: Any, target: Transformer = TARGET, condition: Condition = CONDITION, sampling: Sampling = SAMPLING
 ) -> tuple[Tensor, list[tuple[Tensor, Any, Any]]]:
     """Return the codes of a generation; and for each draft the numbers of known codes, the tree, and its step."""
-    steps, how = list[Step](), {"sampling": sampling, "keys": KEYS[: condition.batch]}
-    made = loop.generate(target, condition, **how, drafter=drafter, verifier=GumbelVerifier(), callback=steps.append)
+    steps, keys = list[Step](), KEYS[: condition.batch]
+    made = generate(drafter, target=target, condition=condition, sampling=sampling, keys=keys, callback=steps.append)
     return made.codes, [(step.start, step.tree, step) for step in steps if step.tree is not None]
+
+
+def begin_after(drafter: Drafter, first: Tensor, features: Tensor, noise: Noise) -> None:
+    """Begin a generation of `CONDITION` whose prompt has these features, and whose code 0 is given."""
+    is_used = torch.ones(features.shape[0], features.shape[2], dtype=torch.bool)
+    drafter.begin(Prefill(features, is_used, CONDITION), noise)
+    logits = torch.zeros(*features.shape[:2], 1, 24)
+    scores = PassScores(logits, features[:, :, -1:])
+    drafter.observe(Step(0, first * 0, torch.ones_like(first), first[:, None], scores))
 
 
 def stepped(decoder: Decoder, images: list[int] | None = None, **how: Any) -> tuple[Generation, list[Any]]:

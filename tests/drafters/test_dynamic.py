@@ -228,7 +228,7 @@ def test_trees_grow_on_other_eagle_modules(part: str) -> None:
 
 def test_graphs_with_adaptive_sizes_raise() -> None:
     drafter: Any = tiny_decoder("ddd").drafter
-    assert "set adaptive to False" in str(GraphEngine().refuses(drafter))
+    assert "set adaptive to False" in str(GraphEngine().why_not(TARGET, drafter))
 
 
 @pytest.mark.parametrize("wrong", [{"nodes": 0}, {"width": 0}, {"depth": 13}, {"spread": 0.0}])

@@ -42,8 +42,8 @@ class Watched(ParallelDrafter):
         super().begin(prefill, noise)
 
     def propose(self) -> DraftTree:
-        guesses = self.context.guess(self._pairs, self._pairs.last)
-        self.seen.append((self._pairs.known.clone(), guesses))
+        guesses = self.context.guess(self.pairs, self.pairs.last)
+        self.seen.append((self.pairs.known.clone(), guesses))
         return super().propose()  # staging the same pairs again changes nothing
 
 

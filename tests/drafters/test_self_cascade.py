@@ -1,18 +1,15 @@
 """A small model as drafter: its chain is its own image, and a copy of the target is always accepted."""
 
-import dataclasses
-
 import pytest
 import torch
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import Prefill
 from lantern.drafters.combined.self_cascade import SelfCascadeDrafter
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.trees.static import chain, named
-from tests.drafters.sampled_trees import drafted
-from tests.tiny import select, tiny_condition, tiny_target
+from tests.drafters.sampled_trees import begin_after, drafted
+from tests.tiny import select, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_codes, tiny_decoder
 from tests.uncached import uncached
 
@@ -27,9 +24,7 @@ def test_first_chain_equals_the_small_models_picture(guidance: float, temperatur
     own = plain_codes(SMALL, sampling)
     drafter = SelfCascadeDrafter(SMALL, TARGET, tree=chain(15), sampling=sampling)
     noise = Noise(KEYS, positions=16, vocab_size=24, is_silent=sampling.is_greedy)
-    drafter.begin(
-        Prefill(torch.zeros(3, 1, 1, 1), torch.ones(3, 1, dtype=torch.bool), own[:, 0], condition=CONDITION), noise
-    )
+    begin_after(drafter, own[:, 0], torch.zeros(3, 1, 1, 1), noise)
     assert torch.equal(drafter.propose().tokens, own)
 
 
@@ -60,16 +55,3 @@ def test_small_models_of_other_sizes_raise() -> None:
             SmallModel(tiny_target(**{name: value}), TARGET, sampling=Sampling(), stage=2)
     with pytest.raises(ValueError, match='needs the trained part "small"'):
         tiny_decoder("self-cascade", add_ons={})
-
-
-@torch.no_grad()
-def test_prefill_without_condition_raises() -> None:
-    drafter = SmallModel(SMALL, TARGET, sampling=Sampling(), stage=2)
-    first = torch.zeros(1, dtype=torch.long)
-    prefill = Prefill(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, dtype=torch.bool), first)
-    with pytest.raises(ValueError, match="set Prefill.condition"):
-        drafter.begin(prefill, Noise([(0, 0)], positions=16, vocab_size=24))
-    drafter.begin(
-        dataclasses.replace(prefill, condition=tiny_condition((3,))), Noise([(0, 0)], positions=16, vocab_size=24)
-    )
-    assert torch.equal(drafter.last, first[:, None])

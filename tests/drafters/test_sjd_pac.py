@@ -53,7 +53,7 @@ def test_siblings_are_the_next_best_codes_of_the_stale_distribution() -> None:
             continue
         choices = ((), *fronted(6, 3, 1).choices)
         chain = [i for i, choice in enumerate(choices) if not any(choice)]
-        logits = before.scores.logits.unflatten(0, (1, 2))[:, :, chain[row] : chain[row] + 1]
+        logits = before.scores.logits[:, :, chain[row] : chain[row] + 1]
         where = torch.tensor([[place]])
         noise = Noise([KEYS[0]], positions=16, vocab_size=24).gumbel(where)
         best = (SAMPLING.log_probs(logits, where) + noise).topk(3).indices[0, 0].tolist()

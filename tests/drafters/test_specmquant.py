@@ -9,13 +9,14 @@ from torch import Tensor
 
 from lantern.core.noise import Noise
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftTree, Prefill
+from lantern.core.types import DraftTree
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.combined.specmquant import CascadeDrafter, brush
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import chain
 from lantern.engines.engine import EagerEngine
 from lantern.engines.prepared import quantized
+from tests.drafters.sampled_trees import begin_after
 from tests.tiny import tiny_eagle, tiny_target
 from tests.tiny_decoder import CONDITION, KEYS, TARGET, plain_codes, tiny_decoder
 
@@ -31,7 +32,7 @@ def first_tree(length: int, rounds: int, first: Tensor, sampling: Sampling = SAM
     drafter = CascadeDrafter(inner, small, length=length, width=3, rounds=rounds)
     noise = Noise(KEYS, positions=16, vocab_size=24, is_silent=sampling.is_greedy)
     features = torch.randn(3, sampling.rows, 6, 32, generator=torch.Generator().manual_seed(0))
-    drafter.begin(Prefill(features, torch.ones(3, 6, dtype=torch.bool), first, condition=CONDITION), noise)
+    begin_after(drafter, first, features, noise)
     tree = drafter.propose()
     return tree, tree.tokens[:, [n for n, choice in enumerate(((), *drafter.tree.choices)) if not any(choice)]]
 

@@ -26,7 +26,7 @@ class Watched(VerticalDrafter):
 
     def propose(self) -> DraftTree:
         tree = super().propose()
-        self.pools.append((self._pool.clone(), self._is_filled.clone()))
+        self.pools.append((self.held.pool.clone(), self.held.is_filled.clone()))
         return tree
 
 

@@ -10,7 +10,6 @@ import torch
 
 from lantern.cli.main import main
 from lantern.core.sampling import Sampling
-from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import Engine
 from lantern.generation import generator
@@ -120,12 +119,6 @@ def test_batches_and_guidance_count_as_rows(model: Model, monkeypatch: pytest.Mo
     for batch, guidance in ((1, 3.0), (4, 3.0), (4, 1.0)):
         choose_method(model, "auto", batch=batch, sampling=Sampling(guidance=guidance), report=lambda line: None)
     assert rows == [2, 8, 4]
-
-
-def test_windows_are_not_compiled_for_a_choice(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = script(monkeypatch, flat)
-    method = choose_method(replace(model, engine=CompiledEngine()), "auto")
-    assert method.name == "plain" and "compiled first" in method.reason and rows == []
 
 
 def test_statistics_say_what_was_chosen_and_why(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

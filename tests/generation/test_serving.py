@@ -16,8 +16,9 @@ import openai
 import torch
 from PIL import Image
 
+from lantern import __version__
 from lantern.core.sampling import Sampling
-from lantern.decoding.joint import Joint
+from lantern.decoding.rounds import Joint
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request
 from lantern.generation.serving.app import Limits
@@ -204,8 +205,7 @@ def test_service_routes(served: Served, model: Model) -> None:
     assert served.client.models.retrieve(model.name).id == model.name
     assert httpx.get(f"{served.url}/health").status_code == 200
     assert httpx.get(f"{served.url}/ready").status_code == 200
-    version = httpx.get(f"{served.url}/version").json()
-    assert version["needs_waves"] is None and {"zipar", "pjd"} <= set(version["methods_in_waves"])
+    assert httpx.get(f"{served.url}/version").json() == {"version": __version__}
     text = httpx.get(f"{served.url}/metrics").text
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(lines[f'lantern:generation_tokens_total{{model_name="{model.name}"}}']) > 0
@@ -250,7 +250,7 @@ def test_cancelled_and_expired_pictures_are_not_made(model: Model) -> None:
         worker.submit([job(4, hearing(heard, 4))])
 
 
-METHODS_OF_ROWS = ["plain", "gumbel-jacobi", "eagle1", "sjd"]
+METHODS_OF_ROWS = ["plain", "gumbel-jacobi", "zipar", "eagle1"]
 
 
 @pytest.mark.parametrize("method", [*METHODS_OF_ROWS, None])
@@ -330,17 +330,17 @@ def test_rows_of_cancelled_and_expired_pictures_are_free_at_once(model: Model) -
 def test_where_memory_runs_out_fewer_pictures_are_decoded_at_a_time(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, step = dict[int, Any](), Joint.step
+    made, take = dict[int, Any](), Joint.take
 
     def send(seed: int) -> Any:
         return lambda kind, value, index: made.__setitem__(seed, (kind, value))
 
-    def limited(self: Joint, steppers: Any, *how: Any) -> Any:
-        if len(steppers) > 2:
+    def limited(self: Joint, states: Any, *how: Any) -> Any:
+        if len(states) > 2:
             raise MemoryError
-        return step(self, steppers, *how)
+        return take(self, states, *how)
 
-    monkeypatch.setattr(Joint, "step", limited)
+    monkeypatch.setattr(Joint, "take", limited)
     worker = Worker(model, batch=4)
     worker.submit([job(seed, send(seed)) for seed in range(4)])
     while len(made) < 4:
@@ -351,43 +351,20 @@ def test_where_memory_runs_out_fewer_pictures_are_decoded_at_a_time(
 
 
 def test_a_fault_of_a_step_fails_its_pictures_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, step = list[str](), Joint.step
+    heard, take = list[str](), Joint.take
     worker = Worker(model, batch=2)
     worker.submit([job(seed, lambda kind, value, index: heard.append(kind)) for seed in range(3)])
-    monkeypatch.setattr(Joint, "step", lambda self, steppers, *how: 1 / 0)
+    monkeypatch.setattr(Joint, "take", lambda self, states, *how: 1 / 0)
     worker.step()
-    monkeypatch.setattr(Joint, "step", step)
+    monkeypatch.setattr(Joint, "take", take)
     assert heard == ["failed", "failed"]
     while len(heard) < 3:
         worker.step()
     assert heard[2] == "done" and worker.running == 0
 
 
-def test_with_waves_a_batch_is_decoded_to_its_end(model: Model) -> None:
-    made = list[str]()
-    worker = Worker(model, batch=2, waves=True)
-    worker.submit([job(seed, lambda kind, value, index: made.append(kind)) for seed in range(2)])
-    worker.step()
-    assert made == ["done", "done"] and worker.running == 0 and worker.needs_waves is not None
-
-
-def test_methods_with_loops_of_their_own_are_decoded_in_waves(model: Model) -> None:
-    made = list[Any]()
-    worker = Worker(model, batch=2)
-    jobs = [
-        Job(Request(prompt=PROMPT, seed=i), name, Sampling(), lambda kind, value, index: made.append((kind, value)))
-        for i, name in enumerate(["plain", "zipar", "zipar", "plain"])
-    ]
-    worker.submit(jobs)
-    while len(made) < 4:
-        worker.step()
-    assert [(kind, picture.statistics.method) for kind, picture in made] == [
-        ("done", name) for name in ("plain", "zipar", "zipar", "plain")
-    ]
-
-
-@pytest.mark.parametrize("method", ["plain", "zipar"])  # zipar: a wave
-def test_a_batch_that_is_cancelled_while_it_decodes_is_given_up(model: Model, method: str) -> None:
+@pytest.mark.parametrize("method", ["plain", "zipar"])
+def test_a_picture_that_is_cancelled_while_it_is_decoded_is_given_up(model: Model, method: str) -> None:
     worker, heard = Worker(model, batch=1), list[str]()
     one = job(0, lambda kind, value, index: stop(kind), partials=3)
     one.method = method

@@ -19,7 +19,6 @@ import torch
 
 from lantern import LanternPipeline
 from lantern.core.io import resolve_model
-from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.engine import EagerEngine
 from lantern.methods import METHODS
@@ -34,7 +33,7 @@ TOY_SHAPE: dict[str, Any] = {"block_size": 64, "dim": 64, "n_head": 2, "vocab_si
 TOY_NEIGHBOURS = 10
 # of fused passes; the first would choose its window by a measurement of time
 WINDOWS, WINDOW = ("gumbel-jacobi", "bounded-window"), 2
-ENGINES = {"eager": EagerEngine(), "fused": CpuEngine(), "compile": CompiledEngine()}
+ENGINES = {"eager": EagerEngine(), "fused": CpuEngine()}
 
 
 def methods() -> list[str]:

@@ -10,7 +10,6 @@ from tests.golden import adapter
 
 FILE = Path(__file__).with_name("records.json")
 COMMAND = "python -m tests.golden.record"
-COMPILED = ("plain", "eagle1", "gumbel-jacobi")
 # methods of the embedded model by fused passes
 FUSED = ("plain", "eagle1", "gumbel-jacobi", "bounded-window")
 # cases of the embedded model that run by default
@@ -34,17 +33,16 @@ class Case(NamedTuple):
     def is_slow(self) -> bool:
         """Whether the default run leaves it out."""
         if self.model == adapter.TOY:
-            return self.engine == "compile" or (self.engine == "fused" and self.method in REPEATED)
+            return self.engine == "fused" and self.method in REPEATED
         return str(self) not in QUICK
 
 
 def cases() -> list[Case]:
     """Returns every case, those of the toy model first."""
     toy = [Case(adapter.TOY, engine, name) for engine in ("eager", "fused") for name in adapter.methods()]
-    compiled = [Case(adapter.TOY, "compile", name) for name in COMPILED]
     fused = [Case(adapter.EMBEDDED, "fused", name) for name in FUSED]
     eager = [Case(adapter.EMBEDDED, "eager", name) for name in adapter.embedded_methods()]
-    return toy + compiled + fused + eager
+    return toy + fused + eager
 
 
 SAME_BITS = {"2.14": "2.13"}  # versions of torch that give the records of another one

@@ -16,9 +16,9 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from lantern.core.noise import Purpose
-from lantern.core.types import DraftMode, DraftTree, Prefill, Step, Verdict, Verifier
+from lantern.core.types import Condition, DraftMode, DraftTree, Prefill, Step, TreeShape, Verdict, Verifier
 from lantern.drafters.trees.static import StaticTree
-from lantern.drafters.windows.jacobi import JacobiDrafter, chain_shape
+from lantern.drafters.windows.jacobi import JacobiDrafter
 from tests.proof.enumeration import Spoil, node_strings
 from tests.proof.worlds import GivenRows, World
 
@@ -204,16 +204,18 @@ def decode_windows(world: World, verifier: Verifier, window: int, init: str, noi
     progress = Progress(world, noise.runs)
     config: Any = SimpleNamespace(config=SimpleNamespace(block_size=world.count, vocab_size=world.codes))
     drafter = JacobiDrafter(config, window=window, init=init, keeps_distributions="jacobi" in verifier.modes)
-    root = DraftTree(torch.zeros(noise.runs, 1, dtype=torch.long), chain_shape(0, torch.device("cpu")), "jacobi")
+    root = DraftTree(torch.zeros(noise.runs, 1, dtype=torch.long), TreeShape.chain(0, torch.device("cpu")), "jacobi")
     first = progress.verify(verifier, root, noise).next_token
     progress.take(first[:, None], torch.ones_like(first))
-    drafter.begin(Prefill(torch.zeros(noise.runs, 1, 1, 1), root.tokens == 0, first), noise)
+    none: Any = None
+    drafter.begin(Prefill(torch.zeros(noise.runs, 1, 1, 1), root.tokens == 0, Condition(labels=first)), noise)
+    drafter.observe(Step(0, first * 0, torch.ones_like(first), first[:, None], none))
     while not progress.is_done:
         draft, known = drafter.propose(), progress.known
         verdict = progress.verify(verifier, draft, noise)
         codes = committed(draft, verdict)
         counts = progress.take(codes, verdict.length + 1)
-        drafter.observe(Step(0, known, counts, codes, None, draft, verdict))
+        drafter.observe(Step(0, known, counts, codes, none, draft, verdict))
     return progress.strings
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +10,13 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
-from lantern.decoding.loop import Programs, Readback, Run
+from lantern.decoding.loop import State
+from lantern.decoding.statistics import Readback
 from lantern.generation.decoder import Decoder
 from lantern.methods import METHODS
 from tests.proof.readbacks import Readbacks
 from tests.tiny import tiny_condition, tiny_target
-from tests.tiny_decoder import tiny_decoder
+from tests.tiny_decoder import BLIND, tiny_decoder
 
 CONDITION = tiny_condition((4, 1, 6, 3))
 KEYS = [(5, i) for i in range(4)]
@@ -73,7 +73,7 @@ def test_asynchronous_calls_are_not_reported() -> None:
 
 def parts_of(name: str, device: str = "cpu") -> Decoder:
     sampling = Sampling(guidance=3, temperature=0.9, top_k=20, top_p=0.95)
-    return tiny_decoder(name, tiny_target().to(device), sampling)
+    return tiny_decoder(name, tiny_target().to(device), sampling, engine=BLIND)
 
 
 class Watch:
@@ -81,18 +81,18 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.readbacks, self.marks, self.requested = Readbacks(), list[int](), 0
-        read, is_done = Readback.read, Run.is_done
+        read, is_done = Readback.read, State.is_done
 
         def counted(asking: Readback, known: Tensor) -> int | None:
             self.requested += 1
             return read(asking, known)
 
-        def marked(run: Run) -> bool:
+        def marked(run: State) -> bool:
             self.mark()
             return is_done(run)
 
         monkeypatch.setattr(Readback, "read", counted)
-        monkeypatch.setattr(Run, "is_done", marked)
+        monkeypatch.setattr(State, "is_done", marked)
 
     def mark(self, step: Step | None = None) -> None:
         """End a step."""
@@ -103,11 +103,10 @@ class Watch:
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "specmquant-paper"])
 def test_host_reads_once_between_steps_and_never_within(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = parts_of(name)
-    given: dict[str, Any] = {"keys": KEYS, "programs": Programs(may_look=False)}  # as on a GPU
-    parts.generate(CONDITION, **given)  # builds the constants of the tree
+    parts.generate(CONDITION, keys=KEYS)  # builds the constants of the tree
     watch = Watch(monkeypatch)
     with watch.readbacks:
-        made = parts.generate(CONDITION, callback=watch.mark if parts.drafter is None else None, **given)
+        made = parts.generate(CONDITION, keys=KEYS, callback=watch.mark if parts.drafter is None else None)
     in_steps = watch.readbacks.seen[watch.marks[0] :]
     assert [wait for wait in in_steps if "# sync" not in wait.line] == []
     assert len(in_steps) == watch.requested
@@ -120,15 +119,15 @@ def test_host_reads_once_between_steps_and_never_within(name: str, monkeypatch: 
 @pytest.fixture
 def strict_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make waiting an error between the first and the last check of the progress, except during a check."""
-    is_done = Run.is_done
+    is_done = State.is_done
 
-    def requested(self: Run) -> bool:
+    def requested(self: State) -> bool:
         torch.cuda.set_sync_debug_mode("default")
         done = is_done(self)
         torch.cuda.set_sync_debug_mode("default" if done else "error")
         return done
 
-    monkeypatch.setattr(Run, "is_done", requested)
+    monkeypatch.setattr(State, "is_done", requested)
     yield
     torch.cuda.set_sync_debug_mode("default")
 

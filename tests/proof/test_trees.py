@@ -12,8 +12,9 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree, TreeShape
-from lantern.decoding.loop import Run
-from lantern.decoding.prompt import start
+from lantern.decoding.loop import State, begin
+from lantern.decoding.plain import NoDrafts
+from lantern.verifiers.gumbel import GumbelVerifier
 from tests.tiny import select
 from tests.tiny_decoder import CONDITION, TARGET
 from tests.uncached import uncached
@@ -39,20 +40,32 @@ def shape_of(trees: list[tuple[int, ...]]) -> TreeShape:
     return TreeShape(*(field[0] if len(trees) == 1 else field for field in fields), widths)  # type: ignore[misc]
 
 
-def chain_shape(nodes: int) -> TreeShape:
-    return shape_of([tuple(max(i - 1, 0) for i in range(nodes))])
+class Given(NoDrafts):
+    """Drafts the tree that it is given."""
+
+    def __init__(self, nodes: int) -> None:
+        self.max_nodes, self.tree = nodes, None
+
+    def propose(self) -> DraftTree:
+        assert self.tree is not None
+        return self.tree
 
 
-def run_with(codes: Int[Tensor, "b n"], known: Int[Tensor, " b"], nodes: int, sampling: Sampling) -> Run:
-    """Return a run in which `known` codes of each image are decided. All codes were fed as one path."""
+def state_with(codes: Int[Tensor, "b n"], known: Int[Tensor, " b"], sampling: Sampling) -> State:
+    """Return a generation in which `known` codes of each image are decided. All codes were fed as one path."""
     images = len(codes)
-    keys = [(0, i) for i in range(images)]
-    begun = start(TARGET, select(CONDITION, list(range(images))), sampling=sampling, keys=keys, stage=COUNT)
-    run = Run(TARGET, begun, sampling, COUNT, nodes)
-    run.score(DraftTree(codes, chain_shape(COUNT), "point"))
-    run.cache.commit(torch.arange(COUNT).expand(images, -1), torch.zeros(images, dtype=torch.long))
-    run.known = known
-    return run
+    state = State(TARGET, sampling, Given(COUNT), GumbelVerifier())
+    begin(state, select(CONDITION, list(range(images))), keys=[(0, i) for i in range(images)])
+    score(state, DraftTree(codes, TreeShape.chain(COUNT - 1, codes.device), "point"))
+    state.cache.commit(torch.arange(COUNT).expand(images, -1), torch.zeros(images, dtype=torch.long))
+    state.known.copy_(known)
+    return state
+
+
+def score(state: State, tree: DraftTree) -> Float[Tensor, "b r n v"]:
+    """Return the logits of a tree's nodes."""
+    state.drafter.tree = tree
+    return state.draft().scores(TARGET).logits.unflatten(0, (len(tree.tokens), -1))
 
 
 def oracle(image: int, codes: Int[Tensor, " n"], sampling: Sampling) -> Float[Tensor, "r n v"]:
@@ -81,16 +94,16 @@ def drafts(draw: st.DrawFn) -> tuple[list[tuple[int, ...]], Tensor, Tensor, Samp
 Draft = tuple[list[tuple[int, ...]], Tensor, Tensor, Sampling]
 
 
-def scored(draft: Draft) -> tuple[Run, DraftTree, Float[Tensor, "b r n v"]]:
-    """Return a run with a tree below the last known code of each image, the tree, and the logits of its nodes."""
+def scored(draft: Draft) -> tuple[State, DraftTree, Float[Tensor, "b r n v"]]:
+    """Return a generation with a tree below the last code of each image, the tree, and the logits of its nodes."""
     trees, codes, known, sampling = draft
-    run = run_with(codes, known, len(trees[0]), sampling)
+    state = state_with(codes, known, sampling)
     tokens = torch.randint(
         CODES, (len(codes), len(trees[0])), generator=torch.Generator().manual_seed(int(codes.sum()))
     )
     tokens[:, 0] = codes.gather(1, known[:, None] - 1)[:, 0]
     tree = DraftTree(tokens, shape_of(trees), "point")
-    return run, tree, run.score(tree).logits.unflatten(0, (len(codes), -1))
+    return state, tree, score(state, tree)
 
 
 @torch.no_grad()
@@ -116,15 +129,15 @@ def test_scores_of_a_tree_equal_scores_of_its_paths(draft: Draft) -> None:
 @given(drafts(), st.integers(0, 10**6))
 def test_committing_a_path_equals_feeding_it(draft: Draft, seed: int) -> None:
     trees, codes, known, sampling = draft
-    run, tree, _ = scored(draft)
+    state, tree, _ = scored(draft)
     generator = torch.Generator().manual_seed(seed)
     ends = torch.randint(len(trees[0]), (len(known),), generator=generator).tolist()
     paths = [path_to(end, trees[min(i, len(trees) - 1)]) for i, end in enumerate(ends)]
     depth = max(len(path) for path in paths)
-    run.cache.commit(torch.tensor([[0, *path, *[0] * (depth - len(path))] for path in paths]), known - 1)
-    run.known = (known + torch.tensor([len(path) + 1 for path in paths])).clamp(max=COUNT)
+    state.cache.commit(torch.tensor([[0, *path, *[0] * (depth - len(path))] for path in paths]), known - 1)
+    state.known.copy_((known + torch.tensor([len(path) + 1 for path in paths])).clamp(max=COUNT))
     after = torch.randint(CODES, (len(known), 1), generator=generator)
-    logits = run.score(DraftTree(after, chain_shape(1), "point")).logits.unflatten(0, (len(known), -1))
+    logits = score(state, DraftTree(after, TreeShape.chain(0, after.device), "point"))
     for image, (length, path) in enumerate(zip(known.tolist(), paths, strict=True)):
         if length + len(path) < COUNT:
             fed = torch.cat([codes[image, :length], tree.tokens[image, path], after[image]])
@@ -138,7 +151,7 @@ def test_wrong_mask_position_or_slot_is_detected(wrong: str) -> None:
     codes = torch.randint(CODES, (2, COUNT), generator=torch.Generator().manual_seed(0))
     draft: Draft = (trees, codes, known, Sampling(guidance=3.0))
     _, tree, right = scored(draft)
-    run = run_with(codes, known, 5, draft[3])
+    state = state_with(codes, known, draft[3])
     shape = tree.shape
     if wrong == "ancestors":
         shape = TreeShape(
@@ -147,6 +160,6 @@ def test_wrong_mask_position_or_slot_is_detected(wrong: str) -> None:
     if wrong == "positions":
         shape = TreeShape(shape.parents, shape.ranks, torch.arange(5), shape.ancestors, shape.widths)
     if wrong == "slots":
-        run.cache.commit(torch.tensor([[1], [2]]), known - 3)
-    off = run.score(DraftTree(tree.tokens, shape, "point")).logits.unflatten(0, (2, -1))
+        state.cache.commit(torch.tensor([[1], [2]]), known - 3)
+    off = score(state, DraftTree(tree.tokens, shape, "point"))
     assert (off - right).abs().max() > 100 * CLOSE

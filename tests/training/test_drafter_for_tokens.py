@@ -151,7 +151,7 @@ def test_drafters_that_read_what_the_target_lacks_are_refused() -> None:
         build_decoder("self-cascade", target, sampling=sampling, add_ons={"small": small})
     table = FrequencyTable(FrequencyConfig(vocab_size=40))
     eagle: Any = new_module("eagle1", target, {"form": "rows"}, seed=0).eval()
-    with pytest.raises(ValueError, match='method "fr-spec" scores rows of a linear head, which this model lacks'):
+    with pytest.raises(ValueError, match="FR-Spec scores rows of a linear head, which this model lacks"):
         build_decoder("fr-spec", target, sampling=sampling, drafter_module=eagle, add_ons={"fr-spec": table})
 
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lantern.core.types import DraftTree, NoiseSource, Verdict
+from lantern.core.types import DraftTree, NoiseSource, TreeShape, Verdict
 from lantern.drafters.trees.static import chain
-from lantern.drafters.windows.jacobi import chain_shape
 from lantern.verifiers.coupling import CouplingVerifier
 from lantern.verifiers.relaxations.grouped import Grouped
 from lantern.verifiers.relaxations.rule import Trial
@@ -135,7 +134,7 @@ def test_recorded_distribution_is_p_and_uniforms_belong_to_the_step() -> None:
 
 def test_first_code_follows_p() -> None:
     p, runs = distributions(1, 3), GRID * GRID
-    root = DraftTree(torch.zeros(runs, 1, dtype=torch.long), chain_shape(0, p.device), "jacobi")
+    root = DraftTree(torch.zeros(runs, 1, dtype=torch.long), TreeShape.chain(0, p.device), "jacobi")
     rows = GivenRows(p.log().expand(runs, 1, -1), root.tokens, Gridded())
     code = CouplingVerifier().verify(root, rows, Gridded()).next_token
     assert (distribution_of(code) - p[0]).abs().max() < 2 / GRID

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Generation, Verifier
-from lantern.decoding.loop import Programs
 from lantern.drafters.trees.static import StaticTree
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
@@ -21,7 +20,7 @@ from lantern.verifiers.relaxations.rule import Relaxation, Relaxed
 from lantern.verifiers.relaxed import RelaxedVerifier
 from tests.proof.worlds import GivenRows
 from tests.tiny import tiny_condition
-from tests.tiny_decoder import SAMPLING, tiny_codebook, tiny_decoder
+from tests.tiny_decoder import BLIND, SAMPLING, tiny_codebook, tiny_decoder
 from tests.verifiers.toys import CODES, TREE, Toy, distance, draw_tree, outcome, spread_noise, target_distribution, toy
 
 TOLERANCE = 0.015
@@ -143,8 +142,7 @@ VECTORS = tiny_codebook()
 
 def decode(name: str, sampling: Sampling = SAMPLING, **how: Any) -> Generation:
     condition, keys = tiny_condition((4, 1, 6, 3, 2, 5)), [(seed, 0) for seed in range(6)]
-    parts = tiny_decoder(name, sampling=sampling, **how)
-    return parts.generate(condition, keys=keys, programs=Programs(may_look=False))  # as on a GPU
+    return tiny_decoder(name, sampling=sampling, engine=BLIND, **how).generate(condition, keys=keys)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(guidance=3), Sampling(guidance=3, temperature=0)])

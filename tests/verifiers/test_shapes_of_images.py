@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lantern.core.types import DraftMode, DraftTree, TreeShape, Verdict, Verifier
-from lantern.decoding.loop import Counters
+from lantern.decoding.statistics import Statistics
 from lantern.drafters.trees.static import StaticTree
 from lantern.verifiers.gumbel import GumbelVerifier
 from lantern.verifiers.rejection import RejectionVerifier
@@ -87,20 +87,22 @@ def test_batches_of_different_trees_match_single_walks(verifier: Verifier, mode:
     assert len(set(both.length.tolist())) > 1
 
 
-def test_counters_of_different_trees_match_single_counters() -> None:
+def test_statistics_of_different_trees_match_those_of_each() -> None:
     parts = drafts("gumbel")
-    start = torch.zeros(COPIES * len(TREES), dtype=torch.long) + 3
-    one, cpu = Counters(8), torch.device("cpu")
+    start = torch.full((COPIES * len(TREES),), 3)
     batch = together(parts)
-    for _ in range(2):
-        one.enter(replace(batch.shape), replace(walked(GumbelVerifier(), batch, NOISE), samples=None), start)
-    found = one.totals(len(start), 2, cpu)
     numbers = torch.arange(len(start)).view(len(TREES), COPIES)
+    found = counted(batch, NOISE, start)
     for rows, draft in zip(numbers, parts, strict=True):
-        alone = Counters(8)
-        for _ in range(2):
-            verdict = replace(walked(GumbelVerifier(), draft, NOISE.at(rows)), samples=None)
-            alone.enter(draft.shape, verdict, start[rows])
-        expected = alone.totals(COPIES, 2, cpu)
+        expected = counted(draft, NOISE.at(rows), start[rows])
         for name in ("passes", "accepted", "reached"):
             assert torch.equal(getattr(found, name)[rows], getattr(expected, name))
+
+
+def counted(draft: DraftTree, noise: BulkNoise, start: Tensor) -> Statistics:
+    """Return the sums over two steps with the same tree."""
+    sums = Statistics(len(start), 2, 8, start.device)
+    for _ in range(2):
+        sums.enter(replace(draft.shape), walked(GumbelVerifier(), draft, noise), start)
+    sums.add()
+    return sums

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from lantern.core.noise import Noise, Purpose
-from lantern.core.types import DraftMode, DraftTree, NoiseSource, Verdict, Verifier
+from lantern.core.types import DraftMode, DraftTree, NoiseSource, TreeShape, Verdict, Verifier
 from lantern.drafters.trees.static import StaticTree
-from lantern.drafters.windows.jacobi import chain_shape
 from tests.proof.worlds import GivenRows
 
 CODES = 5
@@ -95,7 +94,7 @@ def outcome(
     first, second = committed(tree, verdict)
     needs_more = verdict.length == 0
     rest = GivenRows(toy.p_next[first].log()[:, None], torch.ones(runs, 1, dtype=torch.long), noise)
-    root = DraftTree(first[:, None], chain_shape(0, first.device), mode)
+    root = DraftTree(first[:, None], TreeShape.chain(0, first.device), mode)
     redrawn = verifier.verify(root, rest, noise).next_token
     second = torch.where(needs_more, redrawn, second)
     counts = torch.bincount(first * CODES + second, minlength=CODES * CODES)

@@ -8,7 +8,7 @@ a row. A class `XDefaults` holds the defaults of the optional attributes of prot
 Imported by all of `lantern`. Imports nothing else of it.
 """
 
-from lantern.core.types.drafter import Drafter, DrafterDefaults, Kept, Prefill, WindowFill
+from lantern.core.types.drafter import Drafter, Prefill, SampleWindow
 from lantern.core.types.prompt import Prompt
 from lantern.core.types.step import Callback, Generation, Step
 from lantern.core.types.target import Condition, Raster, Sampler, Scores, Target, TargetDefaults
@@ -22,14 +22,13 @@ __all__ = [
     "DraftMode",
     "DraftTree",
     "Drafter",
-    "DrafterDefaults",
     "Generation",
-    "Kept",
     "NoiseSource",
     "Prefill",
     "Prompt",
     "Raster",
     "Rows",
+    "SampleWindow",
     "Sampler",
     "Scores",
     "Step",
@@ -39,5 +38,4 @@ __all__ = [
     "TreeShape",
     "Verdict",
     "Verifier",
-    "WindowFill",
 ]

@@ -1,8 +1,7 @@
 """The drafter, and the prompt that it starts from."""
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -12,12 +11,10 @@ from lantern.core.types.target import Condition
 from lantern.core.types.tree import DraftMode, DraftTree
 from lantern.core.types.verifier import NoiseSource
 
-WindowFill = Literal["random", "repeat-left"]
-
 
 @dataclass(frozen=True)
 class Prefill:
-    """The results of the pass over the prompt: `features` of its t slots, the mask of slots in use, and the first code.
+    """The results of the pass over the prompt: `features` of its t slots, and the mask of slots in use.
 
     `fused` holds the inputs of the layers that the drafter taps, side by side; None where it taps none. `condition` is
     the prompt itself, for drafters that are models of their own.
@@ -25,155 +22,67 @@ class Prefill:
 
     features: Float[Tensor, "b r t c"]
     mask: Bool[Tensor, "b t"]
-    first: Int[Tensor, " b"]
+    condition: Condition
     fused: Float[Tensor, "b r t k"] | None = None
-    condition: Condition | None = None
 
 
-@dataclass(frozen=True)
-class Kept:
-    """Codes 1 to m of each image, which are given, with the features that predict them; `fused` is as in `Prefill`."""
-
-    codes: Int[Tensor, "b m"]
-    features: Float[Tensor, "b r m c"]
-    fused: Float[Tensor, "b r m k"] | None = None
-
-    def blocks(self, size: int) -> "Iterator[Kept]":
-        """Return consecutive parts of at most `size` codes, the last of them a single code."""
-        count = self.codes.shape[1]
-        ends = [*range(size, count - 1, size), *([count - 1] if count > 1 else []), count]
-        for first, end in zip([0, *ends[:-1]], ends, strict=True):
-            fused = None if self.fused is None else self.fused[:, :, first:end]
-            yield Kept(self.codes[:, first:end], self.features[:, :, first:end], fused)
-
-
-class DrafterDefaults:
-    """Defaults of the optional attributes of `Drafter`, and of one that a recorder sets.
-
-    With `records_traits`, drafters that have traits add them to their trees.
-    """
-
-    taps: tuple[int, ...] = ()
-    members: tuple[object, ...] = ()
-    needs_host: bool = False
-    records_log_q: bool = True
-    reads_leftovers: bool = False
-    sample_window: WindowFill | None = None
-    least_codes: float = 0.0
-    module: Any = None
-    policy: Any = None
-    kv_length: int | None = None
-    draft_passes: int | None = None
-    records_traits: bool = False
-    reads_kept: bool = False
-
-    def read_kept(self, kept: Kept) -> None:
-        """Raise NotImplementedError."""
-        raise NotImplementedError(f"{type(self).__name__} reads kept codes as drafts only")
-
-
-@runtime_checkable
-class Drafter(Protocol):
+class Drafter(ABC):
     """Guesses the next codes of each image. One drafter serves one generation at a time.
 
-    The defaults of what is optional are in `DrafterDefaults`.
+    `mode` is how children are chosen. `max_nodes` counts the nodes of the largest tree, the root included, `depth` is
+    that of the deepest tree. `taps` are layers of the target whose inputs it reads beside the features.
+    `needs_whole_prefix`: it reads all of the target's conditioning slots, padding included. `records_log_q`: its trees
+    carry log q. `needs_host`: the host chooses the size of a tree from the step before, which no CUDA graph replays.
+    `reads_samples`: it reads a verdict's samples after every node, also after those that no path visits.
+
+    Tensors that `observe` and `propose` replace are kept in `lantern.core.buffers.Buffers`.
     """
 
-    @property
-    def mode(self) -> DraftMode:
-        """How children are chosen."""
-        ...
+    mode: DraftMode
+    max_nodes: int
+    depth: int
+    taps: tuple[int, ...] = ()
+    needs_whole_prefix: bool = False
+    records_log_q: bool = True
+    needs_host: bool = False
+    reads_samples: bool = False
 
-    @property
-    def needs_whole_prefix(self) -> bool:
-        """Whether it reads all of the target's conditioning slots, padding included."""
-        ...
-
-    @property
-    def max_nodes(self) -> int:
-        """Nodes of the largest tree, the root included: the size of the cache depends on it."""
-        ...
-
-    @property
-    def depth(self) -> int:
-        """Depth of the deepest tree."""
-        ...
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers of the target whose inputs it reads beside the features. Optional."""
-        ...
-
-    @property
-    def members(self) -> tuple[object, ...]:
-        """Objects that hold a part of its state, which a step may replace. Optional."""
-        ...
-
-    @property
-    def needs_host(self) -> bool:
-        """Whether the host chooses the size of a tree from the step before. Optional."""
-        ...
-
-    @property
-    def records_log_q(self) -> bool:
-        """Whether its trees carry log q, where its mode allows it. Optional."""
-        ...
-
-    @property
-    def reads_leftovers(self) -> bool:
-        """Whether it reads the leftovers of verdicts, so that every node of its trees must be verified. Optional."""
-        ...
-
-    @property
-    def sample_window(self) -> WindowFill | None:
-        """How new places are filled if each tree is a chain of the target's own previous samples, else None. Optional.
-
-        Such a drafter has no further state but `least_codes`: an engine may run its steps without calling it.
-        """
-        ...
-
-    @property
-    def least_codes(self) -> float:
-        """Codes a step below which it stops drafting after its first steps; 0 for never. Optional."""
-        ...
-
-    @property
-    def module(self) -> Any:
-        """Its network, None for a drafter without one. Optional."""
-        ...
-
-    @property
-    def policy(self) -> Any:
-        """The policy that shapes its trees, None for static trees and windows. Optional."""
-        ...
-
-    @property
-    def kv_length(self) -> int | None:
-        """Keys and values that a row of its pass reads. For measurements; optional."""
-        ...
-
-    @property
-    def draft_passes(self) -> int | None:
-        """Passes of its network in a step, None for one per level of its tree. For measurements; optional."""
-        ...
-
-    @property
-    def reads_kept(self) -> bool:
-        """Whether `read_kept` reads given codes at once; otherwise each is a draft that is accepted. Optional."""
-        ...
-
+    @abstractmethod
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
-        """Drop the state of the last generation and read the prompt of the next."""
-        ...
+        """Drop the state of the last generation and read the prompt of the next. Code 0 follows as the first step."""
 
-    def read_kept(self, kept: Kept) -> None:
-        """Read codes that are given from code 1 on, right after `begin`; the next tree is below the last of them."""
-        ...
-
-    def propose(self) -> DraftTree:
-        """Return a tree below the last committed code of each image."""
-        ...
-
+    @abstractmethod
     def observe(self, step: Step) -> None:
-        """Read which codes were committed, and the target's features at them."""
-        ...
+        """Read which codes were committed, and the target's features at them: at most `depth` + 1 codes."""
+
+    @abstractmethod
+    def propose(self) -> DraftTree:
+        """Return a tree below the last committed code of each image, in tensors that later steps leave as they are."""
+
+
+class SampleWindow(Drafter):
+    """A drafter whose tree is a chain of the target's own samples of the step before, and `nodes` long now.
+
+    If it `is_alone`, with no state beside `tokens`, an engine may shift the window itself, without calling `observe`.
+    New places are filled with `random` codes of these numbers if `fills_randomly`, else with the last sample.
+    While it `is_on_trial`, each step must be followed by `count_step`.
+    """
+
+    nodes: int
+    is_alone: bool
+    fills_randomly: bool
+    is_on_trial: bool
+
+    @property
+    @abstractmethod
+    def tokens(self) -> Int[Tensor, "b n"]:
+        """The window in fixed memory: the last committed code, and the drafts behind it."""
+
+    @property
+    @abstractmethod
+    def random(self) -> Int[Tensor, "b c"]:
+        """The random code of each code number."""
+
+    @abstractmethod
+    def count_step(self, known: Int[Tensor, " b"]) -> None:
+        """Count a step after which so many codes of each image are decided; it may end the window."""

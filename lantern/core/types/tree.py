@@ -1,6 +1,7 @@
 """The draft tree: its shape and its codes."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -24,6 +25,14 @@ class TreeShape:
     depths: Int[Tensor, "*b n"]
     ancestors: Bool[Tensor, "*b n n"]
     widths: tuple[int, ...]
+
+    @staticmethod
+    @cache
+    def chain(depth: int, device: torch.device) -> "TreeShape":
+        """Return the shape of a tree without branches; one of depth 0 is the root alone."""
+        nodes = torch.arange(depth + 1, device=device)
+        ancestors = nodes[:, None] >= nodes
+        return TreeShape((nodes - 1).clamp(min=0), torch.zeros_like(nodes), nodes, ancestors, (1,) * depth)
 
     @property
     def num_nodes(self) -> int:

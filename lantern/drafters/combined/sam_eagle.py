@@ -7,7 +7,7 @@ path is taken. Nodes that both propose are scored twice; the result is the same.
 
 import torch
 
-from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, TreeShape
+from lantern.core.types import Drafter, DraftMode, DraftTree, NoiseSource, Prefill, Step, TreeShape
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.lookup.sam import SamDrafter
 
@@ -32,14 +32,13 @@ def joined(first: TreeShape, second: TreeShape) -> TreeShape:
     )
 
 
-class RouterDrafter(DrafterDefaults):
+class RouterDrafter(Drafter):
     """Two drafters whose trees are joined at the root; both observe every step."""
 
     mode: DraftMode = "gumbel"
-    reads_kept = True
 
     def __init__(self, eagle: EagleDrafter, sam: SamDrafter) -> None:
-        self.eagle, self.sam, self.members = eagle, sam, (eagle, sam, *sam.members)
+        self.eagle, self.sam = eagle, sam
         self.needs_whole_prefix, self.taps = eagle.needs_whole_prefix, eagle.taps
         self.max_nodes, self.depth = eagle.max_nodes + sam.max_nodes - 1, max(eagle.depth, sam.depth)
         eagle.most_committed = self.depth + 1
@@ -49,11 +48,6 @@ class RouterDrafter(DrafterDefaults):
         self.eagle.begin(prefill, noise)
         self.sam.begin(prefill, noise)
         self._shape = joined(self.eagle.shape, self.sam.shape)
-
-    def read_kept(self, kept: Kept) -> None:
-        """Pass kept codes to both drafters."""
-        self.eagle.read_kept(kept)
-        self.sam.read_kept(kept)
 
     def propose(self) -> DraftTree:
         """Return both trees below the last committed code."""

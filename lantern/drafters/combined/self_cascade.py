@@ -22,8 +22,6 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
     """
 
     mode: DraftMode = "gumbel"
-    needs_whole_prefix = False
-    reads_kept = True
 
     def __init__(
         self, model: Target, target: Target, *, tree: StaticTree, sampling: Sampling, records_log_q: bool = False
@@ -34,7 +32,7 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Read the prompt."""
         super().begin(prefill, noise)
-        device = prefill.first.device
+        device = prefill.mask.device
         self.shape, self.levels = self.tree.shape(device), self.tree.levels(device)
         self._log_q_rows, self._inner = self.tree.log_q_rows(device), self.tree.inner(device)
         self._depths = torch.arange(self.tree.depth + 1, device=device)
@@ -57,4 +55,4 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
 
     def observe(self, step: Step) -> None:
         """Keep the committed codes for the next pass."""
-        self.take(step.codes, step.counts)
+        self.take(step)

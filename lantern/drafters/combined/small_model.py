@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lantern.core.buffers import Buffers
 from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import Kept, NoiseSource, Prefill, Target
+from lantern.core.types import NoiseSource, Prefill, Step, Target
 from lantern.decoding.cache import TreeMask
-from lantern.decoding.prompt import PromptCache, make_cache, read_codes
+from lantern.decoding.prompt import PromptCache, make_cache
 
 SIZES = ("vocab_size", "block_size", "cls_token_num", "model_type", "raster")
 TOKEN_SIZES = ("family", "words")  # of targets with token prompts
@@ -35,48 +36,47 @@ class SmallModel:
         self.model, self.sampling, self.stage = model, sampling, stage
         # At temperature 0 children are ranked by their logits.
         self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
-        self._prompts = PromptCache()
+        self._prompts, self.held, self._has_begun = PromptCache(), Buffers(), False
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
-        """Read the prompt; code 0 waits. ValueError if `prefill` holds no condition."""
-        if prefill.condition is None:
-            raise ValueError("the prefill has no condition, which the small model reads: set Prefill.condition")
+        """Read the prompt."""
         rows = self.sampling.rows
         prompt = self._prompts.read(self.model, prefill.condition, rows)
         self.noise, self.count, self.rows = noise, self.model.config.block_size, rows
-        self.cache = make_cache(self.model, prompt, self.stage)
+        self.cache = make_cache(self.model, prompt, self.stage, used=self.cache if self._has_begun else None)
         self._prefix = self.cache.fill(prompt)
-        self._mask = TreeMask(self.cache, self._prefix, self.stage)
-        self._slots = torch.arange(self.stage, device=prefill.first.device) + self.cache.first_stage_slot
-        self.known = torch.zeros_like(prefill.first)
-        self.take(prefill.first[:, None], torch.ones_like(self.known))
+        self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, self._prefix, self.stage)
+        self._has_begun = True
+        self._slots = torch.arange(self.stage, device=prefill.mask.device) + self.cache.first_stage_slot
+        self.held.known = torch.zeros(len(prefill.mask), dtype=torch.long, device=prefill.mask.device)
+        self._is_read = True
 
-    def take(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
-        """Keep committed codes, of which the first `counts` are valid, for the next pass."""
-        self._waiting, self._counts = codes, counts
+    def take(self, step: Step) -> None:
+        """Keep the committed codes of a step for the next pass; of given codes there are several steps before it."""
+        if not self._is_read:
+            self.read()
+        self._is_read, self.held.waiting, self.held.counts = False, step.codes, step.counts
 
-    def read_kept(self, kept: Kept) -> None:
-        """Read code 0 and these codes, given right after `begin`, but the last, which waits."""
-        codes = torch.cat([self._waiting, kept.codes], 1)
-        read_codes(self.model, self.cache, self._prefix, codes[:, :-1])
-        self.known = self.known + kept.codes.shape[1]
-        self.take(codes[:, -1:], torch.ones_like(self.known))
+    @property
+    def known(self) -> Int[Tensor, " b"]:
+        """Number of codes of each image that the small model has read."""
+        return self.held.known
 
     @property
     def last(self) -> Int[Tensor, "b 1"]:
         """The last committed code."""
-        return self._waiting.gather(1, (self._counts - 1).clamp(min=0)[:, None])
+        return self.held.waiting.gather(1, (self.held.counts - 1).clamp(min=0)[:, None])
 
     def read(self) -> Float[Tensor, "b 1 v"]:
         """Read the waiting codes and return log q of what follows the last of them."""
-        count = self._waiting.shape[1]
+        count = self.held.waiting.shape[1]
         causal = torch.ones(count, count, dtype=torch.bool, device=self.known.device).tril()
         steps = torch.arange(count, device=self.known.device)
-        logits = self._pass(self._waiting, self.known[:, None] + steps, causal, 0)
+        logits = self._pass(self.held.waiting, self.known[:, None] + steps, causal, 0)
         self.cache.commit(steps.expand(len(self.known), -1), self.known)
-        # In place: CUDA graphs need fixed memory.
-        last = (self._counts - 1).clamp(min=0)[:, None, None, None]
-        self.known.add_(self._counts)
+        last = (self.held.counts - 1).clamp(min=0)[:, None, None, None]
+        self.known.add_(self.held.counts)
+        self._is_read = True
         return self._log_probs(logits.gather(2, last.expand(-1, *logits.shape[1:2], 1, logits.shape[3])), 0)
 
     def score(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step
+from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step
 from lantern.drafters.combined.small_model import SmallModel
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import StaticTree, TreeDrafter, chain
@@ -31,7 +31,6 @@ class CascadeDrafter(TreeDrafter):
     """
 
     mode: DraftMode = "gumbel"
-    reads_kept = True
 
     def __init__(self, inner: EagleDrafter, small: SmallModel, *, length: int, width: int, rounds: int) -> None:
         if rounds < 0 or length < 2 or width < 1:
@@ -40,7 +39,7 @@ class CascadeDrafter(TreeDrafter):
             raise ValueError(f"the inner drafter's chain is {inner.depth} long, wanted {length - 1}: one less")
         if width > small.model.config.vocab_size:
             raise ValueError(f"width is {width}, wanted at most {small.model.config.vocab_size}, the number of codes")
-        self.inner, self.small, self.members = inner, small, (inner, small)
+        self.inner, self.small = inner, small
         self.tree, self.width, self.rounds = brush(length, width), width, rounds
         self.needs_whole_prefix = inner.needs_whole_prefix
         inner.most_committed = length + 1
@@ -54,7 +53,7 @@ class CascadeDrafter(TreeDrafter):
         """Let the inner drafter and the small model read the prompt."""
         self.inner.begin(prefill, noise)
         self.small.begin(prefill, noise)
-        device = prefill.first.device
+        device = prefill.mask.device
         self._shape, self._rows = self.tree.shape(device), self.tree.log_q_rows(device)
         self._inner_nodes = self.tree.inner(device)
         self._depths = torch.arange(self.depth, device=device)
@@ -78,12 +77,7 @@ class CascadeDrafter(TreeDrafter):
     def observe(self, step: Step) -> None:
         """Pass the step to the inner drafter and the committed codes to the small model."""
         self.inner.observe(step)
-        self.small.take(step.codes, step.counts)
-
-    def read_kept(self, kept: Kept) -> None:
-        """Pass kept codes to the inner drafter and the small model."""
-        self.inner.read_kept(kept)
-        self.small.read_kept(kept)
+        self.small.take(step)
 
 
 def cascade(

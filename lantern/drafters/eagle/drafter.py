@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lantern.core.buffers import Buffers
 from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling, pick
 from lantern.core.types import (
     DraftMode,
     DraftTree,
-    Kept,
     NoiseSource,
     Prefill,
     Scores,
@@ -35,8 +35,6 @@ class EagleDrafter(TreeDrafter):
     read it, and with `records_log_q`, for relaxations that read it.
     ValueError for a tree that is wider than the codebook and for a drafter of other sizes.
     """
-
-    reads_kept = True
 
     def __init__(
         self,
@@ -71,40 +69,34 @@ class EagleDrafter(TreeDrafter):
         self.needs_whole_prefix = module.config.cls_token_num > 0
         self.taps = module.taps
         self.most_committed = 0  # codes that a step may commit, if its tree is deeper than this drafter's
+        self.held, self._has_begun, self._is_read = Buffers(), False, True
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
-        """Read the prompt's features; the first pair is the last feature with code 0."""
+        """Read the prompt's features."""
         device = prefill.features.device
-        self.noise, self.count = noise, self.module.config.block_size
+        self.noise, self.count, self._is_read = noise, self.module.config.block_size, True
         self._open(prefill)
-        self.known = torch.zeros_like(prefill.first)
+        self.held.known = torch.zeros(len(prefill.mask), dtype=torch.long, device=device)
         self.shape, self.levels = self.tree.shape(device), self.tree.levels(device)
         self._log_q_rows = self.tree.log_q_rows(device)
         self._inner = self.tree.inner(device)
-        self._take(self._read_features(prefill)[:, :, -1:], prefill.first[:, None], torch.ones_like(self.known))
 
-    def read_kept(self, kept: Kept) -> None:
-        """Run the pairs of these codes; the last waits for the next proposal."""
-        for block in kept.blocks(self.stage):
-            self._read_pending()
-            counts = torch.full_like(self.known, block.codes.shape[1])
-            self._take(self._read_features(block), block.codes, counts)
+    @property
+    def known(self) -> Int[Tensor, " b"]:
+        """Number of codes of each image whose pairs were run."""
+        return self.held.known
 
     @property
     def stage(self) -> int:
         """Largest number of pairs of a pass."""
         return max(self.tree.depth + 1, self.most_committed, self.tree.num_inner, 1)
 
-    @property
-    def kv_length(self) -> int:
-        """Keys and values that a row of a pass reads: those of the prompt, of the codes, and of its own pairs."""
-        return self.module.config.cls_token_num + self.module.config.block_size + self.stage
-
     def _open(self, prefill: Prefill) -> None:
         """Create the cache and the mask, and read the prompt."""
         config, device = self.module.config, prefill.features.device
-        images, prefix, stage = len(prefill.first), config.cls_token_num, self.stage
-        self.cache = StaticCache(
+        images, prefix, stage = len(prefill.mask), config.cls_token_num, self.stage
+        self.cache = StaticCache.of(
+            self.cache if self._has_begun else None,
             layers=self.module.num_caches,
             images=images,
             rows=self.rows,
@@ -117,7 +109,8 @@ class EagleDrafter(TreeDrafter):
             device=device,
         )
         sees = torch.ones_like(prefill.mask[:, :-1]) if config.sees_padding else prefill.mask[:, :-1]
-        self._mask = TreeMask(self.cache, sees[:, :prefix], stage)
+        self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, sees[:, :prefix], stage)
+        self._has_begun = True
         self._stage = torch.arange(stage, device=device) + self.cache.first_stage_slot
         if prefix:
             self._read_prefix(prefill, sees)
@@ -128,11 +121,10 @@ class EagleDrafter(TreeDrafter):
 
     def observe(self, step: Step) -> None:
         """Keep the committed codes, each with the target's feature that predicted it."""
-        assert step.scores is not None and step.verdict is not None
-        features = self._read_features(step.scores).unflatten(0, (len(step.counts), -1))
-        visited = torch.nn.functional.pad(step.verdict.path, (1, 0))
-        index = visited[:, None, :, None].expand(-1, features.shape[1], -1, features.shape[-1])
-        self._take(features.gather(2, index), step.codes, step.counts)
+        if not self._is_read:  # of given codes there are several steps between proposals
+            self._read_pending()
+        self._is_read = False
+        self._take(step.of_codes(self._read_features(step.scores)), step.codes, step.counts)
 
     def propose(self) -> DraftTree:
         """Grow the tree."""
@@ -143,7 +135,7 @@ class EagleDrafter(TreeDrafter):
     def _grow(self) -> tuple[list[Int[Tensor, "b m"]], list[Float[Tensor, "b f v"]]]:
         """Return the codes of every depth and log q below its inner nodes, with one pass per depth."""
         features = self._read_pending()
-        tokens = [self._pending_tokens.gather(1, self._last_pending)]
+        tokens = [self.held.tokens.gather(1, self.held.last)]
         log_qs, sampler = list[Tensor](), self._sampler()
         for depth, level in enumerate(self.levels):
             if depth > 0:
@@ -168,7 +160,7 @@ class EagleDrafter(TreeDrafter):
         """Return the number of the code that follows nodes of a depth."""
         return (self.known[:, None] + depth).clamp(max=self.count - 1)
 
-    def _read_features(self, predicted: Prefill | Scores | Kept) -> Float[Tensor, "*rows n k"]:
+    def _read_features(self, predicted: Scores) -> Float[Tensor, "*rows n k"]:
         """Return what the module reads of a pass of the target."""
         features = predicted.fused if self.taps else predicted.features
         assert features is not None, "the pass did not record the inputs of the tapped layers"
@@ -177,22 +169,23 @@ class EagleDrafter(TreeDrafter):
     def _take(self, features: Float[Tensor, "b r m k"], codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
         """Keep pairs that the next proposal reads: pair `known + j` is (features j, code j)."""
         ahead = torch.arange(codes.shape[1], device=codes.device)
-        self._places = (self.known[:, None] + ahead).clamp(max=self.count - 1)
+        self.held.places = (self.known[:, None] + ahead).clamp(max=self.count - 1)
         if self.module.config.form == "guided":
-            features = self.sampling.guide(features, self._places)[:, None]
+            features = self.sampling.guide(features, self.held.places)[:, None]
         entered = self.module.enter(features.flatten(0, 1).to(self.module.dtype))
-        self._pending_features = entered.unflatten(0, features.shape[:2])
-        self._pending_tokens, self._counts = codes, counts
-        self._last_pending = (counts - 1).clamp(min=0)[:, None]
+        self.held.features = entered.unflatten(0, features.shape[:2])
+        self.held.tokens, self.held.counts = codes, counts
+        self.held.last = (counts - 1).clamp(min=0)[:, None]
 
     def _read_pending(self) -> Float[Tensor, "b r 1 c"]:
         """Run the committed pairs, commit their keys, and return the feature that predicts the next code."""
-        pairs = self._places.shape[1]
+        pairs = self.held.places.shape[1]
         causal = torch.ones(pairs, pairs, dtype=torch.bool, device=self.known.device).tril()
-        features = self._run(self._pending_features, self._pending_tokens, self._places, causal)
-        self.cache.commit(torch.arange(pairs, device=self.known.device).expand_as(self._places), self.known)
-        self.known = self.known + self._counts
-        last = self._last_pending[:, None, :, None].expand(-1, self.rows, -1, features.shape[-1])
+        features = self._run(self.held.features, self.held.tokens, self.held.places, causal)
+        self.cache.commit(torch.arange(pairs, device=self.known.device).expand_as(self.held.places), self.known)
+        self.known.add_(self.held.counts)
+        self._is_read = True
+        last = self.held.last[:, None, :, None].expand(-1, self.rows, -1, features.shape[-1])
         return features.gather(2, last)
 
     def _extend(
@@ -277,11 +270,6 @@ class EagleChain(EagleDrafter):
         super().__init__(module, target, tree=chain(window + length), mode=mode, sampling=sampling)
         self.length = min(length, max(window - 1, 1))
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> Guesses:  # type: ignore[override]
-        """Read the prompt and guess behind code 0."""
-        super().begin(prefill, noise)
-        return self._continue()
-
     def extend(
         self, features: Float[Tensor, "b r n c"], tokens: Int[Tensor, "b n"], counts: Int[Tensor, " b"]
     ) -> Guesses:
@@ -291,12 +279,10 @@ class EagleChain(EagleDrafter):
 
     def _continue(self) -> Guesses:
         """Run the pairs of the window, commit the committed ones, and draft behind the last."""
-        pairs = self._places.shape[1]
+        pairs = self.held.places.shape[1]
         sees = torch.ones(pairs + self.length, pairs + self.length, dtype=torch.bool, device=self.known.device).tril()
-        features = self._run(self._pending_features, self._pending_tokens, self._places, sees[:pairs, :pairs])[
-            :, :, -1:
-        ]
-        self.cache.commit(torch.arange(pairs, device=self.known.device).expand_as(self._places), self.known)
+        features = self._run(self.held.features, self.held.tokens, self.held.places, sees[:pairs, :pairs])[:, :, -1:]
+        self.cache.commit(torch.arange(pairs, device=self.known.device).expand_as(self.held.places), self.known)
         codes, log_qs = [], []
         for last in range(pairs - 1, pairs - 1 + self.length):
             if codes:
@@ -306,8 +292,7 @@ class EagleChain(EagleDrafter):
             log_q, code = self._sample(features, (self.known[:, None] + last + 1).clamp(max=self.count - 1))
             codes.append(code)
             log_qs.append(log_q)
-        # In place: CUDA graphs need fixed memory. All other state belongs to the window.
-        self.known.add_(self._counts)
+        self.known.add_(self.held.counts)
         return Guesses(torch.cat(codes, 1), torch.cat(log_qs, 1))
 
     def _sample(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target, Traits
-from lantern.decoding.loop import Readback
+from lantern.decoding.statistics import Readback
 from lantern.drafters.eagle.drafter import PURPOSE_OF_MODE, EagleDrafter
 from lantern.drafters.eagle.eagle1 import Eagle
 from lantern.drafters.policies.history import empty_map, neighbours, updated_map
@@ -90,7 +90,7 @@ class GrowingDrafter(EagleDrafter):
                 f"{type(policy).__name__} chooses the tested codes after they are sampled, which rejection does not "
                 'allow: use verifier "gumbel"'
             )
-        self.policy = policy
+        self.policy, self.records_traits = policy, False
         self.sizes = None
         if mode == "sampled":
             self.sizes = [min(size, width if d == 0 else width * width) for d, size in enumerate(growth.level_sizes)]
@@ -113,25 +113,29 @@ class GrowingDrafter(EagleDrafter):
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Read the prompt and reset the policy."""
         super().begin(prefill, noise)
-        images, device = len(prefill.first), prefill.features.device
+        images, device = len(prefill.mask), prefill.features.device
         self.side = round(self.count**0.5)
-        self.seen = empty_map(images, self.count, device)
-        self.state = self.policy.begin(Limits(images, self.growth.nodes, self.growth.depth, self.growth.width, device))
+        self.held.seen = empty_map(images, self.count, device)
+        self.held.state = self.policy.begin(
+            Limits(images, self.growth.nodes, self.growth.depth, self.growth.width, device)
+        )
         self._size, self._wanted, self._readback = (self.growth.nodes, self.depth), None, Readback(device)
 
     def observe(self, step: Step) -> None:
         """Keep the committed codes, and update the policy with what was accepted."""
         super().observe(step)
-        self.state = self.policy.observe(self.state, step, self._chances)
+        if step.verdict is None:  # given codes
+            return
+        self.held.state = self.policy.observe(self.held.state, step, self.held.chances)
         if self.policy.reads_neighbours or self.records_traits:
-            self.seen = updated_map(self.seen, step, self.side)
+            self.held.seen = updated_map(self.held.seen, step, self.side)
 
     def propose(self) -> DraftTree:
         """Grow the trees, with one pass of the drafter per depth."""
         nodes, passes = self._next_size()
         features = self._read_pending()
-        root = self._pending_tokens.gather(1, self._last_pending)
-        found, front, state = Candidates.of_root(root), Frontier.of_root(root), self.policy.plan(self.state)
+        root = self.held.tokens.gather(1, self.held.last)
+        found, front, state = Candidates.of_root(root), Frontier.of_root(root), self.policy.plan(self.held.state)
         log_qs, fronts, layers, picks = [], [], [], []
         for depth in range(passes):
             if depth > 0:
@@ -144,10 +148,10 @@ class GrowingDrafter(EagleDrafter):
             layers.append(layer)
             found, front, pick = self._add(found, front, layer, codes, chances)
             picks.append(pick)
-        self.state = state
+        self.held.state = state
         kept = found.best_nodes(nodes if self.sizes is None else found.count)
         own = found.chosen(kept)
-        self._chances = own.chances
+        self.held.chances = own.chances
         self._request_size(found, passes)
         shape = shape_of(found, kept, (self.growth.width,) * passes)
         log_q = _log_q_of_nodes(log_qs, fronts, found, kept) if self.records_log_q else None
@@ -171,9 +175,9 @@ class GrowingDrafter(EagleDrafter):
             scores = scores + self.noise.gumbel(places, PURPOSE_OF_MODE[self.mode])
         codes = scores.topk(self.growth.width, dim=-1).indices
         q = log_q.exp()
-        near = self.seen[:, :3]
+        near = self.held.seen[:, :3]
         if self.policy.reads_neighbours or self.records_traits:
-            near = neighbours(self.seen, places, self.known, self.side)[:, 0]
+            near = neighbours(self.held.seen, places, self.known, self.side)[:, 0]
         layer = Layer(
             depth=depth,
             side=self.side,
@@ -244,7 +248,7 @@ class GrowingDrafter(EagleDrafter):
         if not self.needs_host:
             return
         pool = Pool(found.values[:, 1:], found.depths[0, 1:], passes, self.growth.nodes)
-        wanted = self.policy.preferred_size(pool, self.state)
+        wanted = self.policy.preferred_size(pool, self.held.state)
         is_alive = self.known < self.count
         nodes, depth = (torch.where(is_alive, size, 0).amax() for size in (wanted.nodes, wanted.depth))
         self._wanted = -(depth * SPAN + nodes)[None]

@@ -100,21 +100,21 @@ class FrSpecDrafter(EagleDrafter):
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Read the prompt. In the first row the left neighbour is also the upper neighbour."""
-        images, device = len(prefill.first), prefill.first.device
+        images, device = len(prefill.mask), prefill.mask.device
         room = self.target.config.block_size + max(self.most_committed, self.tree.depth + 1)
-        self._grid = torch.zeros(images, room, dtype=torch.long, device=device)
+        self.held.grid = torch.zeros(images, room, dtype=torch.long, device=device)
         super().begin(prefill, noise)
 
     def _take(self, features: Float[Tensor, "b r m k"], codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
         super()._take(features, codes, counts)
         steps = torch.arange(codes.shape[1], device=codes.device)
-        self._grid = self._grid.scatter(1, self.known[:, None] + steps, codes)
-        self._left = codes.gather(1, self._last_pending)
+        self.held.grid.scatter_(1, self.known[:, None] + steps, codes)
+        self.held.left = codes.gather(1, self.held.last)
 
     def _extend(
         self, features: Float[Tensor, "b r f c"], tokens: Int[Tensor, "b f"], level: Level, depth: int
     ) -> Float[Tensor, "b r f c"]:
-        self._left = tokens
+        self.held.left = tokens
         return super()._extend(features, tokens, level, depth)
 
     def _sampler(self) -> None:
@@ -141,9 +141,10 @@ class FrSpecDrafter(EagleDrafter):
     def _near(self, depth: int) -> Int[Tensor, "b f s"]:
         """Return the codes near the left and the upper neighbour of what follows nodes of a depth."""
         above = (self.known + depth - self.grid)[:, None]
-        upper = self._grid.gather(1, above.clamp(min=0)).expand_as(self._left)
-        upper = torch.where(above < 0, self._left, upper)
-        return torch.cat([self.around[self._left], self.around[upper]], -1)
+        left = self.held.left
+        upper = self.held.grid.gather(1, above.clamp(min=0)).expand_as(left)
+        upper = torch.where(above < 0, left, upper)
+        return torch.cat([self.around[left], self.around[upper]], -1)
 
     def _rank(self, log_q: Float[Tensor, "b f s"], level: Level, depth: int) -> Int[Tensor, "b f k"]:
         """Return the children of each node in sampling order, with the target's noise of their codes."""

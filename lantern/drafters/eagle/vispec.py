@@ -203,15 +203,11 @@ class ViSpecDrafter(EagleDrafter):
     """
 
     module: ViSpec
+    cache: RingCache
 
     def __init__(self, module: ViSpec, target: Target, **settings: Any) -> None:
         super().__init__(module, target, **settings)
         self.needs_whole_prefix = True
-
-    @property
-    def kv_length(self) -> int:
-        """Keys and values that a row of a pass reads: compressed ones, those of recent codes, and its own pairs'."""
-        return self.module.config.summaries + self.module.config.grid + self._ring + self.stage
 
     @property
     def _ring(self) -> int:
@@ -221,8 +217,9 @@ class ViSpecDrafter(EagleDrafter):
 
     def _open(self, prefill: Prefill) -> None:
         """Create the cache and compress the caption."""
-        config, device, images = self.module.config, prefill.features.device, len(prefill.first)
-        self.cache = RingCache(
+        config, device, images = self.module.config, prefill.features.device, len(prefill.mask)
+        self.cache = RingCache.of(
+            self.cache if self._has_begun else None,
             layers=1,
             images=images,
             rows=1,
@@ -234,13 +231,14 @@ class ViSpecDrafter(EagleDrafter):
             dtype=self.module.cache_dtype,
             device=device,
         )
+        self._has_begun = True
         self._stage = torch.arange(self.stage, device=device) + self.cache.first_stage_slot
         places = torch.zeros(prefill.mask.shape, dtype=torch.long, device=device)
         caption = self.module.read_caption(self.sampling.guide(prefill.features, places), prefill.mask)
-        self._caption, self._globe = caption.tokens, caption.globe
+        self.held.caption, self.held.globe = caption.tokens, caption.globe
         # Pairs that were not committed go to one row past the picture.
-        self._sums = torch.zeros(images, config.grid + 1, config.dim, device=device)
-        self._weights = torch.zeros(images, config.grid + 1, 1, device=device)
+        self.held.sums = torch.zeros(images, config.grid + 1, config.dim, device=device)
+        self.held.weights = torch.zeros(images, config.grid + 1, 1, device=device)
         self._grid = torch.arange(config.grid, device=device)
 
     def _read_pending(self) -> Float[Tensor, "b r 1 c"]:
@@ -259,7 +257,7 @@ class ViSpecDrafter(EagleDrafter):
         depth: int = 0,
     ) -> Float[Tensor, "b r n c"]:
         """Run a pass over pairs after adding the caption's vector to their features."""
-        return super()._run(features + self._globe[:, None], tokens, places, ancestors, first=first, depth=depth)
+        return super()._run(features + self.held.globe[:, None], tokens, places, ancestors, first=first, depth=depth)
 
     def _sees(self, places: Int[Tensor, "b n"], ancestors: Bool[Tensor, "*b n m"]) -> Bool[Tensor, "b n s"]:
         """Return the mask: all of the caption, tokens of old rows, codes of recent rows, and staged ancestors."""
@@ -274,15 +272,15 @@ class ViSpecDrafter(EagleDrafter):
     def _summarise(self) -> None:
         """Add the committed pairs to their rows, and update the keys and values of all rows."""
         module, grid = self.module, self.module.config.grid
-        features = self._pending_features[:, 0] + self._globe
-        inputs = module.pair_inputs(features, self._pending_tokens, self.sampling.scales(self._places))
+        features = self.held.features[:, 0] + self.held.globe
+        inputs = module.pair_inputs(features, self.held.tokens, self.sampling.scales(self.held.places))
         weights = module.row_weights(inputs)
         steps = torch.arange(inputs.shape[1], device=inputs.device)
-        rows = torch.where(steps < self._counts[:, None], self._places // grid, grid)[..., None]
-        self._weights.scatter_add_(1, rows, weights)
-        self._sums.scatter_add_(1, rows.expand(-1, -1, inputs.shape[-1]), weights * inputs.float())
-        tokens = module.row_tokens(self._sums[:, :-1], self._weights[:, :-1])
-        keys = module.context_keys(self._caption, tokens)
+        rows = torch.where(steps < self.held.counts[:, None], self.held.places // grid, grid)[..., None]
+        self.held.weights.scatter_add_(1, rows, weights)
+        self.held.sums.scatter_add_(1, rows.expand(-1, -1, inputs.shape[-1]), weights * inputs.float())
+        tokens = module.row_tokens(self.held.sums[:, :-1], self.held.weights[:, :-1])
+        keys = module.context_keys(self.held.caption, tokens)
         self.cache.write(0, torch.arange(self.cache.prefix, device=keys.device)[None], keys)
 
 

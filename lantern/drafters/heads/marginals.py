@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.buffers import Buffers
 from lantern.core.noise import Purpose
 from lantern.core.sampling import Sampling
-from lantern.core.types import DrafterDefaults, DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, Target
-from lantern.decoding.prompt import READ_CODES
+from lantern.core.types import Drafter, DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
 from lantern.drafters.base import target_logits
 from lantern.drafters.heads.pairs import Pairs
 from lantern.drafters.trees.static import StaticTree
@@ -123,16 +123,12 @@ def check_fit(config: HeadsConfig, target: Target, tree: StaticTree) -> None:
         )
 
 
-class MarginalDrafter(DrafterDefaults):
+class MarginalDrafter(Drafter):
     """Drafts trees from independent guesses for the codes ahead, with one pass for all depths.
 
-    `module` has a HeadsConfig. Subclasses define `propose`, and `begin`, `observe` and `_read_block` if they keep more
-    than the last pairs.
+    `module` has a HeadsConfig. Subclasses define `propose`, and `begin` and `take` if they keep more than the last
+    pairs.
     """
-
-    needs_whole_prefix = False
-    reads_kept = True
-    draft_passes = 1  # one pass covers all depths
 
     def __init__(
         self,
@@ -149,29 +145,21 @@ class MarginalDrafter(DrafterDefaults):
         self.mode: DraftMode = mode
         self.marginals = Marginals(tree, mode=mode, sampling=sampling, target=target, records_log_q=records_log_q)
         self.records_log_q = self.marginals.records_log_q
-        self.max_nodes, self.depth = tree.max_nodes, tree.depth
+        self.max_nodes, self.depth, self.held = tree.max_nodes, tree.depth, Buffers()
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
-        """Start from the prompt's last feature and code 0."""
-        self.marginals.begin(noise, prefill.first.device)
-        self._pairs = Pairs.of_prompt(prefill, self.sampling)
-
-    def read_kept(self, kept: Kept) -> None:
-        """Read these codes in blocks; the last is the pair that the next proposal starts from."""
-        known = 1
-        for block in kept.blocks(self.block):
-            self._read_block(Pairs.of_kept(block, self.sampling, known))
-            known += block.codes.shape[1]
-
-    @property
-    def block(self) -> int:
-        """Largest number of kept codes that it reads at once."""
-        return READ_CODES
-
-    def _read_block(self, pairs: Pairs) -> None:
-        """Read the next kept codes."""
-        self._pairs = pairs
+        """Create the constants of the tree."""
+        self.marginals.begin(noise, prefill.mask.device)
 
     def observe(self, step: Step) -> None:
-        """Keep the committed codes with their features."""
-        self._pairs = Pairs.of_step(step, self.sampling, self.module.config.block_size)
+        """Take the committed codes with their features."""
+        self.take(Pairs.of_step(step, self.sampling, self.module.config.block_size))
+
+    def take(self, pairs: Pairs) -> None:
+        """Keep the pairs of a step."""
+        self.held.pairs = pairs.tensors
+
+    @property
+    def pairs(self) -> Pairs:
+        """The pairs of the last step."""
+        return Pairs(*self.held.pairs)

@@ -43,7 +43,7 @@ class MedusaDrafter(MarginalDrafter):
 
     def propose(self) -> DraftTree:
         """Run the heads and the target's head over `depth` features, and return the tree."""
-        last = self._pairs
+        last = self.pairs
         scales = self.sampling.scales(last.places.gather(1, last.last))
         predicted = self.module(last.last_features(), last.root, scales)[:, 0, : self.depth]
         return self.marginals.draft(last.root, predicted, last.known)

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lantern.core.sampling import Sampling
-from lantern.core.types import Kept, Prefill, Step
+from lantern.core.types import Step
 
 
 @dataclass(frozen=True)
@@ -25,30 +25,17 @@ class Pairs:
     counts: Int[Tensor, " b"]
 
     @classmethod
-    def of_prompt(cls, prefill: Prefill, sampling: Sampling) -> "Pairs":
-        """Return code 0 with the feature of the prompt's last slot."""
-        places = torch.zeros_like(prefill.first)[:, None]
-        features = sampling.guide(prefill.features[:, :, -1:], places)
-        return cls(features, prefill.first[:, None], places, places[:, 0], torch.ones_like(prefill.first))
-
-    @classmethod
     def of_step(cls, step: Step, sampling: Sampling, count: int) -> "Pairs":
         """Return the codes that a step committed, for images of `count` codes."""
-        assert step.scores is not None and step.verdict is not None
-        rows = step.scores.features.unflatten(0, (len(step.counts), -1))
-        visited = torch.nn.functional.pad(step.verdict.path, (1, 0))
-        index = visited[:, None, :, None].expand(-1, rows.shape[1], -1, rows.shape[-1])
-        ahead = torch.arange(visited.shape[1], device=visited.device)
+        ahead = torch.arange(step.codes.shape[1], device=step.codes.device)
         places = (step.start[:, None] + ahead).clamp(max=count - 1)
-        return cls(sampling.guide(rows.gather(2, index), places), step.codes, places, step.start, step.counts)
+        features = sampling.guide(step.of_codes(step.scores.features), places)
+        return cls(features, step.codes, places, step.start, step.counts)
 
-    @classmethod
-    def of_kept(cls, kept: Kept, sampling: Sampling, start: int) -> "Pairs":
-        """Return given codes, of which the first is number `start`."""
-        images, count = kept.codes.shape
-        places = torch.arange(start, start + count, device=kept.codes.device).expand(images, -1)
-        counts = torch.full_like(places[:, 0], count)
-        return cls(sampling.guide(kept.features, places), kept.codes, places, places[:, 0], counts)
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All fields in order."""
+        return self.features, self.codes, self.places, self.start, self.counts
 
     @property
     def known(self) -> Int[Tensor, " b"]:

@@ -164,12 +164,13 @@ class ParallelContext:
 
     def __init__(self, module: ParallelSpec, sampling: Sampling, *, pairs: int, depths: int) -> None:
         self.module, self.sampling, self.pairs, self.depths = module, sampling, pairs, depths
-        self.stage = pairs + depths - 1
+        self.stage, self._has_begun = pairs + depths - 1, False
 
     def begin(self, prefill: Prefill) -> None:
         """Create an empty cache."""
-        config, device, images = self.module.config, prefill.first.device, len(prefill.first)
-        self.cache = StaticCache(
+        config, device, images = self.module.config, prefill.mask.device, len(prefill.mask)
+        self.cache = StaticCache.of(
+            self.cache if self._has_begun else None,
             layers=len(self.module.layers),
             images=images,
             rows=1,
@@ -181,7 +182,9 @@ class ParallelContext:
             dtype=self.module.cache_dtype,
             device=device,
         )
-        self._mask = TreeMask(self.cache, torch.zeros(images, 0, dtype=torch.bool, device=device), self.stage)
+        nothing = torch.zeros(images, 0, dtype=torch.bool, device=device)
+        self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, nothing, self.stage)
+        self._has_begun = True
         self._stage = torch.arange(self.stage, device=device) + self.cache.first_stage_slot
         self._steps = torch.arange(self.stage, device=device)
 
@@ -222,21 +225,19 @@ class ParallelDrafter(MarginalDrafter):
         self.context = ParallelContext(module, self.sampling, pairs=self.depth + 1, depths=self.depth)
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
-        """Start from the prompt's last feature and code 0."""
+        """Create an empty cache."""
         super().begin(prefill, noise)
         self.context.begin(prefill)
+        self._is_read = True
 
-    @property
-    def block(self) -> int:
-        """Pairs of a pass."""
-        return self.context.pairs
-
-    def _read_block(self, pairs: Pairs) -> None:
-        """Run the pairs that wait, and keep the next ones."""
-        self.context.guess(self._pairs, self._pairs.last)
-        self._pairs = pairs
+    def take(self, pairs: Pairs) -> None:
+        """Keep the pairs of a step, which the next pass runs; of given codes there are several steps before it."""
+        if not self._is_read:
+            self.context.guess(self.pairs, self.pairs.last)
+        self._is_read = False
+        super().take(pairs)
 
     def propose(self) -> DraftTree:
         """Run one pass and the target's head over `depth` features, and return the tree."""
-        guesses = self.context.guess(self._pairs, self._pairs.last)
-        return self.marginals.draft(self._pairs.root, guesses, self._pairs.known)
+        guesses, self._is_read = self.context.guess(self.pairs, self.pairs.last), True
+        return self.marginals.draft(self.pairs.root, guesses, self.pairs.known)

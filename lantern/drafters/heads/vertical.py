@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from lantern.core.types import DraftTree, NoiseSource, Prefill, Step, Target
+from lantern.core.types import DraftTree, NoiseSource, Prefill, Target
 from lantern.drafters.examples import Examples, Prediction
 from lantern.drafters.heads.marginals import MarginalDrafter
 from lantern.drafters.heads.pairs import Pairs
@@ -67,42 +67,33 @@ class VerticalDrafter(MarginalDrafter):
         self.share = float(share)
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
-        """Empty the pool and start from the prompt's last feature and code 0."""
-        config, device, images = self.module.config, prefill.first.device, len(prefill.first)
-        self.marginals.begin(noise, device)
+        """Empty the pool."""
+        super().begin(prefill, noise)
+        config, device, images = self.module.config, prefill.mask.device, len(prefill.mask)
         # Predictions of codes that were not committed, or below the last row, go to one place past the picture.
         dtype = self.module.heads.fc.weight.dtype
-        self._pool = torch.zeros(images, config.block_size + 1, config.dim, dtype=dtype, device=device)
-        self._is_filled = torch.zeros(images, config.block_size + 1, dtype=torch.bool, device=device)
-        self._take(Pairs.of_prompt(prefill, self.sampling))
-
-    def observe(self, step: Step) -> None:
-        """Run the heads on the committed codes."""
-        self._take(Pairs.of_step(step, self.sampling, self.module.config.block_size))
+        self.held.pool = torch.zeros(images, config.block_size + 1, config.dim, dtype=dtype, device=device)
+        self.held.is_filled = torch.zeros(images, config.block_size + 1, dtype=torch.bool, device=device)
 
     def propose(self) -> DraftTree:
         """Run the target's head over the last horizontal guesses and the pool's guesses for the same places."""
-        places = self.marginals.places(self._pairs.known)
-        index = places[..., None].expand(-1, -1, self._pool.shape[-1])
-        both = self.marginals.log_q(torch.cat([self._ahead, self._pool.gather(1, index)], 1))
+        places = self.marginals.places(self.pairs.known)
+        index = places[..., None].expand(-1, -1, self.held.pool.shape[-1])
+        both = self.marginals.log_q(torch.cat([self.held.ahead, self.held.pool.gather(1, index)], 1))
         horizontal, vertical = both.chunk(2, dim=1)
-        share = self._is_filled.gather(1, places)[..., None].float() * self.share
+        share = self.held.is_filled.gather(1, places)[..., None].float() * self.share
         log_q = torch.logaddexp(horizontal + torch.log1p(-share), vertical + share.log())
-        return self.marginals.grow(self._pairs.root, log_q, self._pairs.known)
+        return self.marginals.grow(self.pairs.root, log_q, self.pairs.known)
 
-    def _read_block(self, pairs: Pairs) -> None:
-        """Run the heads on the next kept codes."""
-        self._take(pairs)
-
-    def _take(self, pairs: Pairs) -> None:
+    def take(self, pairs: Pairs) -> None:
         """Run all heads on the committed codes and put the vertical guesses into the pool."""
         predicted = self.module(pairs.features, pairs.codes, self.sampling.scales(pairs.places))
-        outside = self._pool.shape[1]
+        outside = self.held.pool.shape[1]
         steps = torch.arange(pairs.codes.shape[1], device=pairs.codes.device)
         below = pairs.places + self.module.config.grid
         below = torch.where(steps < pairs.counts[:, None], below, outside).clamp(max=outside - 1)
-        self._pool.scatter_(1, below[..., None].expand(-1, -1, predicted.shape[-1]), predicted[:, :, -1])
-        self._is_filled.scatter_(1, below, True)
+        self.held.pool.scatter_(1, below[..., None].expand(-1, -1, predicted.shape[-1]), predicted[:, :, -1])
+        self.held.is_filled.scatter_(1, below, True)
         last = pairs.last[..., None, None].expand(-1, -1, *predicted.shape[2:])
-        self._ahead = predicted.gather(1, last)[:, 0, : self.depth]
-        self._pairs = pairs
+        self.held.ahead = predicted.gather(1, last)[:, 0, : self.depth]
+        super().take(pairs)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lantern.core.buffers import Buffers
 from lantern.drafters.lookup.suffix_automaton import SuffixAutomaton, WalkTable
 from lantern.drafters.lookup.tables import SamTables
 
@@ -55,7 +56,7 @@ class SuffixMatcher:
     """
 
     def __init__(self, tables: SamTables, *, is_super: bool, sharp: float, least: int, reach: int) -> None:
-        self.sharp, self.least, self.reach = sharp, least, reach
+        self.sharp, self.least, self.reach, self.held = sharp, least, reach, Buffers()
         config, device = tables.config, tables.corpus.device
         own = torch.arange(config.vocab_size, device=device)
         self.symbol_of = tables.group_of.long() if is_super else own
@@ -69,17 +70,17 @@ class SuffixMatcher:
 
     def begin(self, images: int, device: torch.device) -> None:
         """Reset the state of the automaton."""
-        self._state = torch.zeros(images, dtype=torch.long, device=device)
-        self._matched = torch.zeros_like(self._state)
+        self.held.state = torch.zeros(images, dtype=torch.long, device=device)
+        self.held.matched = torch.zeros_like(self.held.state)
 
     def read(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
         """Advance the automaton by the committed codes."""
         if self.table is None:
             return
         for j, symbols in enumerate(self.symbol_of[codes].unbind(1)):
-            state, matched = self.table.step(self._state, self._matched, symbols)
-            self._state = torch.where(j < counts, state, self._state)
-            self._matched = torch.where(j < counts, matched, self._matched)
+            state, matched = self.table.step(self.held.state, self.held.matched, symbols)
+            self.held.state = torch.where(j < counts, state, self.held.state)
+            self.held.matched = torch.where(j < counts, matched, self.held.matched)
 
     def root(self, past: Past, count: int) -> Context:
         """Return the context of the last committed code."""
@@ -93,7 +94,7 @@ class SuffixMatcher:
             lengths = lengths + runs.long()
         assert isinstance(lengths, Tensor)
         left = past.codes.gather(1, (past.known - 1).clamp(min=0)[:, None])
-        return Context(left, 0, lengths[:, None], self._state[:, None], self._matched[:, None])
+        return Context(left, 0, lengths[:, None], self.held.state[:, None], self.held.matched[:, None])
 
     def extend(self, context: Context, parents: Int[Tensor, " f"], codes: Int[Tensor, "b f"]) -> Context:
         """Return the context of nodes with these codes below their parents."""

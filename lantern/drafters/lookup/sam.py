@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from lantern.core.buffers import Buffers
 from lantern.core.noise import Purpose
-from lantern.core.types import DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, Target
+from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
 from lantern.drafters.lookup.matchers import Evidence, GridMatcher, Past, SuffixMatcher
 from lantern.drafters.lookup.tables import SamTables
 from lantern.drafters.trees.static import StaticTree, TreeDrafter
@@ -30,8 +31,6 @@ class SamDrafter(TreeDrafter):
     """
 
     mode: DraftMode = "gumbel"
-    needs_whole_prefix = False
-    reads_kept = True
 
     def __init__(
         self,
@@ -53,35 +52,33 @@ class SamDrafter(TreeDrafter):
             raise ValueError(f"smooth is {smooth}, wanted from 0 to 1")
         if max(level.width for level in tree.levels()) > config.vocab_size:
             raise ValueError(f"the tree is wider than the codebook of {config.vocab_size} codes: use a narrower one")
-        self.tables, self.matcher, self.members, self.tree = tables, matcher, (matcher,), tree
+        self.tables, self.matcher, self.tree, self.held = tables, matcher, tree, Buffers()
         self.smooth, self.count, self.vocab_size = smooth, config.block_size, config.vocab_size
         self.room = self.count + max(most_committed, tree.depth + 1)
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
         """Reset the past and start from the first code."""
-        device, images = prefill.first.device, len(prefill.first)
+        device, images = prefill.mask.device, len(prefill.mask)
         self.noise, self.shape, self.levels = noise, self.tree.shape(device), self.tree.levels(device)
         self._group_of = self.tables.group_of.long().to(device)
         groups = self.tables.config.groups
         self._sizes = torch.zeros(groups, device=device).index_add_(
             0, self._group_of, torch.ones(self.vocab_size, device=device)
         )
-        self._codes = torch.zeros(images, self.room, dtype=torch.long, device=device)
-        self._known = torch.zeros(images, dtype=torch.long, device=device)
+        self.held.codes = torch.zeros(images, self.room, dtype=torch.long, device=device)
+        self.held.known = torch.zeros(images, dtype=torch.long, device=device)
         self.matcher.begin(images, device)
-        self._take(prefill.first[:, None], torch.ones_like(self._known))
-
-    def read_kept(self, kept: Kept) -> None:
-        """Append these codes to the past."""
-        self._take(kept.codes, torch.full_like(self._known, kept.codes.shape[1]))
 
     def observe(self, step: Step) -> None:
         """Append the committed codes to the past."""
-        self._take(step.codes, step.counts)
+        steps = torch.arange(step.codes.shape[1], device=step.codes.device)
+        self.held.codes.scatter_(1, self.held.known[:, None] + steps, step.codes)
+        self.held.known.add_(step.counts)
+        self.matcher.read(step.codes, step.counts)
 
     def propose(self) -> DraftTree:
         """Grow the tree, with one search of the past per depth that has children."""
-        context = self.matcher.root(Past(self._codes, self._known), self.count)
+        context = self.matcher.root(Past(self.held.codes, self.held.known), self.count)
         tokens = [context.left]
         for depth, level in enumerate(self.levels):
             if depth > 0:
@@ -92,20 +89,14 @@ class SamDrafter(TreeDrafter):
 
     def _rank(self, log_q: Float[Tensor, "b f v"], depth: int, width: int) -> Int[Tensor, "b f k"]:
         """Return the children of each node in sampling order."""
-        places = (self._known[:, None] + depth).clamp(max=self.count - 1)
+        places = (self.held.known[:, None] + depth).clamp(max=self.count - 1)
         return (log_q + self.noise.gumbel(places, Purpose.TARGET)).topk(width, dim=-1).indices
-
-    def _take(self, codes: Int[Tensor, "b m"], counts: Int[Tensor, " b"]) -> None:
-        steps = torch.arange(codes.shape[1], device=codes.device)
-        self._codes = self._codes.scatter(1, self._known[:, None] + steps, codes)
-        self._known = self._known + counts
-        self.matcher.read(codes, counts)
 
     def _log_q(self, found: Evidence) -> Float[Tensor, "b f v"]:
         """Return log q of what was found."""
         images, nodes, _ = found.past.shape
         q = found.past.new_zeros(images, nodes, self.vocab_size)
-        own = self._codes[:, None, : self.count].expand(-1, nodes, -1)
+        own = self.held.codes[:, None, : self.count].expand(-1, nodes, -1)
         q = q.scatter_add(-1, own, found.past).scatter_add(-1, found.codes, found.weights)
         q = q / q.sum(-1, keepdim=True).clamp(min=1e-30)
         mass = q.new_zeros(images, nodes, len(self._sizes)).scatter_add(-1, self._group_of.expand_as(q), q)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from lantern.core.types import DrafterDefaults, TreeShape
+from lantern.core.types import Drafter, TreeShape
 
 Choice = tuple[int, ...]
 # Probabilities that Gumbel match takes the child of each rank, for an average drafter (measured on 500 pairs of
@@ -262,7 +262,7 @@ def _levels(tree: StaticTree, device: str) -> tuple[Level, ...]:
     return tuple(levels)
 
 
-class TreeDrafter(DrafterDefaults):
+class TreeDrafter(Drafter):
     """Base class of drafters whose every tree has the shape of `tree`."""
 
     tree: StaticTree

@@ -7,18 +7,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lantern.core.buffers import Buffers
 from lantern.core.noise import Purpose
 from lantern.core.types import (
-    DrafterDefaults,
     DraftMode,
     DraftTree,
-    Kept,
     NoiseSource,
     Prefill,
+    SampleWindow,
     Step,
     Target,
     TreeShape,
-    WindowFill,
 )
 from lantern.drafters.base import Guesses
 
@@ -35,8 +34,8 @@ class Continuation(Protocol):
         """Whether it reads all of the target's conditioning slots, padding included."""
         ...
 
-    def begin(self, prefill: Prefill, noise: NoiseSource) -> Guesses:
-        """Start a generation: read its prompt and guess behind its first code."""
+    def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
+        """Start a generation: read its prompt."""
         ...
 
     def extend(
@@ -46,13 +45,13 @@ class Continuation(Protocol):
         ...
 
 
-class JacobiDrafter(DrafterDefaults):
+class JacobiDrafter(SampleWindow):
     """Drafts a chain of `window` nodes: the last committed code and drafts of those that follow it.
 
     Every pass of the target samples all codes of the window. Those that are not committed become the next window
     (arXiv:2410.01699, arXiv:2510.24211), followed by the code sampled behind the last node:
 
-        drafted    a b c d       counts 2, leftovers a x y z w: the code that follows the root, a, b, c, d
+        drafted    a b c d       counts 2, sampled a x y z w: the code that follows the root, a, b, c, d
         drafted    y z w .       a x are committed, x is the root; "." is new
 
     `init` selects how new places are filled: "random", uniform over all codes; "repeat-left", the code before;
@@ -65,8 +64,7 @@ class JacobiDrafter(DrafterDefaults):
     drafts, as in plain decoding: such steps are faster than those of a window that is seldom right.
     """
 
-    reads_leftovers = True
-    reads_kept = True
+    reads_samples = True
 
     def __init__(
         self,
@@ -85,104 +83,99 @@ class JacobiDrafter(DrafterDefaults):
         if (init == "drafter") != (continuation is not None):
             raise ValueError(f'init is "{init}": "drafter" needs a continuation, others take none')
         self.init, self.keeps_distributions, self.continuation = init, keeps_distributions, continuation
-        self.least_codes = least
+        self.least = least
         self.count, self.vocab_size = target.config.block_size, target.config.vocab_size
-        self.max_nodes = max(min(window, self.count), 2)
+        self.max_nodes = self.nodes = max(min(window, self.count), 2)
+        self.depth = self.max_nodes - 1
         self.mode: DraftMode = "jacobi" if keeps_distributions else "gumbel"
+        self.is_alone, self.fills_randomly = not keeps_distributions and continuation is None, init == "random"
+        self.needs_whole_prefix = continuation is not None and continuation.needs_whole_prefix
+        self.needs_host = least > 0  # it decides after the trial if windows go on
+        self.held = Buffers()
 
     @property
-    def sample_window(self) -> WindowFill | None:
-        """How new places are filled, if drafts are the target's own samples and nothing else."""
-        if self.keeps_distributions or self.continuation is not None:
-            return None
-        return "random" if self.init == "random" else "repeat-left"
+    def tokens(self) -> Int[Tensor, "b n"]:
+        """The window in fixed memory: the last committed code, and the drafts behind it."""
+        return self.held.tokens
 
     @property
-    def needs_host(self) -> bool:
-        """Whether the host decides after the trial if windows go on."""
-        return self.least_codes > 0
+    def random(self) -> Int[Tensor, "b c"]:
+        """The random code of each code number."""
+        return self.held.random
 
     @property
-    def depth(self) -> int:
-        """Drafted codes."""
-        return self.max_nodes - 1
-
-    @property
-    def needs_whole_prefix(self) -> bool:
-        """Whether its continuation reads all of the target's conditioning slots."""
-        return self.continuation is not None and self.continuation.needs_whole_prefix
+    def is_on_trial(self) -> bool:
+        """Whether steps are counted, after which a window that is seldom right ends."""
+        return self.least > 0 and self._taken < TRIAL
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
-        """Fill the whole window with initial codes."""
-        first, device = prefill.first[:, None], prefill.first.device
-        images = len(first)
-        self._shape = chain_shape(self.depth, device)
+        """Read the prompt."""
+        images, device = len(prefill.mask), prefill.mask.device
+        self.nodes, self._taken = self.max_nodes, 0
         self._images = torch.arange(images, device=device)[:, None]
-        self._steps = torch.arange(self.max_nodes, device=device)
-        self._known = torch.ones(images, dtype=torch.long, device=device)
-        self._taken = 0
+        self.held.known = torch.zeros(images, dtype=torch.long, device=device)
         where = torch.arange(self.count, device=device).expand(images, -1)
-        self._random = random_codes(noise, where, self.vocab_size)
-        self._fill(first, None if self.continuation is None else self.continuation.begin(prefill, noise))
-
-    def read_kept(self, kept: Kept) -> None:
-        """Fill the window behind these codes."""
-        ahead = None
+        self.held.random = random_codes(noise, where, self.vocab_size)
         if self.continuation is not None:
-            for block in kept.blocks(self.max_nodes):
-                counts = torch.full_like(self._known, block.codes.shape[1])
-                ahead = self.continuation.extend(block.features, block.codes, counts)
-        self._known = self._known + kept.codes.shape[1]
-        self._fill(kept.codes[:, -1:], ahead)
+            self.continuation.begin(prefill, noise)
 
     def propose(self) -> DraftTree:
         """Return the current window."""
-        return self._tree
+        log_q = self.held.log_q.clone() if self.keeps_distributions else None
+        return DraftTree(self.tokens.clone(), TreeShape.chain(self.nodes - 1, self.tokens.device), self.mode, log_q)
 
     def observe(self, step: Step) -> None:
-        """Shift the window by the committed codes and fill its end; ValueError if the verdict has no samples."""
-        if step.verdict is None or step.verdict.samples is None:
-            raise ValueError("the verifier returned no samples for a window: use Gumbel match or coupling")
-        left, ahead = Guesses(step.verdict.samples, step.verdict.log_q), None
+        """Shift the window by the committed codes and fill its end, or fill all of it behind given codes."""
+        sampled, log_q, counts = step.codes[:, -1:], None, torch.ones_like(step.counts)
+        if step.verdict is not None:
+            assert step.verdict.samples is not None, "the verifier returned no samples for a window"
+            sampled, log_q, counts = step.verdict.samples, step.verdict.log_q, step.counts
+        elif self.keeps_distributions:
+            log_q = torch.zeros(len(counts), 1, self.vocab_size, device=counts.device)
+        ahead = None
         if self.continuation is not None:
-            assert step.scores is not None
-            features = step.scores.features.unflatten(0, (len(step.counts), -1))
-            ahead = self.continuation.extend(features, left.tokens, step.counts)
-        self._known, self._taken = self._known + step.counts, self._taken + 1
-        if self._taken == TRIAL and is_slow(self._known, self.least_codes):
-            self._shape, self._steps = chain_shape(0, self._known.device), self._steps[:1]
-        self._shift(left, step.counts, ahead)
+            codes = step.codes if step.verdict is None else sampled
+            ahead = self.continuation.extend(step.scores.features, codes, step.counts)
+        self.held.known.add_(step.counts)
+        if step.verdict is not None:
+            self.count_step(self.held.known)
+        self._shift(sampled, log_q, counts, ahead)
 
-    def _fill(self, last: Int[Tensor, "b 1"], ahead: Guesses | None) -> None:
-        """Fill the whole window with initial codes behind the last known code."""
-        has_log_q = self.keeps_distributions
-        log_q = torch.zeros(len(last), 1, self.vocab_size, device=last.device) if has_log_q else None
-        self._shift(Guesses(last, log_q), torch.ones_like(self._known), ahead)
+    def count_step(self, known: Int[Tensor, " b"]) -> None:
+        """Count a step after which so many codes of each image are decided; it may end the window."""
+        self._taken += 1
+        if self.least > 0 and self._taken == TRIAL and float((known - 1).double().mean()) < self.least * TRIAL:
+            self.nodes = 1
 
-    def _shift(self, left: Guesses, counts: Int[Tensor, " b"], ahead: Guesses | None) -> None:
+    def _shift(
+        self,
+        sampled: Int[Tensor, "b n"],
+        log_q: Float[Tensor, "b n v"] | None,
+        counts: Int[Tensor, " b"],
+        ahead: Guesses | None,
+    ) -> None:
         """Move what is left to the front; row i of log q is for code i of the window, the last row for none."""
-        sampled = left.tokens.shape[1]
-        index = counts[:, None] + self._steps
-        is_new, source = index >= sampled, index.clamp(max=sampled - 1)
-        codes = left.tokens.gather(1, source)
-        if self.init == "random":
-            places = (self._known[:, None] + self._steps).clamp(max=self.count - 1)
-            codes = torch.where(is_new, self._random.gather(1, places), codes)
+        steps, size = torch.arange(self.nodes, device=sampled.device), sampled.shape[1]
+        index = counts[:, None] + steps
+        is_new, source = index >= size, index.clamp(max=size - 1)
+        codes = sampled.gather(1, source)
+        if self.fills_randomly:
+            places = (self.held.known[:, None] + steps).clamp(max=self.count - 1)
+            codes = torch.where(is_new, self.random.gather(1, places), codes)
         # Guesses for places that are not free, or past the window, go to the row of the leaf.
         slots = None
         if ahead is not None:
             codes = torch.where(is_new, ahead.tokens[:, -1:], codes)
-            steps = torch.arange(ahead.tokens.shape[1], device=codes.device)
-            slots = ((sampled - counts)[:, None] + steps).clamp(max=self.depth)
+            guessed = torch.arange(ahead.tokens.shape[1], device=codes.device)
+            slots = ((size - counts)[:, None] + guessed).clamp(max=self.nodes - 1)
             codes = codes.scatter(1, slots, ahead.tokens)
-        log_q = None
-        if left.log_q is not None:
-            log_q = self._initial_log_q(left.log_q[self._images, source], codes, is_new)
-            if ahead is not None and slots is not None:
-                assert ahead.log_q is not None
+        if log_q is not None:
+            log_q = self._initial_log_q(log_q[self._images, source], codes, is_new)
+            if ahead is not None and slots is not None and ahead.log_q is not None:
                 log_q[self._images, slots] = ahead.log_q
-        root = left.tokens.gather(1, (counts - 1).clamp(min=0)[:, None])
-        self._tree = DraftTree(torch.cat([root, codes[:, :-1]], 1), self._shape, self.mode, log_q)
+            self.held.log_q = log_q
+        root = sampled.gather(1, (counts - 1).clamp(min=0)[:, None])
+        self.held.tokens = torch.cat([root, codes[:, :-1]], 1)
 
     def _initial_log_q(
         self, log_q: Float[Tensor, "b n v"], codes: Int[Tensor, "b n"], is_new: Bool[Tensor, "b n"]
@@ -193,18 +186,6 @@ class JacobiDrafter(DrafterDefaults):
         log_q.masked_fill_(is_new[..., None], -torch.inf)
         own = log_q.gather(-1, codes[..., None])
         return log_q.scatter_(-1, codes[..., None], own.masked_fill(is_new[..., None], 0.0))
-
-
-def is_slow(known: Int[Tensor, " b"], least: float) -> bool:
-    """Return whether the first TRIAL steps, after which these codes are known, committed fewer than `least` each."""
-    return least > 0 and float((known - 1).double().mean()) < least * TRIAL
-
-
-def chain_shape(depth: int, device: torch.device) -> TreeShape:
-    """Return the shape of a tree without branches."""
-    nodes = torch.arange(depth + 1, device=device)
-    ancestors = nodes[:, None] >= nodes
-    return TreeShape((nodes - 1).clamp(min=0), torch.zeros_like(nodes), nodes, ancestors, (1,) * depth)
 
 
 def random_codes(noise: NoiseSource, where: Int[Tensor, "b n"], vocab_size: int) -> Int[Tensor, "b n"]:

@@ -16,8 +16,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from lantern.core.buffers import Buffers
 from lantern.core.sampling import Sampling
-from lantern.core.types import DraftMode, DraftTree, Kept, NoiseSource, Prefill, Step, Target
+from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step, Target
 from lantern.drafters.trees.static import Choice, StaticTree, TreeDrafter
 
 
@@ -39,9 +40,7 @@ class SjdPacDrafter(TreeDrafter):
     """
 
     mode: DraftMode = "gumbel"
-    reads_leftovers = True
-    reads_kept = True
-    needs_whole_prefix = False
+    reads_samples = True
 
     def __init__(
         self, target: Target, *, sampling: Sampling, window: int = 16, width: int = 3, levels: int = 2
@@ -52,39 +51,39 @@ class SjdPacDrafter(TreeDrafter):
             raise ValueError(
                 f"the front is {width} wide, {levels} deep: wanted 1 to {target.config.vocab_size}, and at least 1"
             )
-        self.sampling, self.count = sampling, target.config.block_size
+        self.held, self.sampling, self.count = Buffers(), sampling, target.config.block_size
         self.draft_sampling = sampling.untruncated() if sampling.is_greedy else sampling
         window = max(min(window, self.count), 2)
         self.tree, self.width, self.levels = fronted(window, width, levels), width, min(levels, window - 1)
 
     def begin(self, prefill: Prefill, noise: NoiseSource) -> None:
-        """Fill the whole window with the first code."""
-        first, device = prefill.first[:, None], prefill.first.device
+        """Create the constants of the tree."""
+        device = prefill.mask.device
         self.noise, self._shape = noise, self.tree.shape(device)
         choices = ((), *self.tree.choices)
         chain = [i for i, choice in enumerate(choices) if not any(choice)]
         self._chain = torch.tensor(chain, device=device)
         # For each node its column in [root, window, second and further codes of the front].
         self._sources = torch.tensor([self._source(choice) for choice in choices], device=device)
-        self._known = torch.ones_like(prefill.first)
+        self.held.known = torch.zeros(len(prefill.mask), dtype=torch.long, device=device)
         self._steps = torch.arange(self.depth, device=device)
-        self._fill(first)
-
-    def read_kept(self, kept: Kept) -> None:
-        """Fill the whole window with the last of these codes."""
-        self._known = self._known + kept.codes.shape[1]
-        self._fill(kept.codes[:, -1:])
 
     def propose(self) -> DraftTree:
         """Return the current window."""
-        return self._tree
+        return DraftTree(self.held.tokens.clone(), self._shape, self.mode)
 
     def observe(self, step: Step) -> None:
-        """Shift the window by the committed codes; the distributions behind it give the front."""
-        assert step.verdict is not None and step.verdict.samples is not None
-        start, counts = self._known, step.counts
-        self._known = start + counts
+        """Shift the window by the committed codes; the distributions behind it give the front.
+
+        Behind given codes the whole window repeats the last of them.
+        """
+        counts = step.counts
+        self.held.known.add_(counts)
         root = step.codes.gather(1, (counts - 1).clamp(min=0)[:, None])
+        if step.verdict is None:
+            self._build(root, root.expand(-1, self.depth), root[..., None].expand(-1, self.levels, self.width))
+            return
+        assert step.verdict.samples is not None, "the verifier returned no samples for a window"
         # Row e of the chain is the distribution of code start + e in this pass.
         sampled = step.verdict.samples[:, self._chain]
         index = counts[:, None] + self._steps
@@ -96,18 +95,13 @@ class SjdPacDrafter(TreeDrafter):
 
     def _front(self, step: Step, index: Int[Tensor, "b l"]) -> Int[Tensor, "b l k"]:
         """Return the best codes by these rows of the chain, with the noise of their new places."""
-        assert step.scores is not None
-        logits = step.scores.logits.unflatten(0, (len(index), self.sampling.rows))
+        logits = step.scores.logits
         rows = self._chain[index.clamp(max=self.depth)]
         logits = logits.gather(2, rows[:, None, :, None].expand(-1, logits.shape[1], -1, logits.shape[3]))
-        places = (self._known[:, None] + self._steps[: self.levels]).clamp(max=self.count - 1)
+        places = (self.held.known[:, None] + self._steps[: self.levels]).clamp(max=self.count - 1)
         return (
             (self.draft_sampling.log_probs(logits, places) + self.noise.gumbel(places)).topk(self.width, dim=-1).indices
         )
-
-    def _fill(self, last: Int[Tensor, "b 1"]) -> None:
-        window = last.expand(-1, self.depth)
-        self._build(last, window, last[..., None].expand(-1, self.levels, self.width))
 
     def _build(self, root: Int[Tensor, "b 1"], window: Int[Tensor, "b d"], front: Int[Tensor, "b l k"]) -> None:
         """Arrange codes as a tree; a code that the window already holds is replaced by the next best."""
@@ -117,7 +111,7 @@ class SjdPacDrafter(TreeDrafter):
         order = torch.where(front == own, self.width, others).argsort(-1)
         others = front.gather(2, order)[..., : self.width - 1]
         codes = torch.cat([root, window, others.flatten(1)], 1)
-        self._tree = DraftTree(codes[:, self._sources], self._shape, self.mode)
+        self.held.tokens = codes[:, self._sources]
 
     def _source(self, choice: Choice) -> int:
         depth = len(choice)

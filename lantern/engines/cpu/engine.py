@@ -5,7 +5,7 @@ A fused step of plain decoding, or of a window of samples, is one C++ program. C
 """
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -16,24 +16,23 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import (
-    Callback,
     Condition,
     Drafter,
     DraftTree,
-    Generation,
     Prompt,
     Sampler,
+    SampleWindow,
     Step,
     Target,
+    TreeShape,
     Verdict,
-    Verifier,
 )
 from lantern.core.types import Scores as ScoresLike
 from lantern.decoding.cache import StaticCache
 from lantern.decoding.forced import PassScores
-from lantern.decoding.loop import Stopwatch, report
-from lantern.decoding.prompt import Start, start
-from lantern.drafters.windows.jacobi import TRIAL, chain_shape, is_slow, random_codes
+from lantern.decoding.loop import State
+from lantern.decoding.plain import Plain
+from lantern.decoding.rounds import Rounds, TorchRounds
 from lantern.engines.cpu import build
 from lantern.engines.cpu.kernels import (
     LANES,
@@ -50,12 +49,10 @@ from lantern.engines.cpu.kernels import (
     sampler_of,
     uniforms,
 )
-from lantern.engines.engine import Engine, FusedDecoder, Module
+from lantern.engines.engine import Engine
 from lantern.engines.prepared import PreparedTarget, WeightCache, read_in_passes
 from lantern.models.llamagen.transformer import Scores
 from lantern.verifiers.gumbel import GumbelVerifier
-
-PATIENCE = 0.1  # seconds of steps per call; between calls the interpreter handles signals
 
 
 class PackedPass:
@@ -208,214 +205,109 @@ class StepArgs(ctypes.Structure):
     ]
 
 
-@torch.no_grad()
-def generate(
-    target: CpuTarget,
-    condition: Condition,
-    *,
-    sampling: Sampling,
-    keys: Sequence[tuple[int, int]],
-    drafter: Drafter | None = None,
-    callback: Callback | None = None,
-    keep_steps: bool = False,
-    is_timed: bool = False,
-    **how: Any,
-) -> Generation:
-    """Decode as `loop.generate` or `plain.generate`, for a drafter with `sample_window` or none.
+def is_fused(state: State) -> bool:
+    """Return whether the rounds of a generation are one C++ program: plain decoding and windows of samples.
 
-    `how` is cache and prompts, as for `prefill.start`.
+    Not with top-p, with given codes, and for targets whose passes do not run in C++.
     """
-    watch, steps = Stopwatch(condition.device, is_timed), list[Step]()
-    kept = steps if keep_steps else None
-    # 1) the prompt gives code 0
-    stepper, first = begin(target, condition, sampling=sampling, keys=keys, drafter=drafter, **how)
-    report(first, callback, kept)
-    watch.lap("prefill")
-    alone, is_watched, seconds = FusedPass([stepper]), callback is not None or keep_steps, 0.0
-    while not stepper.is_done():
-        # 2) steps, one per call if they are reported
-        alone.step(0.0 if is_watched else PATIENCE)
-        if is_watched:
-            report(stepper.last(), callback, kept)
-        if stepper.nodes != alone.nodes:
-            seconds += alone.seconds
-            alone = FusedPass([stepper])
-    watch.lap("walk")
-    if is_timed:
-        watch.seconds["score"] = seconds + alone.seconds
-        watch.seconds["walk"] -= watch.seconds["score"]
-    return stepper.generation(steps, watch.seconds)
+    is_plain = isinstance(state, Plain)
+    is_window = isinstance(state.drafter, SampleWindow) and isinstance(state.verifier, GumbelVerifier)
+    has_all = state.sampling.top_p == 1 and state.forced is None and isinstance(state.target, CpuTarget)
+    return has_all and (is_plain or is_window)
 
 
-@torch.no_grad()
-def begin(
-    target: CpuTarget,
-    condition: Condition,
-    *,
-    sampling: Sampling,
-    keys: Sequence[tuple[int, int]],
-    drafter: Drafter | None = None,
-    **how: Any,
-) -> "tuple[FusedStepper, Step]":
-    """Begin a generation whose steps `decoding.joint` takes; return its stepper and the step of code 0."""
-    stage = 0 if drafter is None else drafter.max_nodes
-    prompt = start(target, condition, sampling=sampling, keys=keys, stage=stage, **how)
-    stepper = FusedStepper(target, prompt, sampling, drafter)
-    return stepper, stepper.first
+def program_of(state: State) -> PackedPass:
+    """Return the packed weights of a generation's target."""
+    assert isinstance(state.target, CpuTarget)
+    return state.target.program
 
 
-class FusedStepper:
-    """The state of a generation, in memory that `lantern_steps` writes to; tensors are as in `steps.cpp`.
+class FusedImages:
+    """The tensors of one generation that `lantern_steps` reads and writes, as in `steps.cpp`."""
 
-    `first` is the step that gives code 0, `nodes` the size of a pass.
-    """
-
-    def __init__(self, target: CpuTarget, prompt: Start, sampling: Sampling, drafter: Drafter | None) -> None:
-        images, self.count = len(prompt.mask), target.config.block_size
-        self.target, self.prompt, self.drafter = target, prompt, drafter
-        self.nodes, self._index = 1 if drafter is None else drafter.max_nodes, 0
-        self.known, self.start, self.counts, self.passes = torch.ones(4, images, dtype=torch.long).unbind()
-        self.grid = torch.zeros(images, self.count, dtype=torch.long)
-        self.window, self.sampled = torch.zeros(2, images, self.nodes, dtype=torch.long).unbind()
-        self.accepted, self.reached = torch.zeros(2, images, self.nodes - 1, dtype=torch.long).unbind()
-        self.finite = torch.isfinite(prompt.logits.sum((1, 2, 3)))
-        self._noise, self._random = prompt.noise.gumbel_table(), None
-        if drafter is not None and drafter.sample_window == "random":
-            where = torch.arange(self.count).expand(images, -1)
-            self._random = random_codes(prompt.noise, where, target.config.vocab_size).contiguous()
-        self._shape = None if drafter is None else chain_shape(drafter.depth, torch.device("cpu"))
-        self._scored = self.nodes, self._shape, self.window
-        self.first = self._sample_first(sampling)
-        self.images = [self._image(i, sampling) for i in range(images)]
-        self._results: tuple[Tensor, Tensor] | None = None
-        self._counts = self.known.numpy()  # the same memory, which Python reads faster
+    def __init__(self, state: State) -> None:
+        self.state, self.window = state, state.drafter if isinstance(state.drafter, SampleWindow) else None
+        images, sums, held = len(state.known), state.statistics, state.held
+        nodes = 1 if self.window is None else state.drafter.max_nodes
+        self.start, self.counts, scratch = torch.zeros(3, images, dtype=torch.long).unbind()
+        self.sampled = torch.zeros(images, nodes, dtype=torch.long)
+        if self.window is None:
+            self.tokens, passes, random = state.codes.gather(1, state.known[:, None] - 1), scratch, None
+        else:
+            self.tokens, passes = self.window.tokens, sums.passes
+            random = self.window.random if self.window.fills_randomly else None
+        table, sampling = state.noise.gumbel_table(), state.sampling
+        rows = (state.known, self.tokens, held.codes, self.start, self.counts, self.sampled)
+        self.kept = (table, random, *rows, passes, sums.accepted, sums.reached, held.finite)  # C++ has addresses only
+        self.args = [
+            ImageArgs(
+                *(min(sampling.top_k, state.target.config.vocab_size), min(sampling.guidance_interval, state.count)),
+                *(float(sampling.guidance), float(sampling.temperature)),
+                *(None if tensor is None else tensor[i].data_ptr() for tensor in self.kept),
+            )
+            for i in range(images)
+        ]
 
     @property
-    def group(self) -> tuple[object, ...]:
-        """What generations that share passes have in common: weights, the form of their caches, and nodes."""
-        return (id(self.target.program), self.prompt.cache.form, self.nodes)
+    def nodes(self) -> int:
+        """Nodes of a pass."""
+        return 1 if self.window is None else self.window.nodes
 
-    @property
-    def is_on_trial(self) -> bool:
-        """Whether steps are counted, after which slow drafting stops (`Drafter.least_codes`)."""
-        return self.drafter is not None and self.drafter.least_codes > 0 and self._index < TRIAL
-
-    def _sample_first(self, sampling: Sampling) -> Step:
-        """Sample code 0 from the logits of the prompt, and fill the window behind it."""
-        prompt, place = self.prompt, torch.zeros_like(self.known)[:, None]
-        first = (sampling.scores(prompt.logits, place) + prompt.noise.gumbel(place)).argmax(-1)
-        self.grid[:, :1] = self.window[:] = first
-        if self._random is not None:
-            self.window[:, 1:] = self._random[:, torch.arange(1, self.nodes).clamp(max=self.count - 1)]
-        features = prompt.features[:, :, -1:].flatten(0, 1)
-        scores = PassScores(prompt.logits.flatten(0, 1), features)
-        return Step(0, place[:, 0], torch.ones_like(self.known), first, scores)
-
-    def _image(self, i: int, sampling: Sampling) -> ImageArgs:
-        """Return the arguments of an image: its settings, and the addresses of its rows of all tensors."""
-        rows = (self.known, self.window, self.grid, self.start, self.counts, self.sampled)
-        counters = (self.passes, self.accepted, self.reached, self.finite)
-        return ImageArgs(
-            *(min(sampling.top_k, self.target.config.vocab_size), min(sampling.guidance_interval, self.count)),
-            *(float(sampling.guidance), float(sampling.temperature)),
-            *(None if tensor is None else tensor[i].data_ptr() for tensor in (self._noise, self._random)),
-            *(tensor[i].data_ptr() for tensor in (*rows, *counters)),
-        )
-
-    @staticmethod
-    def together(steppers: "Sequence[FusedStepper]", earlier: StaticCache | None) -> "FusedPass":
-        """Return what takes the steps of generations of one group; `earlier` is for `StaticCache.joined`."""
-        return FusedPass(steppers, earlier)
-
-    def join(self, logits: Float[Tensor, "rows n v"], features: Float[Tensor, "rows n c"]) -> None:
-        """Take part in a pass that writes its results there."""
-        self._results = logits, features  # not the pass, since a cycle of references would delay freeing the cache
-
-    def before(self, is_one: bool) -> None:
-        """Prepare for steps; with `is_one`, a single one, `last` can return it."""
-        self._index += 1
-        scored = self.window.clone() if is_one and self._shape is not None else self.window
-        self._scored = self.nodes, self._shape, scored
-
-    def after(self) -> None:
-        """After slow steps, let later passes score the last code alone, as plain decoding does."""
-        if self.drafter is not None and self._index == TRIAL and is_slow(self.known, self.drafter.least_codes):
-            self.nodes, self._shape = 1, None
-
-    def is_done(self) -> bool:
-        """Return whether all codes are known."""
-        return min(self._counts) >= self.count
-
-    def last(self) -> Step:
-        """Return the last step; its scores are overwritten by the next."""
-        assert self._results is not None
-        logits, features = self._results
-        scores = Scores(logits, features.to(self.target.tok_embeddings.weight.dtype))
-        nodes, shape, scored = self._scored
+    def step(self, scored: Int[Tensor, "b n"], logits: Tensor, features: Tensor) -> Step:
+        """Return the last step, whose window was `scored`; its scores are overwritten by the next."""
+        images, nodes = len(self.start), scored.shape[1]
+        dtype = self.state.target.tok_embeddings.weight.dtype
+        scores = PassScores(logits.unflatten(0, (images, -1)), features.to(dtype).unflatten(0, (images, -1)))
         codes = self.sampled[:, :nodes].clone()
-        arguments = (self._index, self.start.clone(), self.counts.clone(), codes, scores)
-        if shape is None:
-            return Step(*arguments)
+        start, counts = self.start.clone(), self.counts.clone()
+        if nodes == 1:
+            return Step(self.state.index, start, counts, codes, scores)
         length = (scored[:, 1:] == codes[:, :-1]).long().cumprod(1).sum(1)
         drafts = torch.arange(1, nodes)
         path = torch.where(drafts <= length[:, None], drafts, 0)
         verdict = Verdict(path, length, codes.gather(1, length[:, None])[:, 0])
-        return Step(*arguments, DraftTree(scored, shape, "gumbel"), verdict)
-
-    def generation(self, steps: list[Step], seconds: dict[str, float]) -> Generation:
-        """Return the finished grids."""
-        zeros = torch.zeros(3, len(self.known))
-        return Generation(
-            codes=self.grid,
-            passes=self.passes,
-            accepted=self.accepted,
-            reached=self.reached,
-            relaxed=zeros[0],
-            total_variation=zeros[1],
-            steps=steps,
-            seconds=seconds,
-            total_variation_max=None if self.drafter is None else zeros[2],
-            is_finite=self.finite,
-        )
+        tree = DraftTree(scored, TreeShape.chain(nodes - 1, scored.device), "gumbel")
+        return Step(self.state.index, start, counts, codes, scores, tree, verdict)
 
 
-class FusedPass:
-    """The pass that generations of one group share, with their steps around it: inputs, outputs and arguments.
+class FusedRounds:
+    """Rounds of generations with passes of one size in C++; their caches become views of `cache`.
 
-    Their caches become views of `cache`. Generations have settings and numbers of known codes of their own.
+    Generations have settings and numbers of known codes of their own.
     """
 
-    def __init__(self, steppers: Sequence[FusedStepper], earlier: StaticCache | None = None) -> None:
-        self.steppers, one = steppers, steppers[0]
-        caches = [stepper.prompt.cache for stepper in steppers]
+    def __init__(self, states: Sequence[State], earlier: Rounds | None = None) -> None:
+        self.states, self.images = states, [FusedImages(state) for state in states]
+        caches = [state.cache for state in states]
         is_whole = len(caches) == 1 and caches[0].buffer.is_contiguous()
-        used = [caches[0].prefix + max(stepper.known.tolist()) for stepper in steppers]
-        self.cache = cache = caches[0] if is_whole else StaticCache.joined(caches, earlier, used)
-        self._program, config = one.target.program, one.target.config
-        self.nodes = nodes = one.nodes
+        used = [state.cache.prefix + int(state.known.max()) for state in states]
+        self.cache = (
+            caches[0] if is_whole else StaticCache.joined(caches, None if earlier is None else earlier.cache, used)
+        )
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make inputs and outputs of a pass, and the arguments of the program."""
+        cache, one, self.nodes = self.cache, self.states[0], self.images[0].nodes
+        nodes, config, self._program = self.nodes, one.target.config, program_of(one)
         rows, first = cache.images * cache.rows, cache.first_stage_slot
-        self.inputs, self.features = torch.empty(2, rows, nodes, config.dim).unbind()
-        self.logits = torch.empty(rows, nodes, config.vocab_size)
+        self._inputs, self._features = torch.empty(2, rows, nodes, config.dim).unbind()
+        self._logits = torch.empty(rows, nodes, config.vocab_size)
         self._positions = torch.empty(rows, nodes, dtype=torch.long)
         self._places = (torch.arange(nodes) + first).repeat(rows, 1)
         self._mask = torch.full((rows, nodes, cache.slots), -torch.inf)
-        at = 0
-        for stepper in steppers:
-            prefix = stepper.prompt.prefix.flatten(0, 1)[:, None]
-            lines = slice(at, at := at + len(prefix))
-            self._mask[lines, :, : cache.prefix] = prefix
-            stepper.join(self.logits[lines], self.features[lines])
+        self._mask[..., : cache.prefix] = torch.cat([state.prefix for state in self.states]).flatten(0, 1)[:, None]
         if cache.stage:
             self._mask[..., first : first + nodes] = torch.full((nodes, nodes), -torch.inf).triu(1)
-        taken = (self.inputs, self._positions, self._places, self._mask)
+        taken = (self._inputs, self._positions, self._places, self._mask)
         self._args = PassArgs(
             *(rows, nodes, cache.slots, torch.get_num_threads(), 0),
             *(tensor.data_ptr() for tensor in taken),
             *(self._mask.stride(0), self._mask.stride(1), cache.buffer.data_ptr(), cache.buffer.stride(0)),
             *(None, None),
-            *(self.features.data_ptr(), self.logits.data_ptr()),
+            *(self._features.data_ptr(), self._logits.data_ptr()),
         )
-        self._images = (ImageArgs * cache.images)(*(image for stepper in steppers for image in stepper.images))
+        self._images = (ImageArgs * cache.images)(*(args for image in self.images for args in image.args))
         embeddings = one.target.tok_embeddings.weight
         self._steps = StepArgs(
             *(cache.images, nodes, one.count, cache.prefix, config.cls_token_num),
@@ -425,90 +317,80 @@ class FusedPass:
             0.0,
         )
 
-    @property
-    def seconds(self) -> float:
-        """Seconds spent in passes of the target."""
-        return self._steps.seconds
-
-    def step(self, patience: float = 0.0) -> None:
-        """Take steps for `patience` seconds, at least one, until an image is complete; one step while on trial."""
-        if any(stepper.is_on_trial for stepper in self.steppers):
+    def __call__(self, patience: float = 0.0) -> None:
+        """Take rounds for `patience` seconds, at least one, until an image is complete; one round while on trial."""
+        if any(image.window is not None and image.window.is_on_trial for image in self.images):
             patience = 0.0
-        for stepper in self.steppers:
-            stepper.before(not patience)
+        scored = [image.tokens[:, : self.nodes].clone() for image in self.images] if not patience else []
+        before = self._steps.seconds
         arguments = (self._program.model, self._args, self._steps)
         build.library().lantern_steps(*map(ctypes.byref, arguments), ctypes.c_double(patience))
-        for stepper in self.steppers:
-            stepper.after()
+        at = 0
+        for number, image in enumerate(self.images):
+            state, rows = image.state, slice(at, at := at + len(image.start) * self.cache.rows)
+            state.advance(int(state.known.min()))
+            if scored:
+                state.step = image.step(scored[number], self._logits[rows], self._features[rows])
+            if image.window is not None:
+                image.window.count_step(state.known)
+            state.watch.lap("walk")
+            state.watch.move("walk", "score", self._steps.seconds - before)
+        if len(self.states) == 1 and self.images[0].nodes != self.nodes:
+            self._prepare()
 
 
 @dataclass(frozen=True)
 class CpuEngine(Engine):
-    """Runs a pass as one C++ program, and whole steps of plain decoding and sample-match windows.
+    """Runs a pass as one C++ program, and whole rounds of plain decoding and windows of samples.
 
-    The bits of a code's logits depend on nothing that is scored with it, so `reproducible` holds without cost.
+    The bits of a code's logits depend on nothing that is scored with it.
     """
 
     name: ClassVar[str] = "cpu"
-    has_free_rows: ClassVar[bool] = True
+    fits_windows: ClassVar[bool] = True
 
-    def available(self, target: Target, *, can_wait: bool = True) -> str | None:
-        """Return a reason for other devices, dtypes and widths, and where the library is missing."""
-        if (reason := super().available(target, can_wait=can_wait)) is not None:
-            return reason
+    def why_not(self, target: Target, drafter: Drafter | None = None, *, can_wait: bool = True) -> str | None:
+        """Return a reason for other layers, devices, dtypes and widths, and where the library is missing."""
+        if target.config.family != "llamagen":
+            return "the cpu engine runs LlamaGen's layers, not this model's: use --engine eager"
         if self.weights == "int4":
             return "the cpu engine reads weights in full or in int8, int4 was given: use --engine eager"
         try:
             check(target)
+            missing = build.missing()
+            if missing is not None:
+                build.find_compiler()
         except ValueError as error:
             return str(error)
-        missing = build.missing()
-        if missing is None:
+        if missing is None or can_wait:
             return None
-        try:
-            build.find_compiler()
-        except ValueError as error:
-            return str(error)
-        return None if can_wait else f"{missing}: `lantern doctor --build` or `--engine cpu` builds it"
-
-    def prepare_drafter(self, module: Module) -> Module:
-        """Return a drafter's module with packed layers, if they fit."""
-        from lantern.engines.cpu.drafter import packed_drafter
-
-        return packed_drafter(module, int8=self.weights == "int8")
-
-    def prepare_vq(self, vq: Module) -> Module:
-        """Return LlamaGen's tokenizer with packed convolutions in its decoder; others as they are."""
-        from lantern.engines.cpu.vq import packed_vq
-
-        return packed_vq(vq)
-
-    def fused_decoder(
-        self, target: Target, sampling: Sampling, drafter: Drafter | None, verifier: Verifier | None
-    ) -> FusedDecoder | None:
-        """Return the decoder of fused steps: plain decoding, and windows of the target's samples; not for top-p."""
-        is_window = drafter is not None and drafter.sample_window is not None
-        if sampling.top_p < 1 or not isinstance(target, CpuTarget):
-            return None
-        if drafter is not None and not (is_window and isinstance(verifier, GumbelVerifier)):
-            return None
-        given: dict[str, Any] = {"sampling": sampling, "drafter": drafter}
-        return FusedDecoder(partial(generate, target, **given), partial(begin, target, **given))
-
-    def keeps_codes(self, target: Target, *, nodes: int, lines: int) -> bool:
-        """Return True: the bits of a code depend on nothing that is scored with it."""
-        return True
-
-    @property
-    def rounds_wide(self) -> bool:
-        """False: passes are reproducible as they are."""
-        return False
-
-    def window(self, target: Target, codes_per_pass: Mapping[int, float] | None = None) -> int:
-        """Return the window with the most codes per second, by the times of passes on this machine."""
-        from lantern.engines.pass_times import CODES, best_window, pass_times
-
-        return best_window(pass_times(self, target), codes_per_pass or CODES)
+        return f"{missing}: `lantern doctor --build` or `--engine cpu` builds it"
 
     def _prepare(self, target: Any) -> Target:
         return CpuTarget(target)
+
+    def prepare_part(self, module: Any) -> Any:
+        """Return a drafter with packed layers, or LlamaGen's tokenizer with a packed decoder; others as they are."""
+        from lantern.engines.cpu.drafter import packed_drafter
+        from lantern.engines.cpu.vq import packed_vq
+
+        return packed_vq(packed_drafter(module, int8=self.weights == "int8"))
+
+    def drive(self, states: Sequence[State], earlier: Rounds | None = None) -> Rounds:
+        """Return what takes rounds: fused ones if the generations have them."""
+        return FusedRounds(states, earlier) if is_fused(states[0]) else TorchRounds(states, earlier)
+
+    def group(self, state: State) -> Hashable:
+        """Return what generations have in common: fused rounds, with passes of one size, or none."""
+        if not is_fused(state):
+            return state.group
+        nodes = state.drafter.nodes if isinstance(state.drafter, SampleWindow) else 1
+        return ("fused", nodes, state.group)
+
+    def fuses_plain(self, sampling: Sampling) -> bool:
+        """Return whether plain decoding runs in C++: not with top-p."""
+        return sampling.top_p == 1
+
+    def keeps_bits(self, target: Target, nodes: int, lines: int) -> bool:
+        """Return True."""
+        return True

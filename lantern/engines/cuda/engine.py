@@ -1,16 +1,17 @@
-"""The engine `graph`: passes by Triton kernels, and one CUDA graph for a whole step."""
+"""The engine `graph`: passes by Triton kernels, and one CUDA graph for a whole round."""
 
-import dataclasses
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lantern.engines.cuda.rows import ROWS, constant_rows
-from lantern.engines.engine import Engine, Module
+from lantern.engines.engine import Engine, refuses_weights
 
 if TYPE_CHECKING:
     from lantern.core.types import Drafter, Target
-    from lantern.decoding.loop import Programs
+    from lantern.decoding.loop import State
+    from lantern.decoding.rounds import Rounds
 
 PRODUCTS = ("cublas", "fused", "fused+pdl")
 UNMEASURED = "the kernels for this model were tested in Triton's interpreter, and not on a GPU"
@@ -18,12 +19,12 @@ UNMEASURED = "the kernels for this model were tested in Triton's interpreter, an
 
 @dataclass(frozen=True)
 class GraphEngine(Engine):
-    """Replays each step, plain or drafted, as one CUDA graph. Passes are Triton kernels if the target fits them.
+    """Replays each round, plain or drafted, as one CUDA graph. Passes are Triton kernels if the target fits them.
 
     A pass has `rows` rows per line (guidance row of an image), fewer in large batches (`rows.constant_rows`). Trees
-    of at most so many nodes give plain decoding's codes. Targets that do not fit the kernels run through torch, with
-    layers compiled if `compiles_steps`. Without a GPU, Triton's interpreter (TRITON_INTERPRET=1) runs the same kernels
-    for tests, step by step and without graphs. `products` of small passes over LlamaGen's layers are cuBLAS's, or
+    of at most so many nodes give plain decoding's codes. Targets that do not fit the kernels run through torch. Without
+    a GPU, Triton's interpreter (TRITON_INTERPRET=1) runs the same kernels for tests, step by step and without graphs.
+    `products` of small passes over LlamaGen's layers are cuBLAS's, or
     `fused` with what stands around them, with "fused+pdl" also started early. ValueError for another number of rows and
     for other products.
     """
@@ -31,6 +32,8 @@ class GraphEngine(Engine):
     rows: int = ROWS
     products: str = "cublas"
     name: ClassVar[str] = "graph"
+    may_look: ClassVar[bool] = False
+    keeps_state: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,16 +42,19 @@ class GraphEngine(Engine):
         if self.products not in PRODUCTS:
             raise ValueError(f"products is {self.products!r}, expected one of {', '.join(PRODUCTS)}")
 
-    def available(self, target: "Target", *, can_wait: bool = True) -> str | None:
-        """Return a reason for targets that are not on CUDA."""
+    def why_not(self, target: "Target", drafter: "Drafter | None" = None, *, can_wait: bool = True) -> str | None:
+        """Return a reason for targets that are not on CUDA, and for trees whose size the host chooses in each step."""
         device = target.tok_embeddings.weight.device.type
         if device != "cuda" and self.without_kernels(target) is not None:
             return f"CUDA graphs need a CUDA device, the model is on {device}: use another engine, or move the model"
-        return super().available(target, can_wait=can_wait)
-
-    def refuses_layers(self, target: "Target") -> str | None:
-        """Return None: passes that are no kernels are captured as torch runs them."""
-        return None
+        if drafter is not None and drafter.needs_host:
+            return (
+                f"the trees of {type(drafter).__name__} change size from step to step, which a CUDA graph cannot "
+                "replay: set adaptive to False, or use --engine eager"
+            )
+        if target.config.family != "llamagen" and target.config.processes > 1:
+            return "the graph engine runs models in one process, this one is shared: use --engine eager"
+        return refuses_weights(target, self.weights)
 
     def remark(self, target: "Target") -> str | None:
         """Return why passes do not run as Triton kernels, or that those of this model have not run on a GPU."""
@@ -76,16 +82,37 @@ class GraphEngine(Engine):
             from lantern.engines.cuda.llama import refusal
         return refusal(original(target))
 
-    def refuses(self, drafter: "Drafter") -> str | None:
-        """Return a reason for trees whose size the host chooses from the step before."""
-        if drafter.needs_host:
-            return (
-                f"the trees of {type(drafter).__name__} change size from step to step, which a CUDA graph cannot "
-                "replay: set adaptive to False, or use --engine eager"
-            )
-        return super().refuses(drafter)
+    def _prepare(self, target: Any) -> "Target":
+        if self.without_kernels(target) is not None:
+            return self.prepare_part(target)
+        from lantern.engines.cuda.trial import trial_of
 
-    def keeps_codes(self, target: "Target", *, nodes: int, lines: int) -> bool:
+        made = self._kernels(target)(target, self.rows)
+        return made if trial_of(made).fault is None else self.prepare_part(target)
+
+    def prepare_part(self, module: Any) -> Any:
+        """Return a target with newlines with passes of one size, which a graph can replay; others as they are."""
+        from lantern.engines.prepared import FixedPasses
+        from lantern.models.transformers.target import TransformersTarget
+
+        has_newlines = isinstance(module, TransformersTarget) and module.config.raster.newlines
+        return FixedPasses(module) if has_newlines else module
+
+    def drive(self, states: "Sequence[State]", earlier: "Rounds | None" = None) -> "Rounds":
+        """Return what replays the rounds of one generation; without a GPU they run one operation at a time."""
+        import torch
+
+        if len(states) == 1 and torch.cuda.is_available():
+            from lantern.engines.cuda.graphs import GraphRounds
+
+            return GraphRounds(states[0])
+        return super().drive(states, earlier)
+
+    def group(self, state: "State") -> Hashable:
+        """Return the generation itself: a replay of each is faster than a joined pass without a graph."""
+        return id(state)
+
+    def keeps_bits(self, target: "Target", nodes: int, lines: int) -> bool:
         """Return whether passes are kernels that keep the bits of a row here, of as many rows as plain decoding."""
         if self.without_kernels(target) is not None or nodes > constant_rows(lines, self.rows):
             return False
@@ -96,24 +123,9 @@ class GraphEngine(Engine):
         rows = lines * constant_rows(lines, self.rows)
         return trial_of(target).keeps_bits and (is_fused(target, rows) or keeps_rows(target, rows))
 
-    def most_nodes(self, lines: int) -> int:
+    def free_nodes(self, lines: int) -> int:
         """Return the rows of plain decoding, which shrink as the batch grows."""
         return constant_rows(lines, self.rows)
-
-    def programs(self) -> "Programs":
-        """Return the parts of a step, replayed from a graph."""
-        from lantern.engines.cuda.graphs import graphed
-
-        return dataclasses.replace(super().programs(), wrap=graphed, may_look=False)
-
-    def prepare_drafter(self, module: Module) -> Module:
-        """Return a drafter's module; a smaller target with passes of one size."""
-        return _fixed(module)
-
-    @property
-    def rounds_wide(self) -> bool:
-        """False: passes already round in the same way."""
-        return False
 
     def _kernels(self, target: Any) -> Any:
         """Return the class of a target's kernel passes."""
@@ -123,25 +135,3 @@ class GraphEngine(Engine):
 
         of_llamagen: dict[str, Any] = dict(zip(PRODUCTS, (KernelTarget, FusedTarget, FusedEarlyTarget), strict=True))
         return of_llamagen[self.products] if target.config.family == "llamagen" else LlamaTarget
-
-    def _prepare(self, target: Any) -> "Target":
-        if self.without_kernels(target) is None:
-            from lantern.engines.cuda.trial import trial_of
-
-            made = self._kernels(target)(target, self.rows)
-            if trial_of(made).fault is None:
-                return made
-        if not self.compiles_steps or target.config.family != "llamagen":
-            return _fixed(target)
-        from lantern.engines.compiled import compiled
-
-        return compiled(target)
-
-
-def _fixed(module: Any) -> Any:
-    """Return a target with newlines with passes of one size, which a graph can replay; other modules as they are."""
-    from lantern.engines.prepared import FixedPasses
-    from lantern.models.transformers.target import TransformersTarget
-
-    has_newlines = isinstance(module, TransformersTarget) and module.config.raster.newlines
-    return FixedPasses(module) if has_newlines else module

@@ -30,7 +30,6 @@ from lantern.generation.requests import MAX_SEED, check_requests, requests, with
 from lantern.generation.serving.metrics import Metrics
 from lantern.generation.serving.schema import ImageRequest, RefusedError
 from lantern.generation.serving.worker import Job, QueueFullError, Worker
-from lantern.methods import METHODS
 from lantern.models.folder import Model, load_model
 
 RETRY_SECONDS = 2
@@ -224,7 +223,7 @@ class Service:
 class Setup:
     """What a server is started with, as plain values that can be sent to another machine.
 
-    `model`, `device`, `dtype` and `engine` are those of `load_model`; `batch`, `waiting` and `waves` those of `Worker`.
+    `model`, `device`, `dtype` and `engine` are those of `load_model`; `batch` and `waiting` those of `Worker`.
     """
 
     model: str
@@ -233,7 +232,6 @@ class Setup:
     engine: Engine
     batch: int
     waiting: int
-    waves: bool
     limits: Limits
 
     def start(self) -> Service:
@@ -241,7 +239,7 @@ class Setup:
         model = load_model(self.model, device=self.device, dtype=self.dtype, engine=self.engine)
         if model.vq is None:
             raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no images")
-        worker = Worker(model, batch=self.batch, waiting=self.waiting, waves=self.waves)
+        worker = Worker(model, batch=self.batch, waiting=self.waiting)
         metrics = Metrics(model.name, worker)
         worker.observe = metrics.waited
         service = Service(model, worker, metrics, self.limits)
@@ -319,13 +317,8 @@ def build_app(service: Service) -> FastAPI:
     @app.head("/version", include_in_schema=False)
     @app.get("/version")
     async def version() -> dict[str, Any]:
-        """The version of lantern, and what is decoded in waves.
-
-        `needs_waves` is why all batches are decoded to their end before others start, or None if they are not;
-        `methods_in_waves` are the methods for which that holds in any case.
-        """
-        apart = [name for name, method in METHODS.items() if method.made.driver is not None]
-        return {"version": __version__, "needs_waves": service.worker.needs_waves, "methods_in_waves": apart}
+        """The version of lantern."""
+        return {"version": __version__}
 
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics")

@@ -9,7 +9,7 @@ from typing import Any
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
-from lantern.decoding.joint import Joint
+from lantern.decoding.rounds import Joint
 from lantern.engines.prepared import WeightCache
 from lantern.generation.generator import (
     BatchSize,
@@ -18,9 +18,7 @@ from lantern.generation.generator import (
     finish_batch,
     has_parts,
     is_out_of_memory,
-    make_batches,
 )
-from lantern.generation.images import NotFiniteError, Picture
 from lantern.generation.progress import Canvas, partial_pixels
 from lantern.generation.requests import Request
 from lantern.models.folder import Model
@@ -59,18 +57,13 @@ class Job:
         return self.method, self.sampling
 
 
-class AbandonedError(Exception):
-    """Ends a wave whose images are all cancelled."""
-
-
 class Worker(threading.Thread):
     """Decodes queued images, at most `batch` at a time, in the order of arrival.
 
     An image joins those under way as soon as a row is free, whatever its method and sampling, and leaves its row when
-    its codes are complete, when it is cancelled or when its time is up (`decoding.joint`). A method or an engine that
-    has no free rows (`Decoder.needs_waves`), and every one with `waves`, decodes a batch of images of one method and
-    one sampling to its end. Noise is that of (seed, number), so an image does not depend on what else is decoded, as
-    far as the engine keeps that (`Statistics.promise`). `observe` receives the waits in seconds of images that start.
+    its codes are complete, when it is cancelled or when its time is up (`decoding.rounds.Joint`). Noise is that of
+    (seed, number), so an image does not depend on what else is decoded, as far as the engine keeps that
+    (`Statistics.promise`). `observe` receives the waits in seconds of images that start.
     """
 
     def __init__(
@@ -79,17 +72,15 @@ class Worker(threading.Thread):
         *,
         batch: int = 4,
         waiting: int = 64,
-        waves: bool = False,
         observe: Callable[[Sequence[float]], None] = lambda waits: None,
     ) -> None:
         super().__init__(name="lantern-model", daemon=True)
-        self.model, self.batch, self.waiting, self.waves, self.observe = model, batch, waiting, waves, observe
+        self.model, self.batch, self.waiting, self.observe = model, batch, waiting, observe
         self._queue: deque[Job] = deque()
         self._changed = threading.Condition()
         self._idle: list[tuple[Any, Generator]] = []  # the latest last
         self._rows: list[Row] = []
-        self._wave: list[Job] = []
-        self._joint, self._is_stopping = Joint(), False
+        self._joint, self._is_stopping = self._no_rounds(), False
         self._captions = Captions()
 
     @property
@@ -100,14 +91,7 @@ class Worker(threading.Thread):
     @property
     def running(self) -> int:
         """Pictures that are being decoded."""
-        return len(self._rows) + len(self._wave)
-
-    @property
-    def needs_waves(self) -> str | None:
-        """Why images are decoded in waves, whatever their method; None if they are not."""
-        if self.waves:
-            return "the server was started with --waves"
-        return self.model.engine.resolve(self.model.target).needs_waves(self.model.target)
+        return len(self._rows)
 
     def check(self, method: str | None, sampling: Sampling) -> None:
         """Raise ValueError for a method that the model cannot decode with, or for which it lacks a trained part."""
@@ -154,7 +138,7 @@ class Worker(threading.Thread):
             while not self._queue and not self._rows:
                 if self._is_stopping:
                     return False
-                self._joint = Joint()  # frees its memory
+                self._joint = self._no_rounds()  # frees its memory
                 self._changed.wait()
         return True
 
@@ -174,23 +158,16 @@ class Worker(threading.Thread):
                 continue
             try:
                 generator = self._decoder(job)
-                if generator.needs_waves is None and not self.waves:
-                    waited = time.monotonic() - job.queued
-                    self._rows.append(Row(job, generator, self._captions))
-                    self._take(job)
-                    self.observe([waited])
-                    continue
-                self._keep(job, generator)
+                waited = time.monotonic() - job.queued
+                self._rows.append(Row(job, generator, self._captions))
+                self._take(job)
+                self.observe([waited])
             except Exception as error:
                 if is_out_of_memory(error) and self._rows:
                     self.batch = len(self._rows)
                     return
                 self._take(job)
                 job.send("failed", error, None)
-                continue
-            if self._rows:
-                return
-            self._decode_wave(self._next_wave(job.kind))
 
     def _keep(self, job: Job, generator: Generator) -> None:
         """Keep a decoder that no image uses any more."""
@@ -206,13 +183,13 @@ class Worker(threading.Thread):
             return
         begun = time.perf_counter()
         patience = 0.0 if any(row.job.partials for row in self._rows) else PATIENCE
-        self._joint.step([row.stepper for row in self._rows], patience)
+        self._joint.take([row.state for row in self._rows], patience)
         share = (time.perf_counter() - begun) / len(self._rows)
         for row in self._rows:
             row.seconds["decode"] += share
             if row.job.partials:
-                row.watch(row.stepper.last())
-        done = [row for row in self._rows if row.stepper.is_done()]
+                row.watch(row.state.step)
+        done = [row for row in self._rows if row.state.is_done()]
         self._rows = [row for row in self._rows if row not in done]
         for row in done:
             row.send_picture(self.batch)
@@ -220,7 +197,7 @@ class Worker(threading.Thread):
 
     def _give_up(self, error: Exception) -> None:
         """End all images under way with an error; where memory ran out, start fewer of them again."""
-        lost, self._rows, self._joint, self._idle = self._rows, [], Joint(), []
+        lost, self._rows, self._joint, self._idle = self._rows, [], self._no_rounds(), []
         if is_out_of_memory(error) and len(lost) > 1:
             self.batch = len(lost) // 2
             with self._changed:
@@ -229,42 +206,10 @@ class Worker(threading.Thread):
             for row in lost:
                 row.job.send("failed", error, None)
 
-    def _next_wave(self, kind: Any) -> list[Job]:
-        """Take the images of the next wave off the queue, without cancelled and expired ones."""
-        with self._changed:
-            taken = [job for job in self._queue if job.kind == kind][: self.batch]
-            self._queue = deque(job for job in self._queue if job not in taken)
-        return [job for job in taken if self._is_wanted(job)]
-
-    def _decode_wave(self, jobs: list[Job]) -> None:
-        self._wave = jobs
-        self.observe([time.monotonic() - job.queued for job in jobs])
-        generator = self._decoder(jobs[0])
-        watch = Watch(generator, jobs)
-
-        def look(step: Step) -> None:
-            if all(job.is_cancelled for job in jobs):
-                raise AbandonedError
-            watch(step)
-
-        try:
-            for pictures in make_batches(generator, [job.request for job in jobs], with_pixels=True, callback=look):
-                for job, picture in zip(jobs[watch.done :], pictures, strict=False):
-                    job.send("done", picture, None)
-                watch.done += len(pictures)
-        except AbandonedError:
-            pass
-        except NotFiniteError as error:
-            sound = {id(picture.request): picture for picture in error.sound}
-            for job in jobs[watch.done :]:
-                found: Picture | None = sound.get(id(job.request))
-                job.send(*(("failed", error, None) if found is None else ("done", found, None)))
-        except Exception as error:
-            for job in jobs[watch.done :]:
-                job.send("failed", error, None)
-        finally:
-            self._wave = []
-            self._keep(jobs[0], generator)
+    def _no_rounds(self) -> Joint:
+        """Return what takes rounds, of no generation yet."""
+        engine = self.model.engine
+        return Joint(engine.group, engine.drive)
 
     def _decoder(self, job: Job) -> Generator:
         """Return a decoder for an image that no other image uses, kept from an earlier one if there was one."""
@@ -283,13 +228,13 @@ class Row:
     def __init__(self, job: Job, generator: Generator, captions: "Captions") -> None:
         self.job, self.generator, begun = job, generator, time.perf_counter()
         self.watch = Watch(generator, [job])
-        self.stepper, first = generator.begin(captions.added(generator, job.request))
-        self.watch(first)
+        self.state = generator.begin(captions.added(generator, job.request))
+        self.watch(self.state.step)
         self.seconds = {"prompt": time.perf_counter() - begun, "decode": 0.0}
 
     def send_picture(self, together: int) -> None:
         """Decode the codes to pixels and send the image; `together` is the largest number decoded together."""
-        generation = self.stepper.generation([], {})
+        generation = self.state.result()
         how: dict[str, Any] = {"seconds": self.seconds, "with_pixels": True, "images": together}
         try:
             (picture,) = finish_batch(self.generator, [self.job.request], generation, **how)

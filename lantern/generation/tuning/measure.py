@@ -9,7 +9,7 @@ from typing import Any
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree, Scores, Step
-from lantern.decoding.loop import now
+from lantern.decoding.statistics import now
 from lantern.drafters.trees.static import StaticTree, grown, named
 from lantern.generation.generator import Generator
 from lantern.generation.requests import Request

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from lantern.core.sampling import Sampling
-from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.engine import EagerEngine
+from lantern.engines.engine import EagerEngine, WideEngine
 from lantern.generation.generator import choose_method
 from lantern.generation.tuning.profile import NAME, VERSION, cache_folder, describe_machine, too_far, write_profile
 from lantern.methods import METHODS
@@ -184,10 +183,7 @@ def test_the_api_logs_why_a_profile_is_not_used(model: Model, caplog: pytest.Log
 
 
 def test_engines_of_different_speed_have_different_names(model: Model) -> None:
-    kinds = [EagerEngine(reproducible=True), EagerEngine(weights="int4"), EagerEngine(weights="int8")]
-    kinds += [CompiledEngine(), GraphEngine(), CpuEngine(), CpuEngine(compiles_steps=True)]
-    engines = [EagerEngine(), *kinds]
+    kinds = [EagerEngine(), WideEngine(), EagerEngine(weights="int4"), EagerEngine(weights="int8")]
+    engines = [*kinds, GraphEngine(), CpuEngine()]
     words = [dataclasses.replace(model, engine=engine).passes for engine in engines]
     assert len(set(words)) == len(words)
-    fused = [CpuEngine(reproducible=each) for each in (False, True)]
-    assert len({dataclasses.replace(model, engine=engine).passes for engine in fused}) == 1

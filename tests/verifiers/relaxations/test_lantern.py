@@ -6,7 +6,6 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, Generation, Verifier
-from lantern.decoding import loop
 from lantern.drafters.eagle.drafter import EagleDrafter
 from lantern.drafters.trees.static import named
 from lantern.verifiers.greedy import GreedyVerifier
@@ -17,7 +16,7 @@ from lantern.verifiers.relaxations.neighbours import Claim, proximity_distances,
 from lantern.verifiers.relaxations.rule import Ruling, Trial
 from tests.proof.worlds import GivenRows
 from tests.tiny import tiny_condition, tiny_eagle
-from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, tiny_decoder, tiny_neighbours
+from tests.tiny_decoder import CONDITION, KEYS, SAMPLING, TARGET, generate, tiny_decoder, tiny_neighbours
 from tests.verifiers.toys import CODES, distance, expected, outcome, toy
 
 # Code 0's neighbours are 1, 2, 3, 4 in this order; p of it and of them:
@@ -104,7 +103,7 @@ def decode(verifier: Verifier, sampling: Sampling = SAMPLING, mode: DraftMode = 
     tree = named("mc_sim_7b_63")
     drafter = EagleDrafter(tiny_eagle(TARGET), TARGET, tree=tree, mode=mode, sampling=sampling)
     condition, keys = tiny_condition((4, 1, 6, 3, 2, 5)), [(seed, 0) for seed in range(6)]
-    return loop.generate(TARGET, condition, sampling=sampling, keys=keys, drafter=drafter, verifier=verifier)
+    return generate(drafter, verifier, condition=condition, sampling=sampling, keys=keys)
 
 
 @pytest.mark.parametrize("residual", ["paper", "released"])

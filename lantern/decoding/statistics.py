@@ -1,0 +1,131 @@
+"""What is counted while a generation runs: verdicts, NaN, and the time of each phase."""
+
+import time
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lantern.core.types import TreeShape, Verdict
+
+
+class Statistics:
+    """Sums over the steps of each image; the fields are those of `Generation`.
+
+    Verdicts are kept, a few numbers each, and added at the end; an engine that runs whole steps adds to the sums
+    itself. Codes past the end of the image are not counted.
+    """
+
+    def __init__(self, images: int, depth: int, codes: int, device: torch.device) -> None:
+        self.codes = codes
+        self.passes = torch.ones(images, dtype=torch.long, device=device)  # that over the prompt
+        self.accepted, self.reached = torch.zeros(2, images, depth, dtype=torch.long, device=device).unbind()
+        self.relaxed, self.variation, self.largest, self.distance, self.excess = torch.zeros(
+            5, images, device=device
+        ).unbind()
+        self.has_distance = self.is_bounded = False
+        self._entries: list[tuple[TreeShape, Verdict, Tensor]] = []
+
+    def enter(self, shape: TreeShape, verdict: Verdict, start: Int[Tensor, " b"]) -> None:
+        """Record a step whose first new code is number `start` of its image."""
+        # Samples and log q of a window are large, and only the drafter reads them.
+        self._entries.append((shape, replace(verdict, samples=None, log_q=None), start))
+
+    def add(self) -> None:
+        """Add the recorded steps to the sums."""
+        shapes = {id(shape): shape for shape, _, _ in self._entries}
+        for name, shape in shapes.items():
+            self._add(shape, [entry[1:] for entry in self._entries if id(entry[0]) == name])
+        self._entries.clear()
+
+    def _add(self, shape: TreeShape, entries: list[tuple[Verdict, Tensor]]) -> None:
+        """Add all steps in which the tree had this shape."""
+        path = torch.stack([verdict.path for verdict, _ in entries])
+        length = torch.stack([verdict.length for verdict, _ in entries])[..., None]
+        start = torch.stack([start for _, start in entries])[..., None]
+        steps = torch.arange(path.shape[-1] + 1, device=path.device)
+        is_inside = start + steps < self.codes
+        is_committed = is_inside & (steps <= length)
+        is_accepted = (is_inside & (steps < length))[..., :-1]
+        visited = torch.nn.functional.pad(path, (1, 0))
+        can_descend = shape.has_children.expand(*visited.shape[:2], -1).gather(-1, visited)
+        self.passes.add_(is_inside[..., 0].sum(0))
+        self.accepted[:, : path.shape[-1]].add_(is_accepted.sum(0))
+        self.reached[:, : path.shape[-1]].add_((is_committed & can_descend)[..., :-1].sum(0))
+        costs = [verdict.cost for verdict, _ in entries if verdict.cost is not None]
+        if not costs:
+            return
+        self.relaxed.add_(torch.where(is_accepted, torch.stack([cost.relaxed for cost in costs]), 0.0).sum((0, 2)))
+        kept = torch.where(is_committed, torch.stack([cost.total_variation for cost in costs]), 0.0)
+        self.variation.add_(kept.sum((0, 2)))
+        torch.maximum(self.largest, kept.amax((0, 2)), out=self.largest)
+        if costs[0].bound is not None:
+            self.is_bounded = True
+            self.excess.add_((kept - costs[0].bound).clamp(min=0.0).sum((0, 2)))
+        moved = [cost.latent_distance for cost in costs if cost.latent_distance is not None]
+        if moved:
+            self.has_distance = True
+            self.distance.add_(torch.where(is_committed, torch.stack(moved), 0.0).sum((0, 2)))
+
+
+def is_finite(logits: Float[Tensor, "b r n v"]) -> Bool[Tensor, "b n"]:
+    """Return which rows of logits hold no NaN and nothing infinite, in all guidance rows.
+
+    Each row is summed, since NaN and infinity carry over to the sum. A sum that overflows counts as infinite.
+    """
+    sums = logits.sum((1, 3))
+    return sums - sums == 0
+
+
+def now(device: torch.device) -> float:
+    """Return the time in seconds after all queued work of the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # sync
+    return time.perf_counter()
+
+
+class Stopwatch:
+    """Adds up the seconds between laps by phase. If it is off it does nothing, and the host does not wait."""
+
+    def __init__(self, device: torch.device, is_on: bool) -> None:
+        self._device, self.is_on = device, is_on
+        self.seconds: dict[str, float] = {}
+        self._last = now(device) if is_on else 0.0
+
+    def lap(self, phase: str) -> None:
+        """Add the time since the last lap to `phase`."""
+        if self.is_on:
+            last, self._last = self._last, now(self._device)
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + self._last - last
+
+    def move(self, phase: str, to: str, seconds: float) -> None:
+        """Count some seconds of a phase as another's."""
+        if self.is_on:
+            self.seconds[phase] -= seconds
+            self.seconds[to] = self.seconds.get(to, 0.0) + seconds
+
+
+class Readback:
+    """Reads a small number on the host. A GPU runs one step ahead and never waits for the host.
+
+    On a GPU the number is copied asynchronously: `read` returns that of the previous call, None at the first.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._posted: tuple[Tensor, torch.cuda.Event] | None = None
+
+    def read(self, values: Int[Tensor, " b"]) -> int | None:
+        """Return the smallest of some numbers."""
+        if not self._is_cuda:
+            return int(values.min())  # sync
+        last, place = self._posted, torch.empty((), dtype=values.dtype, pin_memory=True)
+        place.copy_(values.min(), non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._posted = place, event
+        if last is None:
+            return None
+        last[1].synchronize()  # sync with the step before the last
+        return int(last[0])
