@@ -89,7 +89,7 @@ class State:
         has_begun = self._take_over(begun, watch)
         images, device, nodes = len(begun.mask), begun.mask.device, self.drafter.max_nodes
         self.mask = TreeMask.of(self.mask if has_begun else None, self.cache, begun.prefix, nodes)
-        self.slots = torch.arange(nodes, device=device) + self.cache.first_stage_slot
+        self.held.slots = torch.arange(nodes, device=device) + self.cache.first_stage_slot
         self.statistics = Statistics(images, self.drafter.depth, self.count, device)
         self.readback, self._left, self._age = Readback(device), self.count - 1, 0
         # `codes` has room past the end of the image.
@@ -126,7 +126,7 @@ class State:
         embedded = self.target.tok_embeddings(self.tree.tokens).repeat_interleave(rows, 0)
         positions = (places + self.target.config.cls_token_num).repeat_interleave(rows, 0)
         mask = self.mask.update(self.known - 1, self.tree.shape.ancestors)
-        slots = self.slots[: self.tree.shape.num_nodes].expand(len(positions), -1)
+        slots = self.held.slots[: self.tree.shape.num_nodes].expand(len(positions), -1)
         return Inputs(embedded, positions, mask, self.cache, slots, places, self.drafter.taps)
 
     def finish(self, found: Scores) -> Step:

@@ -53,9 +53,8 @@ class Decoder:
             return begin(
                 self._state(is_joined and (how.get("forced") is not None or not fuses)),
                 condition,
-                prompts=self.prompts,
                 is_wide=self.engine.is_wide,
-                **how,
+                **{"prompts": self.prompts, **how},
             )
 
     def generate(

@@ -8,11 +8,10 @@ import pytest
 
 from lantern.cli.command import add_engine, advice, dtype_of, engine_of
 from lantern.cli.generate import main
-from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cpu import build
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.engine import AutoEngine, EagerEngine, Engine
+from lantern.engines.engine import AutoEngine, EagerEngine, Engine, WideEngine
 from lantern.models.folder import Model
 from tests.tiny import tiny_target
 from tests.tiny_folder import save_tiny_model
@@ -40,7 +39,8 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
         ((), AutoEngine()),
         (("--engine", "cpu", "--weights", "int8"), CpuEngine(weights="int8")),
         (("--engine", "graph"), GraphEngine()),
-        (("--weights", "int4", "--reproducible"), AutoEngine(weights="int4", reproducible=True)),
+        (("--weights", "int4"), AutoEngine(weights="int4")),
+        (("--engine", "wide"), WideEngine()),
         (("--weights", "bf16"), AutoEngine()),
     ],
 )
@@ -59,7 +59,7 @@ def test_advice_is_given_where_the_library_is_not_built(unbuilt: None) -> None:
     assert reported is not None and "lantern doctor --build" in reported
 
 
-@pytest.mark.parametrize("engine", [CompiledEngine(), EagerEngine(reproducible=True), EagerEngine()])
+@pytest.mark.parametrize("engine", [WideEngine(), EagerEngine()])
 def test_no_advice_is_given_if_an_engine_was_chosen(engine: Engine, unbuilt: None) -> None:
     assert advice(Model("toy", tiny_target(**FITTING), engine=engine)) is None
 

@@ -10,15 +10,7 @@ from lantern.core.sampling import Sampling
 from lantern.engines.cpu import build as library
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.engine import (
-    ENGINES,
-    AutoEngine,
-    EagerEngine,
-    Engine,
-    engine,
-    engine_from_dict,
-    engine_of_variant,
-)
+from lantern.engines.engine import ENGINES, AutoEngine, EagerEngine, engine
 from lantern.generation.decoder import build_decoder
 from lantern.methods import METHODS
 from lantern.models.folder import Model
@@ -42,14 +34,14 @@ def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cpu_engine_is_chosen_if_its_library_is_built(built: None) -> None:
-    found = AutoEngine(weights="int8", reproducible=True).resolve(target_in())
-    assert found == CpuEngine(weights="int8", reproducible=True) and "is built" in found.reason
+    found = AutoEngine(weights="int8").resolve(target_in())
+    assert found == CpuEngine(weights="int8") and "is built" in found.reason
 
 
 def test_eager_is_chosen_if_a_build_would_be_needed(unbuilt: None) -> None:
     found = AutoEngine().resolve(target_in())
     assert found == EagerEngine() and "lantern doctor --build" in found.reason
-    assert CpuEngine().available(target_in()) is None  # chosen by name, it is built
+    assert CpuEngine().why_not(target_in()) is None  # chosen by name, it is built
 
 
 @pytest.mark.parametrize(
@@ -74,7 +66,8 @@ def test_a_model_resolves_its_engine(unbuilt: None) -> None:
 def test_a_drafter_that_the_chosen_engine_refuses_is_run_by_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     target = target_in()
     chosen = GraphEngine(reason="chosen")
-    monkeypatch.setattr(GraphEngine, "available", lambda *_, **__: None)
+    monkeypatch.setattr(GraphEngine, "without_kernels", lambda *_: None)  # no device is missed
+    monkeypatch.setattr(GraphEngine, "_prepare", lambda _, target: target)
     monkeypatch.setattr(AutoEngine, "resolve", lambda *_: chosen)
     how = {"sampling": Sampling(), "drafter_module": tiny_eagle(target)}
     made = build_decoder(METHODS["ddd"], target, engine=AutoEngine(), **how)  # type: ignore[arg-type]
@@ -86,7 +79,7 @@ def test_a_drafter_that_the_chosen_engine_refuses_is_run_by_eager(monkeypatch: p
 def test_engine_survives_a_round_trip_through_a_dict() -> None:
     for name in ENGINES:
         made = engine(name, weights="int8", reason="because")
-        assert engine_from_dict(made.as_dict()) == made
+        assert engine(**made.as_dict()) == made
 
 
 def test_unknown_names_and_weights_are_refused() -> None:
@@ -96,21 +89,12 @@ def test_unknown_names_and_weights_are_refused() -> None:
         engine("eager", weights="int2")
 
 
-def test_layer_by_layer_keeps_weights_and_reproducibility() -> None:
-    made: Engine = CpuEngine(weights="int8", reproducible=True)
-    assert made.layer_by_layer() == EagerEngine(weights="int8")
-    assert EagerEngine(reproducible=True).layer_by_layer() == EagerEngine(reproducible=True)
-
-
-@pytest.mark.parametrize("name", ["cpu+compile+int8", "eager+int8", "compile+int8", "graph"])
-def test_variants_have_one_name_and_an_engine(name: str) -> None:
+@pytest.mark.parametrize("name", ["cpu+int8", "eager+int8", "wide", "graph"])
+def test_variants_are_engines_with_weights(name: str) -> None:
     assert VARIANT(name) == name
-    made = engine_of_variant(name)
-    assert made.name == name.split("+")[0] and made.weights == ("int8" if "int8" in name else "full")
-    assert made.compiles_steps == ("compile" in name)
 
 
-@pytest.mark.parametrize("text", ["graph+int4", "cpu+int9", "", "cpu+graph"])
+@pytest.mark.parametrize("text", ["graph+int4", "cpu+int9", "", "cpu+graph", "auto"])
 def test_unknown_variants_are_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="wanted one of eager, compile, cpu"):
+    with pytest.raises(argparse.ArgumentTypeError, match="wanted one of eager, eager\\+int8, wide"):
         VARIANT(text)

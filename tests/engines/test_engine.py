@@ -1,6 +1,5 @@
 """Engines run the same steps: none changes the codes."""
 
-import shutil
 from collections.abc import Callable
 
 import pytest
@@ -8,9 +7,8 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.decoding.prompt import FP32_ROWS
-from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.engine import EAGER, MAX_REPRODUCIBLE, EagerEngine
+from lantern.engines.engine import MOST_WIDE, WideEngine
 from lantern.engines.prepared import weights_of
 from lantern.methods import METHODS, Method
 from lantern.models.llamagen.transformer import Transformer
@@ -25,57 +23,42 @@ def target_in(dtype: torch.dtype, seed: int = 0) -> Transformer:
 
 
 def narrow(method: Method) -> Method:
-    """The method with passes of no more codes than reproducible decoding can score."""
+    """The method with passes of no more codes than the wide engine can score."""
     small = {"tree": "chain_3", "window": 6, "nodes": 12, "length": 4}
     needs = {} if "window" in method.settings or "nodes" in method.settings or method.tree == "chain_40" else {"tree"}
     return method.with_options(**{name: small[name] for name in method.options if name in small and name not in needs})
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_reproducible_bf16_gives_the_codes_of_plain_decoding(name: str) -> None:
+def test_wide_bf16_gives_the_codes_of_plain_decoding(name: str) -> None:
     for seed, guidance in enumerate((1.0, 3.0, 3.0)):
         how = target_in(torch.bfloat16, seed), Sampling(guidance=guidance)
         decoders = (
-            tiny_decoder(method, *how, engine=EagerEngine(reproducible=True))
-            for method in (METHODS["plain"], narrow(METHODS[name]))
+            tiny_decoder(method, *how, engine=WideEngine()) for method in (METHODS["plain"], narrow(METHODS[name]))
         )
         assert torch.equal(*(decoder.generate(CONDITION, keys=KEYS).codes for decoder in decoders))
 
 
-def test_reproducible_fp32_pads_small_passes_and_scores_the_same() -> None:
+def test_wide_fp32_pads_small_passes_and_scores_the_same() -> None:
     target, sampling = target_in(torch.float32), Sampling(guidance=7.5)
     plain = plain_codes(target, sampling)
     seen: list[int] = []
     hook = target.norm.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[0] * inputs[0].shape[1]))
-    engine = EagerEngine(reproducible=True)
-    padded = tiny_decoder("plain", target, sampling, engine=engine).generate(CONDITION, keys=KEYS)
+    padded = tiny_decoder("plain", target, sampling, engine=WideEngine()).generate(CONDITION, keys=KEYS)
     hook.remove()
     of_codes = seen[len(KEYS) :]  # after one pass per prompt
     assert torch.equal(padded.codes, plain) and min(of_codes) >= FP32_ROWS > 2 * len(KEYS)
 
 
-def test_reproducible_decoding_refuses_large_trees() -> None:
-    target = target_in(torch.bfloat16)
-    how = EagerEngine(reproducible=True)
-    with pytest.raises(ValueError, match="17 codes in a pass, reproducible decoding at most 16"):
-        tiny_decoder("gumbel-jacobi", target, engine=how, window=MAX_REPRODUCIBLE + 1)
+def test_the_wide_engine_refuses_large_trees() -> None:
+    with pytest.raises(ValueError, match="17 codes in a pass, the wide engine at most 16"):
+        tiny_decoder("gumbel-jacobi", target_in(torch.bfloat16), engine=WideEngine(), window=MOST_WIDE + 1)
 
 
 def test_graphs_need_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="CUDA graphs need a CUDA device, the model is on cpu"):
         tiny_decoder("plain", target_in(torch.float32), engine=GraphEngine())
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # of what the compiler itself imports
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler for torch.compile")
-def test_compiled_steps_give_the_same_codes_for_two_targets() -> None:
-    engine = CompiledEngine()
-    for seed in range(2):
-        target = tiny_target(seed, block_size=4)
-        decoders = (tiny_decoder("eagle1", target, engine=each, tree="chain_1") for each in (EAGER, engine))
-        assert torch.equal(*(decoder.generate(CONDITION, keys=KEYS).codes for decoder in decoders))
 
 
 def replace_parameter(target: Transformer) -> None:

@@ -5,10 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from lantern.engines.compiled import CompiledEngine
 from lantern.engines.cpu.engine import CpuEngine
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.engine import EagerEngine, Engine
+from lantern.engines.engine import EagerEngine, Engine, WideEngine
 from lantern.generation.decoder import Decoder
 from lantern.generation.images import Statistics, totals
 from lantern.methods import METHODS
@@ -22,14 +21,13 @@ def decoder_of(name: str, engine: Engine, dtype: torch.dtype = torch.bfloat16) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("engine", [EagerEngine(), EagerEngine(reproducible=True)])
-def test_eager_promises_codes_only_if_reproducible(engine: Engine, dtype: torch.dtype) -> None:
-    expected = "codes" if engine.reproducible else "distribution"
+@pytest.mark.parametrize(("engine", "expected"), [(EagerEngine(), "distribution"), (WideEngine(), "codes")])
+def test_torch_promises_codes_only_if_wide(engine: Engine, expected: str, dtype: torch.dtype) -> None:
     assert decoder_of("eagle1", engine, dtype).promise(1) == expected
     assert decoder_of("plain", engine, dtype).promise(1) == "codes"
 
 
-@pytest.mark.parametrize("engine", [EagerEngine(), EagerEngine(reproducible=True), GraphEngine()])
+@pytest.mark.parametrize("engine", [EagerEngine(), WideEngine(), GraphEngine()])
 def test_no_engine_promises_more_than_the_method(engine: Engine) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     assert decoder_of("eagle1-rejection", engine).promise(1) == "distribution"
@@ -47,16 +45,13 @@ def test_graphs_promise_codes_while_the_tree_fits_the_rows_of_plain_decoding() -
 
 def test_graphs_through_torch_do_not_promise_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     made = decoder_of("eagle1", EagerEngine())
-    monkeypatch.setattr(GraphEngine, "available", lambda *_, **__: None)
     monkeypatch.setattr(GraphEngine, "without_kernels", lambda *_: "the model is another")
-    for engine in (GraphEngine(), GraphEngine(reproducible=True)):
-        assert dataclasses.replace(made, engine=engine).promise(1) == "distribution"
+    assert dataclasses.replace(made, engine=GraphEngine()).promise(1) == "distribution"
 
 
-def test_the_cpu_engine_promises_codes_and_compiled_layers_do_not() -> None:
+def test_the_cpu_engine_promises_codes() -> None:
     made = decoder_of("eagle1", EagerEngine())
     assert dataclasses.replace(made, engine=CpuEngine()).promise(64) == "codes"
-    assert dataclasses.replace(made, engine=CompiledEngine()).promise(1) == "distribution"
 
 
 def test_totals_promise_what_every_picture_promises() -> None:

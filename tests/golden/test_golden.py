@@ -26,7 +26,6 @@ def assert_same(found: Any, wanted: Any, where: str) -> None:
         assert found == wanted, f"{where}: {found}, wanted {wanted}"
 
 
-@pytest.mark.filterwarnings("default")  # of what the compiler itself imports
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[pytest.mark.slow] if case.is_slow else [], id=str(case)) for case in cases()]
 )

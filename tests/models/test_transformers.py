@@ -17,10 +17,12 @@ from safetensors.torch import load_file, save_file
 from lantern.cli import generate as command
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, DraftTree, TreeShape
-from lantern.decoding import loop
 from lantern.decoding import prompt as prefill
 from lantern.decoding.forced import ForcedCodes
+from lantern.decoding.loop import State
+from lantern.decoding.plain import NoDrafts
 from lantern.decoding.prompt import PromptCache
+from lantern.decoding.statistics import Stopwatch
 from lantern.drafters.trees.static import named
 from lantern.engines.engine import engine as make_engine
 from lantern.generation.decoder import build_decoder
@@ -32,10 +34,9 @@ from lantern.models.transformers.causal import causal_target
 from lantern.models.transformers.chameleon_vq import read_decoder
 from lantern.models.transformers.components import Components
 from lantern.models.transformers.simplear import fsq_vectors
+from lantern.verifiers.gumbel import GumbelVerifier
 from tests import tiny_transformers as tiny
 
-ZERO = torch.zeros(1, dtype=torch.long)
-NODE = TreeShape(ZERO, ZERO, ZERO, torch.ones(1, 1, dtype=torch.bool), ())
 PROMPTS = ["a red apple", "the sky"]
 
 
@@ -180,6 +181,16 @@ def sequential(name: str, condition: Condition, image: int, row: int, codes: lis
     return target.head(target.body(inputs_embeds=torch.cat(inputs)[None]).last_hidden_state[0, -1])
 
 
+class Given(NoDrafts):
+    """Drafts the trees that it is given."""
+
+    def __init__(self, nodes: int, depth: int) -> None:
+        self.max_nodes, self.depth = nodes, depth
+
+    def propose(self) -> DraftTree:
+        return self.tree
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("known", [[1, 1], [3, 4], [5, 7]])
 @pytest.mark.parametrize("name", CASES)
@@ -191,14 +202,21 @@ def test_logits_of_a_tree_are_those_of_its_paths(name: str, known: list[int]) ->
     codes = torch.randint(target.config.vocab_size, (2, 8), generator=generator)
     drafted = torch.randint(target.config.vocab_size, (2, shape.num_nodes), generator=generator)
     begun = prefill.start(target, condition, sampling=Sampling(), keys=[(0, 0), (0, 1)], stage=shape.num_nodes)
-    run = loop.Run(target, begun, Sampling(), shape.num_nodes, shape.depth)
+    drafter = Given(shape.num_nodes, shape.depth)
+    state = State(target, Sampling(), drafter, GumbelVerifier())
+    state.start(begun, condition, Stopwatch(torch.device("cpu"), is_on=False))
+
+    def score(counts: list[int], tokens: torch.Tensor, shape: TreeShape) -> torch.Tensor:
+        state.held.known = torch.tensor(counts)
+        drafter.tree = DraftTree(tokens, shape, "point")
+        return state.draft().scores(target).logits.unflatten(0, (2, 2))
+
     for place in range(1, max(known)):  # an image that has enough codes repeats its last step
-        run.known = torch.tensor([max(min(place, count - 1), 1) for count in known])
-        run.score(DraftTree(codes.gather(1, run.known[:, None] - 1), NODE, "point"))
-        run.cache.commit(torch.zeros(2, 1, dtype=torch.long), run.known - 1)
-    run.known = torch.tensor(known)
-    drafted[:, 0] = codes.gather(1, run.known[:, None] - 1)[:, 0]
-    found = run.score(DraftTree(drafted, shape, "point")).logits.unflatten(0, (2, 2))
+        counts = [max(min(place, count - 1), 1) for count in known]
+        score(counts, codes.gather(1, torch.tensor(counts)[:, None] - 1), TreeShape.chain(0, torch.device("cpu")))
+        state.cache.commit(torch.zeros(2, 1, dtype=torch.long), state.known - 1)
+    drafted[:, 0] = codes.gather(1, torch.tensor(known)[:, None] - 1)[:, 0]
+    found = score(known, drafted, shape)
     for image in range(2):
         for node in range(shape.num_nodes):
             path = codes[image, : known[image]].tolist()

@@ -35,7 +35,8 @@ class Drafter(ABC):
     carry log q. `needs_host`: the host chooses the size of a tree from the step before, which no CUDA graph replays.
     `reads_samples`: it reads a verdict's samples after every node, also after those that no path visits.
 
-    Tensors that `observe` and `propose` replace are kept in `lantern.core.buffers.Buffers`.
+    Tensors that `begin`, `observe` and `propose` replace are kept in `lantern.core.buffers.Buffers`: a graph that is
+    replayed for a later generation reads the same memory.
     """
 
     mode: DraftMode

@@ -35,14 +35,14 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
         device = prefill.mask.device
         self.shape, self.levels = self.tree.shape(device), self.tree.levels(device)
         self._log_q_rows, self._inner = self.tree.log_q_rows(device), self.tree.inner(device)
-        self._depths = torch.arange(self.tree.depth + 1, device=device)
+        self.held.depths = torch.arange(self.tree.depth + 1, device=device)
 
     def propose(self) -> DraftTree:
         """Read the committed codes and grow the tree."""
         tokens, log_q, log_qs = [self.last], self.read(), []
         for depth, level in enumerate(self.levels):
             if depth > 0:
-                inner, here = tokens[-1][:, level.pairs], self._depths[depth : depth + 1]
+                inner, here = tokens[-1][:, level.pairs], self.held.depths[depth : depth + 1]
                 log_q = self.score(inner, level.ancestors, level.first, here.expand(inner.shape[1]))
             log_qs.append(log_q)
             tokens.append(self._rank(log_q, depth, level.width).flatten(1)[:, level.picks])
@@ -51,7 +51,7 @@ class SelfCascadeDrafter(SmallModel, TreeDrafter):
 
     def _rank(self, log_q: Float[Tensor, "b f v"], depth: int, width: int) -> Int[Tensor, "b f k"]:
         """Return the children of each node in sampling order."""
-        return self.ranked(log_q, self._depths[depth : depth + 1], width)
+        return self.ranked(log_q, self.held.depths[depth : depth + 1], width)
 
     def observe(self, step: Step) -> None:
         """Keep the committed codes for the next pass."""

@@ -47,7 +47,7 @@ class SmallModel:
         self._prefix = self.cache.fill(prompt)
         self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, self._prefix, self.stage)
         self._has_begun = True
-        self._slots = torch.arange(self.stage, device=prefill.mask.device) + self.cache.first_stage_slot
+        self.held.slots = torch.arange(self.stage, device=prefill.mask.device) + self.cache.first_stage_slot
         self.held.known = torch.zeros(len(prefill.mask), dtype=torch.long, device=prefill.mask.device)
         self._is_read = True
 
@@ -97,7 +97,7 @@ class SmallModel:
         self, tokens: Int[Tensor, "b f"], places: Int[Tensor, "b f"], ancestors: Bool[Tensor, "f m"], first: int
     ) -> Float[Tensor, "b r f v"]:
         rows, images = self.rows, len(tokens)
-        slots = self._slots[first : first + tokens.shape[1]].expand(images * rows, -1)
+        slots = self.held.slots[first : first + tokens.shape[1]].expand(images * rows, -1)
         scores = self.model(
             self.model.tok_embeddings(tokens).repeat_interleave(rows, 0),
             (places.clamp(max=self.count - 1) + self.model.config.cls_token_num).repeat_interleave(rows, 0),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from lantern.core.buffers import Buffers
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftMode, DraftTree, NoiseSource, Prefill, Step
 from lantern.drafters.combined.small_model import SmallModel
@@ -40,7 +41,7 @@ class CascadeDrafter(TreeDrafter):
         if width > small.model.config.vocab_size:
             raise ValueError(f"width is {width}, wanted at most {small.model.config.vocab_size}, the number of codes")
         self.inner, self.small = inner, small
-        self.tree, self.width, self.rounds = brush(length, width), width, rounds
+        self.tree, self.width, self.rounds, self.held = brush(length, width), width, rounds, Buffers()
         self.needs_whole_prefix = inner.needs_whole_prefix
         inner.most_committed = length + 1
 
@@ -56,8 +57,8 @@ class CascadeDrafter(TreeDrafter):
         device = prefill.mask.device
         self._shape, self._rows = self.tree.shape(device), self.tree.log_q_rows(device)
         self._inner_nodes = self.tree.inner(device)
-        self._depths = torch.arange(self.depth, device=device)
-        self._sees = torch.ones(self.depth - 1, self.depth - 1, dtype=torch.bool, device=device).tril()
+        self.held.depths = torch.arange(self.depth, device=device)
+        self.held.sees = torch.ones(self.depth - 1, self.depth - 1, dtype=torch.bool, device=device).tril()
 
     def propose(self) -> DraftTree:
         """Draft a chain, resample it with the small model, and return its codes with their log q."""
@@ -66,9 +67,9 @@ class CascadeDrafter(TreeDrafter):
         ranked = self.inner.propose().tokens[:, 1:, None]
         for _ in range(self.rounds or self.depth):
             known = ranked[:, : self.depth - 1, 0]
-            rest = self.small.score(known, self._sees, 0, self._depths[1:])
+            rest = self.small.score(known, self.held.sees, 0, self.held.depths[1:])
             log_q = torch.cat([first, rest], 1)
-            ranked = self.small.ranked(log_q, self._depths, self.width)
+            ranked = self.small.ranked(log_q, self.held.depths, self.width)
             if not self.rounds and torch.equal(ranked[:, : self.depth - 1, 0], known):
                 break
         tokens = torch.cat([root, ranked.flatten(1)], 1)

@@ -111,7 +111,7 @@ class EagleDrafter(TreeDrafter):
         sees = torch.ones_like(prefill.mask[:, :-1]) if config.sees_padding else prefill.mask[:, :-1]
         self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, sees[:, :prefix], stage)
         self._has_begun = True
-        self._stage = torch.arange(stage, device=device) + self.cache.first_stage_slot
+        self.held.stage = torch.arange(stage, device=device) + self.cache.first_stage_slot
         if prefix:
             self._read_prefix(prefill, sees)
 
@@ -207,7 +207,7 @@ class EagleDrafter(TreeDrafter):
     ) -> Float[Tensor, "b r n c"]:
         """One pass over pairs staged from slot `first` on, each below `depth` pairs with drafted features or one."""
         images, rows, pairs, _ = features.shape
-        slots = self._stage[first : first + pairs].expand(images * rows, -1)
+        slots = self.held.stage[first : first + pairs].expand(images * rows, -1)
         out = self.module(
             features.flatten(0, 1),
             tokens.repeat_interleave(rows, 0),

@@ -232,14 +232,14 @@ class ViSpecDrafter(EagleDrafter):
             device=device,
         )
         self._has_begun = True
-        self._stage = torch.arange(self.stage, device=device) + self.cache.first_stage_slot
+        self.held.stage = torch.arange(self.stage, device=device) + self.cache.first_stage_slot
         places = torch.zeros(prefill.mask.shape, dtype=torch.long, device=device)
         caption = self.module.read_caption(self.sampling.guide(prefill.features, places), prefill.mask)
         self.held.caption, self.held.globe = caption.tokens, caption.globe
         # Pairs that were not committed go to one row past the picture.
         self.held.sums = torch.zeros(images, config.grid + 1, config.dim, device=device)
         self.held.weights = torch.zeros(images, config.grid + 1, 1, device=device)
-        self._grid = torch.arange(config.grid, device=device)
+        self.held.grid = torch.arange(config.grid, device=device)
 
     def _read_pending(self) -> Float[Tensor, "b r 1 c"]:
         """Add the committed pairs to their rows' tokens, then read them as EAGLE does."""
@@ -267,7 +267,7 @@ class ViSpecDrafter(EagleDrafter):
         staged = torch.nn.functional.pad(ancestors, (0, self.cache.stage - ancestors.shape[-1]))
         caption = torch.ones(images, pairs, self.module.config.summaries, dtype=torch.bool, device=places.device)
         seen = (held >= 0) & (held // grid >= oldest)
-        return torch.cat([caption, self._grid < oldest, seen, staged.expand(images, pairs, -1)], -1)
+        return torch.cat([caption, self.held.grid < oldest, seen, staged.expand(images, pairs, -1)], -1)
 
     def _summarise(self) -> None:
         """Add the committed pairs to their rows, and update the keys and values of all rows."""

@@ -36,7 +36,7 @@ class Marginals:
         if self.width > target.config.vocab_size:
             most = target.config.vocab_size
             raise ValueError(f"the tree has {self.width} children at a node, wanted at most {most}: use a narrower one")
-        self.tree, self.target = tree, target
+        self.tree, self.target, self.held = tree, target, Buffers()
         self.mode: DraftMode = mode
         self.records_log_q = records_log_q or mode == "sampled"
         # At temperature 0 codes are ranked by their logits.
@@ -46,13 +46,13 @@ class Marginals:
     def begin(self, noise: NoiseSource, device: torch.device) -> None:
         """Create the constants of the tree on a device."""
         self.noise, self.shape, self.inner = noise, self.tree.shape(device), self.tree.inner(device)
-        self._ahead = torch.arange(self.tree.depth, device=device)
-        self._picks = ((self.shape.depths - 1) * self.width + self.shape.ranks)[1:]
-        self._log_q_rows = self.shape.depths.clamp(max=self.tree.depth - 1)
+        self.held.ahead = torch.arange(self.tree.depth, device=device)
+        self.held.picks = ((self.shape.depths - 1) * self.width + self.shape.ranks)[1:]
+        self.held.log_q_rows = self.shape.depths.clamp(max=self.tree.depth - 1)
 
     def places(self, known: Int[Tensor, " b"]) -> Int[Tensor, "b d"]:
         """Return the numbers of the codes to come, one per depth."""
-        return (known[:, None] + self._ahead).clamp(max=self.count - 1)
+        return (known[:, None] + self.held.ahead).clamp(max=self.count - 1)
 
     def log_q(self, features: Float[Tensor, "b d c"]) -> Float[Tensor, "b d v"]:
         """Return log q of guided features, by the target's head."""
@@ -68,11 +68,11 @@ class Marginals:
 
     def grow(self, root: Int[Tensor, "b 1"], log_q: Float[Tensor, "b d v"], known: Int[Tensor, " b"]) -> DraftTree:
         """Return the tree below the last of `known` codes, from log q of each depth."""
-        recorded = log_q[:, self._log_q_rows] if self.records_log_q else None
+        recorded = log_q[:, self.held.log_q_rows] if self.records_log_q else None
         return self._tree(root, self._best(log_q, known), recorded)
 
     def _tree(self, root: Int[Tensor, "b 1"], best: Int[Tensor, "b d k"], log_q: Tensor | None = None) -> DraftTree:
-        tokens = torch.cat([root, best.flatten(1)[:, self._picks]], 1)
+        tokens = torch.cat([root, best.flatten(1)[:, self.held.picks]], 1)
         return DraftTree(tokens, self.shape, self.mode, log_q, self.inner)
 
     def _sampler(self) -> Callable[..., Tensor] | None:

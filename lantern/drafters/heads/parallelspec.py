@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lantern.core.buffers import Buffers
 from lantern.core.sampling import Sampling
 from lantern.core.types import DraftTree, NoiseSource, Prefill, Target
 from lantern.decoding.cache import StaticCache, TreeMask
@@ -164,7 +165,7 @@ class ParallelContext:
 
     def __init__(self, module: ParallelSpec, sampling: Sampling, *, pairs: int, depths: int) -> None:
         self.module, self.sampling, self.pairs, self.depths = module, sampling, pairs, depths
-        self.stage, self._has_begun = pairs + depths - 1, False
+        self.stage, self._has_begun, self.held = pairs + depths - 1, False, Buffers()
 
     def begin(self, prefill: Prefill) -> None:
         """Create an empty cache."""
@@ -182,11 +183,11 @@ class ParallelContext:
             dtype=self.module.cache_dtype,
             device=device,
         )
-        nothing = torch.zeros(images, 0, dtype=torch.bool, device=device)
-        self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, nothing, self.stage)
+        prefix = torch.zeros(images, 0, dtype=torch.bool, device=device)
+        self._mask = TreeMask.of(self._mask if self._has_begun else None, self.cache, prefix, self.stage)
         self._has_begun = True
-        self._stage = torch.arange(self.stage, device=device) + self.cache.first_stage_slot
-        self._steps = torch.arange(self.stage, device=device)
+        self.held.stage = torch.arange(self.stage, device=device) + self.cache.first_stage_slot
+        self.held.steps = torch.arange(self.stage, device=device)
 
     def guess(self, pairs: Pairs, anchor: Int[Tensor, "b 1"]) -> Float[Tensor, "b d c"]:
         """Return features that predict the codes behind pair `anchor`; write all pairs to the cache.
@@ -195,7 +196,7 @@ class ParallelContext:
         """
         images, count = pairs.codes.shape
         known, size = pairs.start, count + self.depths - 1
-        steps = self._steps[:size]
+        steps = self.held.steps[:size]
         ahead = anchor + (steps[count:] - count + 1)
         places = known[:, None] + torch.cat([steps[:count].expand(images, -1), ahead], 1)
         # A pair sees the pairs before it; a mask sees the pairs up to the anchor and the masks before it.
@@ -210,7 +211,7 @@ class ParallelContext:
             self._mask.update(known, sees),
             scales=self.sampling.scales(pairs.places),
             cache=self.cache,
-            slots=self._stage[:size].expand(images, -1),
+            slots=self.held.stage[:size].expand(images, -1),
         )
         self.cache.commit(steps[:count].expand(images, -1), known)
         index = torch.cat([anchor, steps[count:].expand(images, -1)], 1)

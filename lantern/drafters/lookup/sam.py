@@ -60,10 +60,10 @@ class SamDrafter(TreeDrafter):
         """Reset the past and start from the first code."""
         device, images = prefill.mask.device, len(prefill.mask)
         self.noise, self.shape, self.levels = noise, self.tree.shape(device), self.tree.levels(device)
-        self._group_of = self.tables.group_of.long().to(device)
+        self.held.group_of = self.tables.group_of.long().to(device)
         groups = self.tables.config.groups
-        self._sizes = torch.zeros(groups, device=device).index_add_(
-            0, self._group_of, torch.ones(self.vocab_size, device=device)
+        self.held.sizes = torch.zeros(groups, device=device).index_add_(
+            0, self.held.group_of, torch.ones(self.vocab_size, device=device)
         )
         self.held.codes = torch.zeros(images, self.room, dtype=torch.long, device=device)
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
@@ -99,8 +99,8 @@ class SamDrafter(TreeDrafter):
         own = self.held.codes[:, None, : self.count].expand(-1, nodes, -1)
         q = q.scatter_add(-1, own, found.past).scatter_add(-1, found.codes, found.weights)
         q = q / q.sum(-1, keepdim=True).clamp(min=1e-30)
-        mass = q.new_zeros(images, nodes, len(self._sizes)).scatter_add(-1, self._group_of.expand_as(q), q)
-        similar = (mass / self._sizes.clamp(min=1.0))[..., self._group_of]
+        mass = q.new_zeros(images, nodes, len(self.held.sizes)).scatter_add(-1, self.held.group_of.expand_as(q), q)
+        similar = (mass / self.held.sizes.clamp(min=1.0))[..., self.held.group_of]
         return ((1 - self.smooth) * q + self.smooth * similar + FLOOR / self.vocab_size).log()
 
 

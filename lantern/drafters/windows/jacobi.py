@@ -112,7 +112,7 @@ class JacobiDrafter(SampleWindow):
         """Read the prompt."""
         images, device = len(prefill.mask), prefill.mask.device
         self.nodes, self._taken = self.max_nodes, 0
-        self._images = torch.arange(images, device=device)[:, None]
+        self.held.images = torch.arange(images, device=device)[:, None]
         self.held.known = torch.zeros(images, dtype=torch.long, device=device)
         where = torch.arange(self.count, device=device).expand(images, -1)
         self.held.random = random_codes(noise, where, self.vocab_size)
@@ -122,7 +122,8 @@ class JacobiDrafter(SampleWindow):
     def propose(self) -> DraftTree:
         """Return the current window."""
         log_q = self.held.log_q.clone() if self.keeps_distributions else None
-        return DraftTree(self.tokens.clone(), TreeShape.chain(self.nodes - 1, self.tokens.device), self.mode, log_q)
+        shape = TreeShape.chain(self.nodes - 1, self.tokens.device)
+        return DraftTree(self.tokens.clone(), shape, self.mode, log_q)  # a step outlives the window
 
     def observe(self, step: Step) -> None:
         """Shift the window by the committed codes and fill its end, or fill all of it behind given codes."""
@@ -170,9 +171,9 @@ class JacobiDrafter(SampleWindow):
             slots = ((size - counts)[:, None] + guessed).clamp(max=self.nodes - 1)
             codes = codes.scatter(1, slots, ahead.tokens)
         if log_q is not None:
-            log_q = self._initial_log_q(log_q[self._images, source], codes, is_new)
+            log_q = self._initial_log_q(log_q[self.held.images, source], codes, is_new)
             if ahead is not None and slots is not None and ahead.log_q is not None:
-                log_q[self._images, slots] = ahead.log_q
+                log_q[self.held.images, slots] = ahead.log_q
             self.held.log_q = log_q
         root = sampled.gather(1, (counts - 1).clamp(min=0)[:, None])
         self.held.tokens = torch.cat([root, codes[:, :-1]], 1)

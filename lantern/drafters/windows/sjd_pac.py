@@ -62,15 +62,15 @@ class SjdPacDrafter(TreeDrafter):
         self.noise, self._shape = noise, self.tree.shape(device)
         choices = ((), *self.tree.choices)
         chain = [i for i, choice in enumerate(choices) if not any(choice)]
-        self._chain = torch.tensor(chain, device=device)
+        self.held.chain = torch.tensor(chain, device=device)
         # For each node its column in [root, window, second and further codes of the front].
-        self._sources = torch.tensor([self._source(choice) for choice in choices], device=device)
+        self.held.sources = torch.tensor([self._source(choice) for choice in choices], device=device)
         self.held.known = torch.zeros(len(prefill.mask), dtype=torch.long, device=device)
-        self._steps = torch.arange(self.depth, device=device)
+        self.held.steps = torch.arange(self.depth, device=device)
 
     def propose(self) -> DraftTree:
         """Return the current window."""
-        return DraftTree(self.held.tokens.clone(), self._shape, self.mode)
+        return DraftTree(self.held.tokens.clone(), self._shape, self.mode)  # a step outlives the window
 
     def observe(self, step: Step) -> None:
         """Shift the window by the committed codes; the distributions behind it give the front.
@@ -85,8 +85,8 @@ class SjdPacDrafter(TreeDrafter):
             return
         assert step.verdict.samples is not None, "the verifier returned no samples for a window"
         # Row e of the chain is the distribution of code start + e in this pass.
-        sampled = step.verdict.samples[:, self._chain]
-        index = counts[:, None] + self._steps
+        sampled = step.verdict.samples[:, self.held.chain]
+        index = counts[:, None] + self.held.steps
         window = sampled.gather(1, index.clamp(max=self.depth))
         window = torch.where(
             index > self.depth, torch.where(counts[:, None] > self.depth, root, sampled[:, -1:]), window
@@ -96,9 +96,9 @@ class SjdPacDrafter(TreeDrafter):
     def _front(self, step: Step, index: Int[Tensor, "b l"]) -> Int[Tensor, "b l k"]:
         """Return the best codes by these rows of the chain, with the noise of their new places."""
         logits = step.scores.logits
-        rows = self._chain[index.clamp(max=self.depth)]
+        rows = self.held.chain[index.clamp(max=self.depth)]
         logits = logits.gather(2, rows[:, None, :, None].expand(-1, logits.shape[1], -1, logits.shape[3]))
-        places = (self.held.known[:, None] + self._steps[: self.levels]).clamp(max=self.count - 1)
+        places = (self.held.known[:, None] + self.held.steps[: self.levels]).clamp(max=self.count - 1)
         return (
             (self.draft_sampling.log_probs(logits, places) + self.noise.gumbel(places)).topk(self.width, dim=-1).indices
         )
@@ -111,7 +111,7 @@ class SjdPacDrafter(TreeDrafter):
         order = torch.where(front == own, self.width, others).argsort(-1)
         others = front.gather(2, order)[..., : self.width - 1]
         codes = torch.cat([root, window, others.flatten(1)], 1)
-        self.held.tokens = codes[:, self._sources]
+        self.held.tokens = codes[:, self.held.sources]
 
     def _source(self, choice: Choice) -> int:
         depth = len(choice)

@@ -206,12 +206,13 @@ class StepArgs(ctypes.Structure):
 
 
 def is_fused(state: State) -> bool:
-    """Return whether the rounds of a generation are one C++ program: plain decoding and windows of samples.
+    """Return whether the rounds of a generation are one C++ program: plain decoding and windows of samples alone.
 
     Not with top-p, with given codes, and for targets whose passes do not run in C++.
     """
     is_plain = isinstance(state, Plain)
-    is_window = isinstance(state.drafter, SampleWindow) and isinstance(state.verifier, GumbelVerifier)
+    drafter = state.drafter
+    is_window = isinstance(drafter, SampleWindow) and drafter.is_alone and isinstance(state.verifier, GumbelVerifier)
     has_all = state.sampling.top_p == 1 and state.forced is None and isinstance(state.target, CpuTarget)
     return has_all and (is_plain or is_window)
 

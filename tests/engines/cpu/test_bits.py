@@ -39,7 +39,7 @@ def chosen_from(dtype: str, name: str) -> list[Tensor]:
 
     def collect(step: Step) -> None:
         assert step.scores is not None
-        logits = step.scores.logits.unflatten(0, (len(KEYS), -1))
+        logits = step.scores.logits
         for image, count in enumerate(step.counts.tolist()):
             path = [] if step.verdict is None else step.verdict.path[image].tolist()
             found[image] += [logits[image, :, node].clone() for node in [0, *path][:count]]

@@ -118,16 +118,3 @@ def test_passes_without_a_cache_are_eager() -> None:
     with torch.no_grad():
         expected = module.training_forward(features, tokens)
         assert torch.allclose(packed_drafter(module).training_forward(features, tokens), expected, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # of what the compiler itself imports
-def test_fused_drafters_can_be_compiled() -> None:
-    target = tiny_target(**SHAPE)
-    expected, found = (
-        tiny_decoder("eagle1", target, engine=engine).generate(CONDITION, keys=KEYS, keep_steps=True)
-        for engine in (CpuEngine(), CpuEngine(compiles_steps=True))
-    )
-    assert torch.equal(expected.codes, found.codes) and torch.equal(expected.passes, found.passes)
-    for a, b in zip(expected.steps[1:], found.steps[1:], strict=True):
-        assert a.tree is not None and b.tree is not None and torch.equal(a.tree.tokens, b.tree.tokens)

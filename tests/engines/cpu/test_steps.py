@@ -10,8 +10,9 @@ import torch
 from lantern.core.noise import Purpose, random_uniforms
 from lantern.core.sampling import Sampling
 from lantern.core.types import Generation, Step
+from lantern.decoding.rounds import TorchRounds
 from lantern.drafters.windows.jacobi import TRIAL
-from lantern.engines.cpu.engine import CpuEngine, FusedPass
+from lantern.engines.cpu.engine import CpuEngine, FusedRounds, is_fused
 from lantern.engines.cpu.kernels import uniforms
 from lantern.generation.decoder import Decoder
 from lantern.models.llamagen.transformer import Transformer
@@ -44,7 +45,7 @@ def parts_of(target: Transformer, sampling: Sampling, options: dict[str, Any] | 
 
 def by_the_loop(parts: Decoder, monkeypatch: pytest.MonkeyPatch, **watching: Any) -> Generation:
     with monkeypatch.context() as patch:
-        patch.setattr(CpuEngine, "fused_decoder", lambda *_: None)
+        patch.setattr(CpuEngine, "drive", lambda _, states: TorchRounds(states))
         patch.setattr(parts.target, "sampler", lambda *_: None)  # the loop's own, by torch
         patch.setattr(parts.target, "make_uniforms", None)
         return parts.generate(CONDITION, keys=KEYS, **watching)
@@ -82,8 +83,7 @@ def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, mon
         for image, count in enumerate(a.counts.tolist()):
             if count == 0:
                 continue  # a finished picture idles
-            rows = slice(2 * image, 2 * image + 2)
-            assert torch.equal(logits[rows], same[rows])
+            assert torch.equal(logits[image], same[image])
             assert a.codes[image, :count].tolist() == b.codes[image, :count].tolist() == c.codes[image, :count].tolist()
             if a.verdict is not None and b.verdict is not None and a.tree is not None and b.tree is not None:
                 assert torch.equal(a.tree.tokens[image], b.tree.tokens[image])
@@ -107,14 +107,14 @@ def test_a_window_that_commits_too_few_codes_is_given_up(watching: dict[str, Any
 def test_wrong_drafts_change_the_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = parts_of(tiny_target(**SHAPE), DISTRIBUTIONS[0], {"window": 5})
     expected = by_the_loop(parts, monkeypatch)
-    inner = FusedPass.step
+    inner = FusedRounds.__call__
 
-    def wrong(self: FusedPass, patience: float = 0.0) -> None:
-        for stepper in self.steppers:
-            stepper.window[:, 1:] = 0  # drafts that no earlier step sampled
+    def wrong(self: FusedRounds, patience: float = 0.0) -> None:
+        for image in self.images:
+            image.tokens[:, 1:] = 0  # drafts that no earlier step sampled
         inner(self)
 
-    monkeypatch.setattr(FusedPass, "step", wrong)
+    monkeypatch.setattr(FusedRounds, "__call__", wrong)
     found = parts.generate(CONDITION, keys=KEYS)
     assert torch.equal(found.codes, expected.codes) and not torch.equal(found.passes, expected.passes)
 
@@ -182,9 +182,10 @@ def test_unsupported_parts_are_decoded_by_the_loop() -> None:
     target, engine = tiny_target(**SHAPE), CpuEngine()
 
     def fits(name: str, sampling: Sampling = DISTRIBUTIONS[0], **options: Any) -> bool:
-        return tiny_decoder(name, target, sampling, engine=engine, **options).uses_fused_steps
+        decoder = tiny_decoder(name, target, sampling, engine=engine, **options)
+        return is_fused(decoder.begin(CONDITION, keys=KEYS))
 
     assert fits("plain") and fits("gumbel-jacobi")
     assert not fits("plain", Sampling(top_p=0.9)) and not fits("gumbel-jacobi", Sampling(top_p=0.9))
     assert not fits("eagle1") and not fits("sjd") and not fits("gumbel-jacobi", init="drafter")
-    assert not tiny_decoder("plain", target).uses_fused_steps
+    assert not is_fused(tiny_decoder("plain", target).begin(CONDITION, keys=KEYS))

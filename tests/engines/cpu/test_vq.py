@@ -155,6 +155,6 @@ def test_a_packed_tokenizer_follows_its_weights_and_is_kept() -> None:
 def test_other_tokenizers_and_engines_decode_through_torch() -> None:
     sizes: dict[str, Any] = {"codebook_size": 64, "encoder_ch_mult": (1, 1), "decoder_ch_mult": (1, 1), "ch": 32}
     vq, narrow = VQVAE(VQConfig(**sizes)), VQVAE(VQConfig(**sizes, z_channels=24))
-    assert EAGER.prepare_vq(vq) is vq and CpuEngine().prepare_vq(narrow) is narrow
+    assert EAGER.prepare_part(vq) is vq and CpuEngine().prepare_part(narrow) is narrow
     half = vq.bfloat16()
     assert packing.packed_vq(half) is half

@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from lantern.core.types import Step
 from lantern.decoding.loop import State
@@ -16,30 +17,58 @@ from lantern.engines.cuda.graphs import Captured, GraphRounds
 from lantern.engines.engine import EagerEngine
 
 
+class Outside:
+    """A tensor in memory that a recording did not make. As a CUDA graph, it does not keep that memory alive."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.memory = StorageWeakRef(tensor.untyped_storage())
+        self.form = tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
+
+    def tensor(self) -> Tensor:
+        """Return the tensor."""
+        memory = torch.UntypedStorage._new_with_weak_ptr(self.memory.cdata)
+        assert memory is not None, f"a replay reads memory that was freed: {self.form}"
+        dtype, *place = self.form
+        return torch.empty(0, dtype=dtype).set_(memory, *place)
+
+
 class Recording(TorchDispatchMode):
     """Records operations with their tensors. As a CUDA graph, it knows memory and no names of Python."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations: list[tuple[Any, Any, Any, list[Any]]] = []
+        self.operations: list[tuple[Any, Any, Any, list[Tensor | None]]] = []
+        self.own = {0}  # addresses of what the operations made
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.overloadpacket.__name__
         assert name != "_local_scalar_dense", "a captured round must not read a value on the host"
+        known = {address(x) for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)}
+        given = tree_map(self.noted, (args, kwargs or {}))
         made = function(*args, **(kwargs or {}))
-        self.operations.append((function, args, kwargs or {}, tree_flatten(made)[0]))
+        fresh = [x if isinstance(x, Tensor) and address(x) not in known else None for x in tree_flatten(made)[0]]
+        self.own |= {address(x) for x in fresh if x is not None}
+        self.operations.append((function, *given, fresh))
         return made
+
+    def noted(self, value: Any) -> Any:
+        """Return an argument as it is kept; numbers, and tensors of other classes, stay as they are."""
+        is_plain = type(value) in (Tensor, torch.nn.Parameter) and value.ndim > 0
+        return Outside(value) if is_plain and address(value) not in self.own else value
 
     def replay(self) -> None:
         """Run all operations again; what they made is overwritten."""
-        for function, args, kwargs, made in self.operations:
-            given = {id(x) for x in tree_flatten((args, kwargs))[0]}
-            memory = {x.untyped_storage().data_ptr() for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)}
+        for function, args, kwargs, fresh in self.operations:
+            args, kwargs = tree_map(lambda x: x.tensor() if isinstance(x, Outside) else x, (args, kwargs))
             again = tree_flatten(function(*args, **kwargs))[0]
-            for old, new in zip(made, again, strict=True):
-                is_new = isinstance(old, Tensor) and id(old) not in given
-                if is_new and old.untyped_storage().data_ptr() not in memory:  # no view
+            for old, new in zip(fresh, again, strict=True):
+                if old is not None:
                     old.copy_(new)
+
+
+def address(tensor: Tensor) -> int:
+    """Return where the memory of a tensor begins."""
+    return tensor.untyped_storage().data_ptr()
 
 
 class Rehearsed(GraphRounds):

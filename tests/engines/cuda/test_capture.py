@@ -1,4 +1,4 @@
-"""A step is captured only after all of its kernels have run: a kernel that loads during a capture would break it."""
+"""A round is captured only after all of its kernels have run: a kernel that loads during a capture would break it."""
 
 import inspect
 from typing import Any
@@ -9,8 +9,7 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Step
-from lantern.decoding.loop import Programs
-from lantern.engines.cuda.graphs import Captured, GraphedStepper
+from lantern.engines.cuda.graphs import GraphRounds
 from tests.engines.cuda import test_target
 from tests.engines.cuda.test_target import CONDITION, KEYS, decoder_of, target_in
 
@@ -18,31 +17,28 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from triton.runtime import interpreter
 
 from lantern.engines.cuda import graphs
+from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.cuda.kernels import is_interpreted
 
 short_blocks = test_target.short_blocks
 
 
 class Reached(Exception):
-    """The first step that would be captured has run."""
+    """The first round that would be captured has run."""
 
 
-class UpToCapture(GraphedStepper):
-    """Ends at the step that would be captured; `before` are the kernels that ran until then, `in_step` those of it."""
+class UpToCapture(GraphRounds):
+    """Ends at the round that would be captured; `before` are the kernels that ran until then, `within` those of it."""
 
     launched: set[Any]
     before: set[Any]
-    in_step: set[Any]
+    within: set[Any]
 
-    def join(self) -> Captured | None:
-        return None
-
-    def capture(self) -> Captured:
+    def capture(self) -> tuple[Any, Step]:
         cls = type(self)
         cls.before, cls.launched = cls.launched, set()
-        step: Step = self.held_work()
-        assert step.codes is not None
-        cls.in_step = cls.launched
+        self.state.round()
+        cls.within = cls.launched
         raise Reached
 
 
@@ -62,20 +58,21 @@ def code_of(function: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
 
 @pytest.mark.skipif(not is_interpreted(), reason="kernels are interpreted only where there is no GPU")
 @pytest.mark.parametrize("name", ["plain", "gumbel-jacobi", "eagle1", "llama"])
-def test_a_captured_step_launches_only_kernels_that_ran_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_round_launches_only_kernels_that_ran_before(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     decode_up_to_capture(name, monkeypatch)
-    assert len(UpToCapture.in_step) >= 8 and UpToCapture.in_step <= UpToCapture.before
+    assert len(UpToCapture.within) >= 8 and UpToCapture.within <= UpToCapture.before
 
 
 @pytest.mark.skipif(not is_interpreted(), reason="kernels are interpreted only where there is no GPU")
-def test_without_steps_before_the_capture_its_kernels_would_be_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "WARM_STEPS", 0)
+def test_without_rounds_before_the_capture_its_kernels_would_be_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "WARM_ROUNDS", 0)
+    monkeypatch.setattr(graphs, "SETTLING_ROUNDS", 0)
     decode_up_to_capture("plain", monkeypatch)
-    assert not UpToCapture.in_step <= UpToCapture.before
+    assert not UpToCapture.within <= UpToCapture.before
 
 
 def decode_up_to_capture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decode with interpreted kernels until a step would be captured."""
+    """Decode with interpreted kernels until a round would be captured."""
     UpToCapture.launched, run = set(), interpreter.InterpretedFunction.run
 
     def launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -91,5 +88,6 @@ def decode_up_to_capture(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         condition = llama.CONDITION
     else:
         decoder = decoder_of(name, target_in(torch.float32, block_size=16), sampling)
+    monkeypatch.setattr(GraphEngine, "drive", lambda _, states: UpToCapture(states[0]))
     with pytest.raises(Reached):
-        decoder.generate(condition, keys=KEYS, programs=Programs(wrap=UpToCapture, may_look=False))
+        decoder.generate(condition, keys=KEYS)

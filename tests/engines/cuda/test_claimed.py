@@ -1,4 +1,4 @@
-"""Whole generations with everything on a claimed CUDA device: no operation mixes devices, no captured step waits."""
+"""Whole generations with everything on a claimed CUDA device: no operation mixes devices, no captured round waits."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,15 @@ from torch import Tensor
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
-from lantern.decoding.loop import Programs
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.engine import EAGER
+from lantern.engines.engine import EAGER, Engine
 from lantern.generation.decoder import Decoder, build_decoder
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request
 from lantern.methods import METHODS
 from lantern.models.folder import load_model
 from tests.engines.cuda.claimed import Claimed, ClaimedDevice, claim, claim_module, claimed_cuda, held
-from tests.engines.cuda.replay import Rehearsed
+from tests.engines.cuda.replay import Rehearsed, RehearsedEngine
 from tests.engines.cuda.test_reuse import CAPTURED, SHORT
 from tests.tiny import tiny_condition, tiny_eagle, tiny_target
 from tests.tiny_decoder import small_method, tiny_codebook, tiny_neighbours
@@ -28,7 +27,7 @@ CONDITION = tiny_condition((4, 2))
 SEEDS = (9, 4)
 
 
-def decoder_of(name: str, *, is_claimed: bool) -> Decoder:
+def decoder_of(name: str, *, is_claimed: bool, engine: Engine = EAGER) -> Decoder:
     """Return a decoder whose target, drafter, add-ons and tables are on the claimed device."""
     target = tiny_target()
     parts: dict[str, Any] = {"drafter_module": tiny_eagle(target), **tiny_parts(target)}
@@ -41,11 +40,11 @@ def decoder_of(name: str, *, is_claimed: bool) -> Decoder:
     given: dict[str, Any] = {"drafter_module": drafter, "add_ons": parts, "sampling": Sampling(guidance=3.0)}
     method = small_method(name)
     method = method.with_options(k=10) if "k" in method.settings else method
-    return build_decoder(method, target, **given, **tables)
+    return build_decoder(method, target, engine=engine, **given, **tables)
 
 
-def codes_of(decoder: Decoder, seed: int, programs: Programs | None = None) -> Tensor:
-    return decoder.generate(CONDITION, keys=[(seed, 0), (seed, 7)], programs=programs or Programs()).codes
+def codes_of(decoder: Decoder, seed: int) -> Tensor:
+    return decoder.generate(CONDITION, keys=[(seed, 0), (seed, 7)]).codes
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.slow]) for n in METHODS])
@@ -57,14 +56,14 @@ def test_a_generation_has_all_tensors_on_the_device(name: str) -> None:
 
 
 def watching(device: ClaimedDevice) -> Any:
-    """Return a stepper's class whose `waits` are those of the captured step."""
+    """Return a class of rounds whose `waits` are those of the captured one."""
 
     class Watched(Rehearsed):
         waits: list[str] | None = None
 
-        def held_work(self) -> Step:
+        def held_round(self) -> Step:
             before = len(device.waits)
-            step = super().held_work()
+            step = super().held_round()
             type(self).waits = device.waits[before:]
             return step
 
@@ -72,18 +71,19 @@ def watching(device: ClaimedDevice) -> Any:
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in SHORT else [pytest.mark.slow]) for n in CAPTURED])
-def test_a_captured_step_waits_for_nothing_and_copies_nothing_from_the_host(name: str) -> None:
+def test_a_captured_round_waits_for_nothing_and_copies_nothing_from_the_host(name: str) -> None:
     plain = decoder_of(name, is_claimed=False)
     expected = [codes_of(plain, seed) for seed in SEEDS]
     with claimed_cuda() as device:
-        watched, decoder = watching(device), decoder_of(name, is_claimed=True)
-        made = [codes_of(decoder, seed, Programs(wrap=watched, may_look=False)) for seed in SEEDS]
+        watched = watching(device)
+        decoder = decoder_of(name, is_claimed=True, engine=RehearsedEngine(rounds=watched))
+        made = [codes_of(decoder, seed) for seed in SEEDS]
     assert watched.waits == []
     assert all(torch.equal(held(a), b) for a, b in zip(made, expected, strict=True))
 
 
 @pytest.mark.parametrize("method", ["plain", "gumbel-jacobi"])
-def test_a_captured_step_with_newlines_waits_for_nothing(method: str) -> None:
+def test_a_captured_round_with_newlines_waits_for_nothing(method: str) -> None:
     from tests.engines.cuda import test_transformers as others
 
     tokens = torch.tensor([[[0, 1, 9, 4], [0, 0, 1, 4]]])
@@ -91,11 +91,10 @@ def test_a_captured_step_with_newlines_waits_for_nothing(method: str) -> None:
     expected = others.decoder_of(method, others.target_of("emu3"), EAGER).generate(condition, keys=[(3, 0)]).codes
     with claimed_cuda() as device:
         target, watched = claim_module(others.target_of("emu3")), watching(device)
-        programs = Programs(wrap=watched, may_look=False)
-        made = others.decoder_of(method, target, others.Torch()).generate(condition, keys=[(3, 0)], programs=programs)
+        made = others.decoder_of(method, target, others.Torch(taken=watched)).generate(condition, keys=[(3, 0)])
         assert torch.equal(held(made.codes), expected) and watched.waits == []
         with pytest.raises(AssertionError, match="read a value on the host"):
-            others.decoder_of(method, target, EAGER).generate(condition, keys=[(3, 0)], programs=programs)
+            others.decoder_of(method, target, RehearsedEngine(rounds=watched)).generate(condition, keys=[(3, 0)])
 
 
 def test_a_picture_of_the_embedded_model_has_the_codes_of_the_cpu() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition, Step
-from lantern.decoding.loop import Programs
+from lantern.decoding.rounds import TorchRounds
 from lantern.engines.cuda.engine import GraphEngine
 from lantern.engines.engine import Weights
 from lantern.generation.decoder import Decoder, build_decoder
@@ -46,11 +46,15 @@ def test_bf16_codes_are_those_of_plain_decoding(name: str, guidance: float, imag
 
 @pytest.mark.parametrize("weights", ["full", "int8"])
 @pytest.mark.parametrize("name", ["plain", "eagle1"])
-def test_a_graph_is_captured_once_and_gives_the_codes_of_its_steps(name: str, weights: Weights) -> None:
+def test_a_graph_is_captured_once_and_gives_the_codes_of_its_rounds(
+    name: str, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decoder = decoder_of(name, target_in(torch.bfloat16), weights=weights)
     for seed in range(3):
         keys = [(seed, image) for image in range(3)]
-        expected = decoder.generate(CONDITION, keys=keys, programs=Programs(may_look=False))
+        with monkeypatch.context() as patch:
+            patch.setattr(GraphEngine, "drive", lambda _, states: TorchRounds(states))
+            expected = decoder.generate(CONDITION, keys=keys)
         made = decoder.generate(CONDITION, keys=keys, is_timed=True)
         assert torch.equal(made.codes, expected.codes)
         assert ("capture" in made.seconds) == (seed == 0) and "replay" in made.seconds

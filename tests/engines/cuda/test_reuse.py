@@ -1,9 +1,12 @@
 """Rounds are replayed: later generations of a decoder have their own prompts, seeds and noise in the same memory."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from lantern.core.sampling import Sampling
+from lantern.core.types import Step
 from lantern.engines.cuda import graphs
 from lantern.engines.engine import EAGER
 from lantern.generation.decoder import Decoder
@@ -84,14 +87,49 @@ def test_only_the_latest_graphs_are_kept_and_die_with_their_generation(monkeypat
     assert not graphs._GRAPHS
 
 
-def test_a_refused_capture_goes_on_round_by_round(caplog: pytest.LogCaptureFixture) -> None:
-    class Refused(Rehearsed):
-        def capture(self):
-            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+@pytest.mark.parametrize("name", ["plain", "eagle1", "gumbel-jacobi"])
+def test_reported_steps_are_not_overwritten_by_the_next_replay(name: str) -> None:
+    target, condition, keys = tiny_target(), tiny_condition((4, 2)), [(3, 0), (3, 1)]
+    reported: list[list[Step]] = [[], []]
+    kept = [
+        decoder_of(name, target, is_graphed=is_graphed)
+        .generate(condition, keys=keys, keep_steps=True, callback=reported[is_graphed].append)
+        .steps
+        for is_graphed in (False, True)
+    ]
+    assert Rehearsed.replayed > 1
+    for eager, graphed in ((reported[0], reported[1]), (kept[0], kept[1])):
+        for a, b in zip(eager, graphed, strict=True):
+            assert a.index == b.index
+            for field in ("start", "counts", "codes"):
+                assert torch.equal(getattr(a, field), getattr(b, field)), field
+            if a.tree is not None and b.tree is not None:
+                assert torch.equal(a.tree.tokens, b.tree.tokens)
 
-    target, condition = tiny_target(), tiny_condition((4, 2))
-    refused = tiny_decoder("eagle1", target, Sampling(guidance=3.0), engine=RehearsedEngine(rounds=Refused))
-    made = refused.generate(condition, keys=[(3, 0), (3, 1)])
-    expected = decoder_of("eagle1", target, is_graphed=False).generate(condition, keys=[(3, 0), (3, 1)])
-    assert torch.equal(made.codes, expected.codes)
-    assert "no CUDA graph: operation not permitted when stream is capturing" in caplog.text
+
+@pytest.mark.parametrize("name", ["plain", "eagle1"])
+def test_nan_logits_in_a_replay_are_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, condition, keys = tiny_target(), tiny_condition((4, 2)), [(3, 0), (3, 1)]
+    noise, score = torch.zeros(2), target.forward  # of each image
+
+    def spoilt(*args: Any, **named: Any) -> Any:
+        scores = score(*args, **named)
+        scores.logits.add_(noise.repeat_interleave(len(scores.logits) // 2)[:, None, None])
+        return scores
+
+    def spoil(step: Step) -> None:
+        noise[1] = torch.nan if step.index == 4 else 0.0
+
+    monkeypatch.setattr(target, "forward", spoilt)
+    made = decoder_of(name, target).generate(condition, keys=keys, callback=spoil)
+    assert Rehearsed.replayed > 1 and made.is_finite is not None and made.is_finite.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("name", ["plain", "eagle1"])
+def test_captured_rounds_are_not_timed_inside(name: str) -> None:
+    target, how = tiny_target(), {"keys": [(3, 0), (3, 1)], "is_timed": True}
+    eager, graphed = (
+        decoder_of(name, target, is_graphed=is_graphed).generate(tiny_condition((4, 2)), **how).seconds  # type: ignore[arg-type]
+        for is_graphed in (False, True)
+    )
+    assert set(graphed) == set(eager) | {"capture", "replay"} and min(graphed.values()) >= 0

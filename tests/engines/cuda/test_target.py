@@ -61,7 +61,7 @@ class Scored:
             return
         nodes = [0] if step.verdict is None else [0, *step.verdict.path[0].tolist()]
         for ahead in range(int(step.counts[0])):
-            self.logits[int(step.start[0]) + ahead] = step.scores.logits[:, nodes[ahead]].clone()
+            self.logits[int(step.start[0]) + ahead] = step.scores.logits[0, :, nodes[ahead]].clone()
 
 
 def decoded(name: str, dtype: torch.dtype, guidance: float) -> tuple[Tensor, dict[int, Tensor]]:
@@ -161,5 +161,5 @@ def test_rows_that_vary_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_are_constant_until_a_batch_is_large() -> None:
     assert [rows_of(2, live) for live in (1, 16, 29, 33, 100)] == [32, 32, 32, 64, 128]
     assert [constant_rows(2 * images) for images in (1, 5, 6, 8, 16, 64)] == [32, 32, 16, 16, 8, 2]
-    assert GraphEngine().most_nodes(lines=16) == 16 and GraphEngine(rows=16).most_nodes(lines=2) == 16
+    assert GraphEngine().free_nodes(lines=16) == 16 and GraphEngine(rows=16).free_nodes(lines=2) == 16
     assert rows_of(128, 1) == 2 and rows_of(128, 9) == 16 and rows_of(2, 9, least=16) == 16

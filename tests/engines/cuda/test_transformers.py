@@ -1,5 +1,7 @@
-"""The graph engine with targets of transformers: captured steps of torch's passes, replayed on a CPU."""
+"""The graph engine with targets of transformers: captured rounds of torch's passes, replayed on a CPU."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +10,10 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Condition
-from lantern.decoding.loop import Programs
+from lantern.decoding.loop import State
+from lantern.decoding.rounds import Rounds
 from lantern.engines.cuda.engine import GraphEngine
+from lantern.engines.cuda.graphs import GraphRounds
 from lantern.engines.engine import EAGER, Engine, engine
 from lantern.engines.prepared import FixedPasses
 from lantern.generation.decoder import Decoder, build_decoder
@@ -21,17 +25,21 @@ SIZES = {"janus": None, "chameleon": None, "emu3": (24, 32), "lumina": (12, 8)}
 NEWLINES = ("emu3", "lumina")
 
 
+@dataclass(frozen=True)
 class Torch(GraphEngine):
-    """The engine without kernels, as it prepares targets on a GPU; a recording of each step is replayed."""
+    """The engine without kernels, as it prepares targets on a GPU; a recording of each round is replayed."""
 
-    def available(self, target: Any, *, can_wait: bool = True) -> str | None:
+    taken: type[GraphRounds] = Rehearsed
+
+    def why_not(self, target: Any, drafter: Any = None, *, can_wait: bool = True) -> str | None:
         return None
 
     def without_kernels(self, target: Any) -> str | None:
         return "not here"
 
-    def programs(self) -> Programs:
-        return Programs(wrap=Rehearsed, may_look=False)
+    def drive(self, states: Sequence[State], earlier: Rounds | None = None) -> Rounds:
+        (state,) = states
+        return self.taken(state)
 
 
 def target_of(name: str) -> Any:
@@ -47,21 +55,21 @@ def decoder_of(method: str, target: Any, engine: Engine) -> Decoder:
 
 @pytest.mark.parametrize("method", ["plain", "gumbel-jacobi", "sjd-pac"])
 @pytest.mark.parametrize("name", SIZES)
-def test_a_replayed_step_gives_the_codes_of_the_eager_one(name: str, method: str) -> None:
+def test_a_replayed_round_gives_the_codes_of_the_eager_one(name: str, method: str) -> None:
     target = target_of(name)
     eager, graph = (decoder_of(method, target, each) for each in (EAGER, Torch()))
     assert isinstance(graph.target, FixedPasses) == (name in NEWLINES)
-    before = Rehearsed.captured, Rehearsed.joined
+    before = Rehearsed.captured, Rehearsed.replayed
     for seed in (3, 8):
         tokens = torch.tensor([[[0, 1, 9 + seed, 4], [0, 0, 1, 4]], [[1, 9, 10, 4], [0, 0, 1, 4]]])
         condition = Condition(tokens=tokens, mask=tokens > 0)
         keys = [(seed, 0), (seed, 1)]
         expected, made = eager.generate(condition, keys=keys), graph.generate(condition, keys=keys)
         assert torch.equal(made.codes, expected.codes) and torch.equal(made.passes, expected.passes)
-    assert (Rehearsed.captured - before[0], Rehearsed.joined - before[1]) == (1, 1)
+    assert Rehearsed.captured == before[0] + 1 and Rehearsed.replayed > before[1] + 1
 
 
-def test_a_smaller_model_with_newlines_drafts_in_a_captured_step() -> None:
+def test_a_smaller_model_with_newlines_drafts_in_a_captured_round() -> None:
     target = target_of("emu3")
     small = tiny.assemble("emu3", tiny.tiny_emu3(1), None, SIZES["emu3"]).target
     tokens = torch.tensor([[[0, 1, 9, 4], [0, 0, 1, 4]]])
@@ -86,9 +94,9 @@ def test_a_gpu_takes_targets() -> None:
     janus: Any = OnCuda(target_of("janus"))
     emu3: Any = OnCuda(target_of("emu3"))
     graph = GraphEngine()
-    assert graph.available(janus) is None
+    assert graph.why_not(janus) is None
     assert "passes run through torch" in (graph.remark(janus) or "")
-    assert not graph.keeps_codes(janus, nodes=1, lines=2)
-    assert graph.available(emu3) is None
-    assert "quantized weights" in (GraphEngine(weights="int8").available(janus) or "")
-    assert "runs LlamaGen's layers" in (engine("compile").available(janus) or "")
+    assert not graph.keeps_bits(janus, nodes=1, lines=2)
+    assert graph.why_not(emu3) is None
+    assert "quantized weights" in (GraphEngine(weights="int8").why_not(janus) or "")
+    assert "runs LlamaGen's layers" in (engine("wide").why_not(janus) or "")

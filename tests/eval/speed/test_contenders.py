@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from lantern.engines.cuda.engine import GraphEngine
-from lantern.engines.engine import VARIANTS, AutoEngine, EagerEngine, engine
+from lantern.engines.engine import AutoEngine, EagerEngine, engine
 from lantern.eval.speed import contenders
 from lantern.eval.speed.contenders import (
+    VARIANTS,
     Contender,
     Job,
     Lineup,
@@ -35,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 # variants
 
 
-@pytest.mark.parametrize("kind", [kind for kind in VARIANTS if kind != "graph+int8"])
+@pytest.mark.parametrize("kind", VARIANTS)
 def test_the_variant_of_an_engine_has_that_engine(kind: str) -> None:
     variant = Variant(kind, "bf16")
     assert Variant.of(variant.engine(), "bf16") == variant
@@ -48,10 +49,9 @@ def test_auto_stands_for_the_engine_of_this_machine(model: Model, monkeypatch: p
     assert Variant("eager", "fp32").resolved(Stable(model)) == Variant("eager", "fp32")
 
 
-@pytest.mark.parametrize("settings", [{"weights": "int4"}, {"reproducible": True}])
-def test_engines_without_a_variant_are_refused(settings: dict[str, Any]) -> None:
+def test_4_bit_weights_are_refused() -> None:
     with pytest.raises(ValueError, match="give another engine"):
-        Variant.of(engine("eager", **settings), "fp32")
+        Variant.of(engine("eager", weights="int4"), "fp32")
 
 
 def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,8 @@ def test_a_variant_that_cannot_be_made_is_listed(model: Model, monkeypatch: pyte
 
 
 def test_a_method_that_an_engine_refuses_is_listed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GraphEngine, "available", lambda *_, **__: None)
+    monkeypatch.setattr(GraphEngine, "without_kernels", lambda *_: None)  # no device is missed
+    monkeypatch.setattr(GraphEngine, "_prepare", lambda _, target: target)
     names = {"plain": [Variant("eager", "fp32")], "others": [Variant("graph", "fp32"), Variant("eager", "fp32")]}
     lineup = line_up(Stable(model), ["ddd"], names, model.sampling())
     assert [str(one.variant) for one in lineup.contenders] == ["eager fp32", "eager fp32"]
@@ -78,7 +79,7 @@ def test_a_method_that_an_engine_refuses_is_listed(model: Model, monkeypatch: py
 def test_a_variant_that_fails_when_run_is_listed(model: Model) -> None:
     lineup = line_up(Stable(model), ["eagle1"], EAGER, model.sampling())
     plain, method = lineup.contenders
-    lineup.contenders[1] = dataclasses.replace(method, variant=Variant("compile", "fp32"))
+    lineup.contenders[1] = dataclasses.replace(method, variant=Variant("cpu", "fp32"))
 
     def run(contender: Contender) -> None:
         if not contender.is_plain:
@@ -87,7 +88,7 @@ def test_a_variant_that_fails_when_run_is_listed(model: Model) -> None:
     warm_up(lineup, run)
     assert lineup.contenders == [plain]
     reason = "RuntimeError: no such kernel at all"
-    assert lineup.failed == [{"method": "eagle1", "variant": "compile fp32", "reason": reason}]
+    assert lineup.failed == [{"method": "eagle1", "variant": "cpu fp32", "reason": reason}]
 
 
 def test_a_failing_eager_contender_is_an_error(model: Model) -> None:
@@ -103,7 +104,7 @@ def test_a_bench_needs_plain_decoding() -> None:
         warm_up(Lineup(), lambda contender: None)
 
 
-def test_methods_run_on_int8_weights_only_compiled_or_fused() -> None:
+def test_methods_do_not_run_on_int8_weights_eagerly() -> None:
     names = contenders.variants(VARIANTS, ("fp32", "bf16"))
     assert {one.kind for one in names["plain"]} - {one.kind for one in names["others"]} == {"eager+int8"}
     assert len(names["plain"]) == len(names["others"]) + 2 == 2 * len(VARIANTS)
@@ -135,8 +136,8 @@ def test_int8_weights_are_a_quarter_of_the_size_and_close() -> None:
 def test_graphs_are_for_gpus_and_for_plain_decoding_too() -> None:
     assert not any("graph" in kind for kind in contenders.kinds_of(CPU))
     named = contenders.variants(contenders.kinds_of(torch.device("cuda")), ("bf16",))
-    assert all(Variant(kind, "bf16") in named[name] for name in named for kind in ("graph", "graph+compile"))
-    assert Variant("graph+compile", "fp32").engine() == GraphEngine(compiles_steps=True)
+    assert all(Variant(kind, "bf16") in named[name] for name in named for kind in ("graph", "graph+int8"))
+    assert Variant("graph+int8", "fp32").engine() == GraphEngine(weights="int8")
     assert Variant("eager+int8", "bf16").engine() == EagerEngine(weights="int8")
 
 
@@ -152,7 +153,8 @@ def test_every_picture_includes_its_prefill(model: Model) -> None:
 
 def test_settings_of_a_method_are_read_from_its_spec(model: Model) -> None:
     method = method_of(model, "lantern++:k=3,lambda_=1.5,tree=chain_2")
-    assert dict(method.settings) == {"k": 3, "lambda_": 1.5, "residual": "paper"} and method.tree == "chain_2"
+    given = {"k": 3, "lambda_": 1.5, "tree": "chain_2"}
+    assert dict(method.settings) == {**contenders.METHODS["lantern++"].settings, **given} and method.tree == "chain_2"
     assert method_of(model, "eagle1").tree == contenders.METHODS["eagle1"].tree
 
 

@@ -183,7 +183,7 @@ def test_the_api_logs_why_a_profile_is_not_used(model: Model, caplog: pytest.Log
 
 
 def test_engines_of_different_speed_have_different_names(model: Model) -> None:
-    kinds = [EagerEngine(), WideEngine(), EagerEngine(weights="int4"), EagerEngine(weights="int8")]
-    engines = [*kinds, GraphEngine(), CpuEngine()]
+    eager = [EagerEngine(), EagerEngine(weights="int4"), EagerEngine(weights="int8")]
+    engines = [*eager, WideEngine(), GraphEngine(), CpuEngine(), CpuEngine(weights="int8")]
     words = [dataclasses.replace(model, engine=engine).passes for engine in engines]
     assert len(set(words)) == len(words)
