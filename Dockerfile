@@ -1,6 +1,6 @@
 # A server of one model folder on an NVIDIA GPU, in the layout that Hugging Face Inference Endpoints expect:
 #   docker build -t lantern .
-#   docker run --gpus all -p 8000:8000 -v /path/to/model:/repository:ro lantern
+#   docker run --restart on-failure --gpus all -p 8000:8000 -v /path/to/model:/repository:ro lantern
 # Without a volume at /repository the embedded model is served: append `lantern-emoji --host 0.0.0.0`.
 # g++ and Python's headers: Triton compiles the launchers of its kernels when they are first used.
 FROM nvidia/cuda:12.8.1-runtime-ubuntu24.04

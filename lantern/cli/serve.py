@@ -3,31 +3,19 @@
 import argparse
 import importlib.util
 import os
-import signal
-import socket
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lantern.cli.command import (
-    DONE,
-    Command,
-    add_engine,
-    add_placement,
-    complain,
-    integer,
-    placement_of,
-    real,
-    run_command,
-)
+from lantern.cli.command import Command, add_engine, add_placement, integer, placement_of, real
 from lantern.core.config import install_hint, one_line
 
 if TYPE_CHECKING:
     from lantern.generation.serving.app import Setup
 
 KEY = "LANTERN_API_KEY"
+LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help=f"file of the key that clients send (default: ${KEY}, else none)",
+    )
+    where.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="origin of web pages that may send requests, such as https://example.org; * for all; may be repeated",
     )
     limits = parser.add_argument_group("limits")
     limits.add_argument("--batch", type=integer(1, 4096), default=4, metavar="N", help="images at once (default 4)")
@@ -82,88 +77,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="replicas on a Ray cluster, or here (extra: ray)",
     )
     many.add_argument("--replicas", type=integer(1, 10_000), metavar="N", help="--ray: default one per GPU")
-    parser.add_argument(
-        "--restarts",
-        type=integer(0, 10**6),
-        default=0,
-        metavar="N",
-        help="serve in a child process, and start it again up to N times if a signal kills it (default 0: no child)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM, in a child process with --restarts, on a Ray cluster with --ray.
-
-    ValueError for options that cannot be combined, and for --restarts on Windows.
-    """
+    """Serve until SIGINT or SIGTERM, with --ray on a Ray cluster. ValueError for options that cannot be combined."""
+    setup = setup_of(args)
+    if setup.limits.api_key is None and args.host not in LOCAL:
+        print(f"lantern: warning: {args.host} is open to other machines, without an API key", file=sys.stderr)
     if args.ray is not None:
-        if args.restarts:
-            raise ValueError("--restarts has no use with --ray, which starts killed replicas again: omit it")
-        return serve_on_ray(args)
+        return serve_on_ray(args, setup)
     if args.replicas is not None:
         raise ValueError("--replicas is an option of --ray, which is missing")
-    if not args.restarts:
-        return serve(args)
-    if sys.platform == "win32":
-        raise ValueError("--restarts needs processes that fork, which Windows lacks: omit it")
-    listening = listen(args.host, args.port)
-    return supervise(replace(COMMAND, run=lambda own: serve(args, listening)), args.restarts)
+    from lantern.generation.serving.server import bind, serve
+
+    with bind(args.host, args.port) as bound:
+        return serve(setup, bound, args.drain)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; connections wait in it while no process serves.
-
-    OSError if the address is not available.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise OSError(f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --port") from error
-
-
-def supervise(command: Command, restarts: int) -> int:
-    """Run a command in a child process, and again where a signal kills it, `restarts` times; return its exit code.
-
-    A signal to this process ends the child with SIGTERM.
-    """
-    while True:
-        child = os.fork()  # before torch is imported: it starts threads, which a fork does not copy
-        if not child:
-            os._exit(run_command(command, []))
-        try:
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        except KeyboardInterrupt:
-            os.kill(child, signal.SIGTERM)
-            os.waitpid(child, 0)
-            raise
-        if code >= 0 or not restarts:
-            return code if code >= 0 else 128 - code
-        restarts -= 1
-        name = signal.Signals(-code).name
-        complain(f"the server was killed by {name}: it is started again, {restarts} restarts left")
-
-
-def serve(args: argparse.Namespace, listening: socket.socket | None = None) -> int:
-    """Load the model and serve at a socket, None: at the address of the options."""
-    setup = setup_of(args)
-    import uvicorn
-
-    from lantern.generation.serving.app import build_app
-
-    service = setup.start()
-    config = uvicorn.Config(build_app(service), log_level="warning", timeout_graceful_shutdown=int(args.drain) or None)
-    server = uvicorn.Server(config)
-    try:
-        server.run([listening or listen(args.host, args.port)])
-    finally:
-        service.worker.stop(args.drain)
-    return DONE
-
-
-def serve_on_ray(args: argparse.Namespace) -> int:
+def serve_on_ray(args: argparse.Namespace, setup: "Setup") -> int:
     """Serve with replicas of the model on a Ray cluster until SIGINT or SIGTERM. ImportError without Ray."""
-    setup = setup_of(args)
     from lantern.models.folder import resolve_model
 
     resolve_model(args.model)  # Ray does not report why a replica did not start
@@ -209,7 +141,7 @@ def setup_of(args: argparse.Namespace) -> "Setup":
         **placement_of(args),
         batch=args.batch,
         waiting=args.queue,
-        limits=Limits(args.max_prompt, args.timeout, api_key=key),
+        limits=Limits(args.max_prompt, args.timeout, api_key=key, origins=tuple(args.allow_origin)),
     )
 
 

@@ -99,7 +99,6 @@ def test_a_model_that_does_not_load_is_refused_with_the_reason(tmp_path: Path) -
     ("words", "said"),
     [
         (["--replicas", "2"], "--replicas is an option of --ray"),
-        (["--ray", "--restarts", "1"], "--restarts has no use"),
         (["/nowhere/model", "--ray"], "/nowhere/model"),
     ],
 )

@@ -5,11 +5,9 @@ import time
 from typing import Any
 
 import openai
-import uvicorn
 
-from lantern.generation.serving.app import Limits, Service, build_app
-from lantern.generation.serving.metrics import Metrics
-from lantern.generation.serving.worker import Worker
+from lantern.generation.serving.app import Limits, Service
+from lantern.generation.serving.server import Server, bind
 from lantern.models.folder import Model
 
 KEY = "secret"
@@ -19,18 +17,17 @@ class Served:
     """A server of a model on a free port, with OpenAI's client for it."""
 
     def __init__(self, model: Model, limits: Limits, **options: Any) -> None:
-        self.worker = Worker(model, **options)
-        self.service = Service(model, self.worker, Metrics(model.name, self.worker), limits)
-        config = uvicorn.Config(build_app(self.service), port=0, log_level="error")
-        self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.service = Service(model, limits, **options)
+        self.worker = self.service.worker
+        self.server, bound = Server(self.service, 10), bind("127.0.0.1", 0)
+        self.url = "http://{}:{}".format(*bound.getsockname())
+        self.thread = threading.Thread(target=self.server.run, args=([bound],), daemon=True)
 
     def __enter__(self) -> "Served":
         self.worker.start()
         self.thread.start()
         while not self.server.started:
             time.sleep(0.01)
-        self.url = f"http://127.0.0.1:{self.server.servers[0].sockets[0].getsockname()[1]}"
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
         return self
 

@@ -2,6 +2,10 @@
 
 import base64
 import io
+import logging
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +26,8 @@ from lantern.decoding.rounds import Joint
 from lantern.generation.generator import generate
 from lantern.generation.requests import Request
 from lantern.generation.serving.app import Limits
-from lantern.generation.serving.worker import Job, QueueFullError, Worker
+from lantern.generation.serving.schema import RefusedError
+from lantern.generation.serving.worker import Job, Worker
 from lantern.models.folder import Model, load_model
 from lantern.models.llamagen.text import TextEncoder
 from tests.generation.served import KEY, Served
@@ -116,6 +121,7 @@ def test_formats_and_sizes(served: Served) -> None:
         ({"method": ""}, "method", "at least 1 character"),
         ({"guidance": 2, "guidance_scale": 3}, "guidance", "are one setting"),
         ({"seed": -1}, "seed", "greater than or equal to 0"),
+        ({"background": "transparent"}, "background", "'auto' or 'opaque'"),
     ],
     ids=str,
 )
@@ -186,6 +192,7 @@ def test_an_empty_api_key_is_refused(content: str, tmp_path: Path, capsys: pytes
 
 def test_wrong_routes_and_verbs_say_what_is_right(served: Served) -> None:
     headers = {"Authorization": f"Bearer {KEY}"}
+    assert httpx.get(f"{served.url}/docs").status_code == 404  # its page would load scripts from other hosts
     for path in ("/nowhere", "/v1/images/edits", "/v1/images/generations/"):
         answer = httpx.post(served.url + path, json={}, headers=headers)
         assert answer.status_code == 404 and "POST /v1/images/generations" in answer.json()["error"]["message"]
@@ -228,6 +235,8 @@ def finish(worker: Worker) -> None:
 
 def test_a_full_queue_answers_429(model: Model) -> None:
     with Served(model, Limits(), batch=1, waiting=1) as server, ThreadPoolExecutor(6) as pool:
+        never = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": PROMPT, "n": 2})
+        assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
 
         def status(_: int) -> int:
             answer = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": PROMPT, "n": 1}, timeout=30)
@@ -246,11 +255,11 @@ def test_cancelled_and_expired_pictures_are_not_made(model: Model) -> None:
     worker.start()
     assert worker.stop(30)
     assert heard == {0: ["done"], 2: ["failed"], 3: ["done"]}
-    with pytest.raises(QueueFullError):
+    with pytest.raises(RefusedError, match="the server stops"):
         worker.submit([job(4, hearing(heard, 4))])
 
 
-METHODS_OF_ROWS = ["plain", "gumbel-jacobi", "zipar", "eagle1"]
+METHODS_OF_ROWS = ["plain", "gumbel-jacobi", "eagle1", "sjd", "zipar", "pjd"]
 
 
 @pytest.mark.parametrize("method", [*METHODS_OF_ROWS, None])
@@ -364,7 +373,7 @@ def test_a_fault_of_a_step_fails_its_pictures_only(model: Model, monkeypatch: py
 
 
 @pytest.mark.parametrize("method", ["plain", "zipar"])
-def test_a_picture_that_is_cancelled_while_it_is_decoded_is_given_up(model: Model, method: str) -> None:
+def test_a_batch_that_is_cancelled_while_it_decodes_is_given_up(model: Model, method: str) -> None:
     worker, heard = Worker(model, batch=1), list[str]()
     one = job(0, lambda kind, value, index: stop(kind), partials=3)
     one.method = method
@@ -376,3 +385,107 @@ def test_a_picture_that_is_cancelled_while_it_is_decoded_is_given_up(model: Mode
     worker.submit([one])
     worker.start()
     assert worker.stop(30) and heard == ["partial"]
+
+
+def test_an_error_of_the_device_ends_the_server_and_answers_every_request(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_both = threading.Event()
+
+    def broken(self: Joint, states: Any, *how: Any) -> None:
+        has_both.wait(30)
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Joint, "take", broken)
+    with Served(model, Limits(), batch=1) as server, ThreadPoolExecutor(2) as pool:
+
+        def ask(seed: int) -> httpx.Response:
+            return httpx.post(f"{server.url}/v1/images/generations", json={"prompt": PROMPT, "seed": seed}, timeout=30)
+
+        asked = [pool.submit(ask, seed) for seed in range(2)]
+        while server.worker.running + server.worker.queued < 2:
+            time.sleep(0.01)
+        has_both.set()
+        for answer in (one.result() for one in asked):
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (503, "server_stopped") and answer.headers["Retry-After"]
+            assert "illegal memory access" in error["message"]
+        server.thread.join(10)  # what runs the server starts it again
+        assert not server.thread.is_alive() and isinstance(server.worker.fault, torch.AcceleratorError)
+
+
+def test_health_is_503_while_a_step_hangs(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, take = threading.Event(), Joint.take
+    monkeypatch.setattr(Joint, "take", lambda self, states, *how: ended.wait(30) and take(self, states, *how))
+    with Served(model, Limits(seconds=0.5)) as server:
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        answer = httpx.post(f"{server.url}/v1/images/generations", json={"prompt": PROMPT}, timeout=30)
+        assert answer.status_code == 504
+        time.sleep(0.2)
+        assert httpx.get(f"{server.url}/health").status_code == 503
+        ended.set()
+
+
+def test_images_that_outlast_the_drain_are_answered(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Joint, "take", lambda *_: time.sleep(0.05))
+    with Served(model, Limits()) as server, ThreadPoolExecutor(1) as pool:
+        server.server.drain = 0.1
+        url = f"{server.url}/v1/images/generations"
+        asked = pool.submit(lambda: httpx.post(url, json={"prompt": PROMPT}, timeout=30))
+        while not server.worker.running:
+            time.sleep(0.01)
+        server.server.should_exit = True
+        answer = asked.result()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopped")
+
+
+def test_requests_and_errors_are_logged_and_counted(
+    model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="lantern.generation.serving")
+    with Served(model, Limits()) as server:
+        url = f"{server.url}/v1/images/generations"
+        refused = httpx.post(url, json={"prompt": ""})
+        monkeypatch.setattr(Joint, "take", lambda *_: 1 / 0)
+        failed = httpx.post(url, json={"prompt": PROMPT})
+        text = httpx.get(f"{server.url}/metrics").text
+    assert (refused.status_code, failed.status_code) == (400, 500)
+    for status in (400, 500):
+        assert f'lantern:request_refused_total{{model_name="{model.name}",status="{status}"}} 1.0' in text
+    lines = [record.getMessage() for record in caplog.records]
+    assert f"{model.name} is served at {server.url}" in lines
+    for answer in (refused, failed):
+        name, status = answer.headers["x-request-id"], answer.status_code
+        assert sum(line.startswith(f"{name} POST '/v1/images/generations' {status} ") for line in lines) == 1
+    assert not any("/metrics" in line for line in lines)
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+
+def test_slow_clients_do_not_keep_connections(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lantern.generation.serving.server.HEADER_SECONDS", 0.3)
+    head = b"POST /v1/images/generations HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    with Served(model, Limits(arrival=0.3)) as server:
+        address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        for sent, answered in (
+            (b"", b""),
+            (head, b""),
+            (head + b'Content-Length: 99\r\n\r\n{"pro', b"HTTP/1.1 408"),
+            (b"GET /version HTTP/1.1\r\nHost: a\r\n\r\nGET", b"HTTP/1.1 200"),
+        ):
+            with socket.create_connection(address, timeout=10) as client:
+                client.sendall(sent)
+                heard = b"".join(iter(lambda: client.recv(4096), b""))  # until the server closes it
+                assert heard[: len(answered) or None] == answered
+
+
+def test_pages_of_allowed_origins_may_send_requests(model: Model) -> None:
+    page = "https://example.org"
+    asking = {
+        "Origin": page,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    with Served(model, Limits(api_key=KEY, origins=(page,))) as server:
+        url = f"{server.url}/v1/images/generations"
+        assert httpx.options(url, headers=asking).headers["Access-Control-Allow-Origin"] == page
+        assert httpx.options(url, headers=asking | {"Origin": "https://other.org"}).status_code == 400

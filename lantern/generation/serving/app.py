@@ -5,20 +5,23 @@ import base64
 import hmac
 import io
 import json
+import logging
+import queue
 import secrets
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from jaxtyping import UInt8
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
 from lantern import __version__
@@ -28,21 +31,27 @@ from lantern.engines.engine import Engine
 from lantern.generation.images import Picture, enlarge, to_image
 from lantern.generation.requests import MAX_SEED, check_requests, requests, with_warnings
 from lantern.generation.serving.metrics import Metrics
-from lantern.generation.serving.schema import ImageRequest, RefusedError
-from lantern.generation.serving.worker import Job, QueueFullError, Worker
+from lantern.generation.serving.schema import ImageRequest, RefusedError, timed_out
+from lantern.generation.serving.worker import Job, Worker
 from lantern.models.folder import Model, load_model
 
-RETRY_SECONDS = 2
+LOG = logging.getLogger(__name__)
+PROBES = ("/health", "/ready", "/metrics")  # not logged
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a server: characters of a prompt, seconds of a request, bytes of a body; `api_key` None is open."""
+    """Limits of a server: characters of a prompt, seconds of a request, bytes of a body and seconds for its arrival.
+
+    `api_key` None is open; `origins` are those of web pages that may send requests, "*" for all.
+    """
 
     prompt: int = 2000
     seconds: float = 600.0
     body: int = 64 << 10
+    arrival: float = 30.0
     api_key: str | None = None
+    origins: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -54,8 +63,7 @@ def refused_for(param: str) -> Iterator[None]:
         raise RefusedError(400, one_line(error), param=param) from None
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """What a job reports: "partial", "done" or "failed", the number of its image, and what belongs to it."""
 
     kind: str
@@ -93,29 +101,23 @@ class Call:
 
     def _sender(self, number: int) -> Any:
         def send(kind: str, value: Any, index: int | None) -> None:
-            self.loop.call_soon_threadsafe(self.events.put_nowait, Event(kind, number, value, index))
+            with suppress(RuntimeError):  # the server has ended
+                self.loop.call_soon_threadsafe(self.events.put_nowait, Event(kind, number, value, index))
 
         return send
 
-    def submit(self) -> None:
-        """Queue the images; RefusedError 429 if the queue is full."""
-        try:
-            self.service.worker.submit(self.jobs)
-        except QueueFullError:
-            raise RefusedError(429, "the queue is full", code="queue_full", wait=RETRY_SECONDS) from None
-
     async def next(self) -> Event:
-        """Return the next event; an error of the model as RefusedError, after the time limit 504."""
+        """Return the next event; RefusedError for an error of the model or after the time limit."""
         left = self.begun + self.service.limits.seconds - time.monotonic()
         try:
             event = await asyncio.wait_for(self.events.get(), max(left, 0.01))
         except TimeoutError:
-            raise RefusedError(
-                504, f"no image within {self.service.limits.seconds:g} seconds", code="timeout"
-            ) from None
+            raise timed_out() from None
         if event.kind == "failed":
-            status = 504 if isinstance(event.value, TimeoutError) else 500
-            raise RefusedError(status, one_line(event.value), code="timeout" if status == 504 else "model_error")
+            if isinstance(event.value, RefusedError):
+                raise event.value
+            LOG.error("an image failed", exc_info=event.value)
+            raise RefusedError(500, one_line(event.value), code="model_error")
         if event.kind == "done":
             self.service.metrics.made(event.value.statistics)
         return event
@@ -128,56 +130,44 @@ class Call:
 
     def image(self, pixels: UInt8[Tensor, "h w 3"]) -> str:
         """The image in the requested size and format, in base64."""
-        form = self.body.output_format or "png"
-        options: dict[str, Any] = {}
-        if form != "png":
-            options["quality"] = 90 if self.body.output_compression is None else max(self.body.output_compression, 1)
-        target = io.BytesIO()
+        form, compression, target = self.form, self.body.output_compression, io.BytesIO()
+        options = {} if form == "png" else {"quality": 90 if compression is None else max(compression, 1)}
         to_image(enlarge(pixels, self.scale)).save(target, format=form.upper(), **options)
         return base64.b64encode(target.getvalue()).decode()
 
     @property
+    def form(self) -> str:
+        """The format of images."""
+        return self.body.output_format or "png"
+
+    @property
     def about(self) -> dict[str, Any]:
         """Fields that answers and events share."""
-        return {
-            "size": self.size,
-            "quality": "auto",
-            "background": "opaque",
-            "output_format": self.body.output_format or "png",
-        }
+        return {"size": self.size, "quality": "auto", "background": "opaque", "output_format": self.form}
 
     def usage(self, pictures: int) -> dict[str, Any]:
         """Tokens: words of the prompt, codes of the images."""
         words, codes = len(self.body.prompt.split()), pictures * self.service.model.target.config.block_size
-        details = {"text_tokens": words, "image_tokens": 0}
-        return {
-            "input_tokens": words,
-            "output_tokens": codes,
-            "total_tokens": words + codes,
-            "input_tokens_details": details,
-        }
+        details = {"input_tokens_details": {"text_tokens": words, "image_tokens": 0}}
+        return {"input_tokens": words, "output_tokens": codes, "total_tokens": words + codes, **details}
 
 
 class Service:
-    """What the routes share: the model, its worker, metrics and limits."""
+    """What the routes share: the model, its worker with `how` it works, metrics and limits."""
 
-    def __init__(self, model: Model, worker: Worker, metrics: Metrics, limits: Limits) -> None:
-        self.model, self.worker, self.metrics, self.limits = model, worker, metrics, limits
-        self.created, self.ready = int(time.time()), threading.Event()
-        self.fault: Exception | None = None
+    def __init__(self, model: Model, limits: Limits, **how: int) -> None:
+        self.model, self.limits, self.created = model, limits, int(time.time())
+        self.worker = Worker(model, **how)
+        self.metrics = Metrics(model.name, self.worker)
+        self.worker.observe = self.metrics.waited
 
     def warm_up(self) -> None:
-        """Make one image; `ready` is set when it is done, `fault` if it failed."""
-        has_text = self.model.text is not None
+        """Make one image; its error is raised."""
+        has_text, answers = self.model.text is not None, queue.SimpleQueue[Any]()
         (one,) = requests(prompts=["a"] if has_text else [], labels=[] if has_text else [0])
-
-        def send(kind: str, value: Any, index: int | None) -> None:
-            if kind == "done":
-                self.ready.set()
-            elif kind == "failed":
-                self.fault = value
-
-        self.worker.submit([Job(one, None, self.model.sampling(), send)])
+        self.worker.submit([Job(one, None, self.model.sampling(), lambda kind, value, index: answers.put(value))])
+        if isinstance(found := answers.get(), Exception):
+            raise found
 
     @property
     def card(self) -> dict[str, Any]:
@@ -235,32 +225,60 @@ class Setup:
     limits: Limits
 
     def start(self) -> Service:
-        """Load the model, start its thread, and begin a first image. ValueError if the model makes no images."""
+        """Load the model, start its thread, and make a first image; the error of that, or ValueError without pixels."""
         model = load_model(self.model, device=self.device, dtype=self.dtype, engine=self.engine)
         if model.vq is None:
             raise ValueError(f"model {model.name} has no vqvae/ folder: it can make codes but no images")
-        worker = Worker(model, batch=self.batch, waiting=self.waiting)
-        metrics = Metrics(model.name, worker)
-        worker.observe = metrics.waited
-        service = Service(model, worker, metrics, self.limits)
-        worker.start()
+        service = Service(model, self.limits, batch=self.batch, waiting=self.waiting)
+        service.worker.start()
         service.warm_up()
         return service
 
 
 class Guard:
-    """Refuses requests without the API key (routes under /v1/) and bodies that are too long or of unknown length."""
+    """Logs requests under an id, and refuses those without the API key (routes under /v1/) and bad bodies.
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self._app, self._limits = app, limits
+    Those are bodies that are too long, too slow or of unknown length. HEAD is GET, whose body uvicorn leaves out.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._limits, self._metrics = app, service.limits, service.metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it."""
-        error = self._fault(Request(scope)) if scope["type"] == "http" else None
-        if error is None:
-            await self._app(scope, receive, send)
-        else:
-            await JSONResponse(error.body, error.status)(scope, receive, send)
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        request, name, begun = Request(scope), secrets.token_hex(8), time.monotonic()
+        status, has_arrived = 500, False
+
+        async def hear() -> Message:
+            nonlocal has_arrived
+            if has_arrived:
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), begun + self._limits.arrival - time.monotonic())
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not arrive within {self._limits.arrival:g} seconds") from None
+            has_arrived = not message.get("more_body", False)
+            return message
+
+        async def say(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = name
+            await send(message)
+
+        error = self._fault(request)
+        try:
+            scope = dict(scope, method="GET" if request.method == "HEAD" else request.method)
+            await (self._app if error is None else error.response)(scope, hear, say)
+        finally:
+            path, seconds = request.url.path, time.monotonic() - begun
+            if path not in PROBES:
+                LOG.info("%s %s %.80r %d %.3f s", name, request.method, path, status, seconds)
+            if status >= 400:
+                self._metrics.refused(status)
 
     def _fault(self, request: Request) -> RefusedError | None:
         limits, headers = self._limits, request.headers
@@ -279,17 +297,16 @@ class Guard:
 
 def build_app(service: Service) -> FastAPI:
     """Return the application; its model thread must have been started."""
-    app = FastAPI(title="lantern", version=__version__, openapi_url="/openapi.json", redirect_slashes=False)
-    app.state.service = service
+    # the pages that FastAPI makes of the schema load scripts from other hosts
+    app = FastAPI(title="lantern", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
 
     @app.exception_handler(RefusedError)
     async def refused(_: Request, error: RefusedError) -> Response:
-        return JSONResponse(error.body, error.status, error.headers)
+        return error.response
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        refusal = invalid_body(error.errors()[0], request.headers.get("content-type"))
-        return JSONResponse(refusal.body, refusal.status)
+        return invalid_body(error.errors()[0], request.headers.get("content-type")).response
 
     @app.exception_handler(HTTPException)
     async def missing(request: Request, error: HTTPException) -> Response:
@@ -300,33 +317,31 @@ def build_app(service: Service) -> FastAPI:
             message = f"{request.method} is not accepted here, wanted {(error.headers or {}).get('Allow', 'another')}"
         return JSONResponse(RefusedError(error.status_code, message).body, error.status_code, error.headers)
 
-    app.add_middleware(Guard, limits=service.limits)
+    @app.exception_handler(Exception)
+    async def broken(_: Request, error: Exception) -> Response:
+        return RefusedError(500, one_line(error)).response
 
-    @app.head("/health", include_in_schema=False)
+    app.add_middleware(Guard, service=service)
+    if service.limits.origins:  # before the guard: a preflight has no key
+        allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["Authorization", "Content-Type"]}
+        app.add_middleware(CORSMiddleware, allow_origins=service.limits.origins, **allowed)
+
+    @app.get("/ready")
     @app.get("/health")
     async def health() -> Response:
-        """200 while the model thread runs."""
-        return Response(status_code=200 if service.worker.is_alive() else 503)
+        """200 while the model thread runs and its steps end."""
+        return Response(status_code=200 if service.worker.is_well(service.limits.seconds) else 503)
 
-    @app.head("/ready", include_in_schema=False)
-    @app.get("/ready")
-    async def ready() -> Response:
-        """200 once a first image has been made."""
-        return Response(status_code=200 if service.ready.is_set() and service.worker.is_alive() else 503)
-
-    @app.head("/version", include_in_schema=False)
     @app.get("/version")
     async def version() -> dict[str, Any]:
         """The version of lantern."""
         return {"version": __version__}
 
-    @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics")
     async def metrics() -> Response:
         """Metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    @app.head("/v1/models", include_in_schema=False)
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The one model of this server."""
@@ -348,7 +363,7 @@ def build_app(service: Service) -> FastAPI:
         if body.stream and (body.n or 1) > 1:
             raise RefusedError(400, "n is more than 1, wanted 1 with stream", param="n")
         call = Call(service, body)
-        call.submit()
+        service.worker.submit(call.jobs)
         if body.stream:
             return StreamingResponse(streamed(call), media_type="text/event-stream")
         return await whole(call, request)
@@ -401,18 +416,13 @@ async def disconnected(request: Request) -> None:
 
 def answer(call: Call, pictures: Sequence[Picture]) -> dict[str, Any]:
     """Return the body of an answer."""
-    data = []
-    for picture in pictures:
-        assert picture.pixels is not None
-        data.append({"b64_json": call.image(picture.pixels)})
-    metrics = [picture.statistics.as_dict() | {"seed": picture.request.seed} for picture in pictures]
     warnings = [picture.request.warning for picture in pictures[:1] if picture.request.warning]
     return {
         "created": call.created,
-        "data": data,
+        "data": [{"b64_json": call.image(picture.pixels)} for picture in pictures if picture.pixels is not None],
         **call.about,
         "usage": call.usage(len(pictures)),
-        "metrics": metrics,
+        "metrics": [picture.statistics.as_dict() | {"seed": picture.request.seed} for picture in pictures],
         **({"warnings": warnings} if warnings else {}),
     }
 
@@ -426,13 +436,10 @@ async def streamed(call: Call) -> AsyncIterator[bytes]:
             pixels = event.value if event.kind == "partial" else event.value.pixels
             fields = {"b64_json": await asyncio.to_thread(call.image, pixels), "created_at": call.created, **call.about}
             if event.kind == "partial":
-                name, fields = "partial_image", fields | {"partial_image_index": event.index}
+                name, more = "partial_image", {"partial_image_index": event.index}
             else:
-                name, fields = (
-                    "completed",
-                    fields | {"usage": call.usage(1), "metrics": event.value.statistics.as_dict()},
-                )
-            yield sse(f"image_generation.{name}", fields)
+                name, more = "completed", {"usage": call.usage(1), "metrics": event.value.statistics.as_dict()}
+            yield sse(f"image_generation.{name}", fields | more)
             if event.kind == "done":
                 reason = "stop"
                 return

@@ -1,6 +1,6 @@
 """Prometheus metrics under vLLM's names with the prefix `lantern:`, and what relaxation cost."""
 
-from collections.abc import Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -8,65 +8,76 @@ from lantern.generation.images import Statistics
 from lantern.generation.serving.worker import Worker
 
 SECONDS = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 240.0, 480.0, 960.0)
-LABEL = ("model_name",)
+COUNTERS: dict[str, tuple[str, ...]] = {  # text, labels
+    "request_success": ("Finished requests.", "finished_reason"),
+    "request_refused": ("Requests answered with an error.", "status"),
+    "prompt_tokens": ("Words of prompts.",),
+    "generation_tokens": ("Generated codes.",),
+    "iteration": ("Passes of the target, summed over images.",),
+    "spec_decode_num_accepted_tokens": ("Accepted drafted codes.",),
+    "spec_decode_num_drafts": ("Steps that verified a draft.",),
+    "spec_decode_num_accepted_tokens_per_pos": ("Accepted drafted codes by depth, from 0.", "position"),
+    "relaxed_codes": ("Codes that only a relaxation accepted.",),
+    "total_variation_sum": ("Total variation, summed over codes.",),
+}
+HISTOGRAMS = {
+    "e2e_request_latency_seconds": "Seconds from a request to its answer.",
+    "request_queue_time_seconds": "Seconds that an image waited.",
+    "request_decode_time_seconds": "Share of its batch's decoding of an image.",
+}
 
 
 class Metrics:
     """The metrics of one server, in a registry of their own."""
 
     def __init__(self, model_name: str, worker: Worker) -> None:
-        self.registry, self._name = CollectorRegistry(), model_name
-        running = self._gauge("num_requests_running", "Pictures that are being decoded.")
+        self._name, self.registry, label = model_name, CollectorRegistry(), "model_name"
+        how: dict[str, Any] = {"registry": self.registry}
+        self._counters = {
+            name: Counter(f"lantern:{name}", text, [label, *labels], **how)
+            for name, (text, *labels) in COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(f"lantern:{name}", text, [label], buckets=SECONDS, **how)
+            for name, text in HISTOGRAMS.items()
+        }
+        running = Gauge("lantern:num_requests_running", "Pictures that are being decoded.", [label], **how)
         running.labels(model_name).set_function(lambda: worker.running)
-        waiting = self._gauge("num_requests_waiting", "Pictures that wait in the queue.")
+        waiting = Gauge("lantern:num_requests_waiting", "Pictures that wait in the queue.", [label], **how)
         waiting.labels(model_name).set_function(lambda: worker.queued)
-        self.success = self._counter("request_success", "Finished requests.", "finished_reason")
-        self.prompt_tokens = self._counter("prompt_tokens", "Words of prompts.")
-        self.generation_tokens = self._counter("generation_tokens", "Generated codes.")
-        self.passes = self._counter("iteration", "Passes of the target, summed over images.")
-        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Accepted drafted codes.")
-        self.drafts = self._counter("spec_decode_num_drafts", "Steps that verified a draft.")
-        self.relaxed = self._counter("relaxed_codes", "Codes that only a relaxation accepted.")
-        self.variation = self._counter("total_variation_sum", "Total variation, summed over codes.")
-        by_depth = "spec_decode_num_accepted_tokens_per_pos"
-        self.accepted_at = self._counter(by_depth, "Accepted drafted codes by depth, from 0.", "position")
-        self.latency = self._histogram("e2e_request_latency_seconds", "Seconds from a request to its answer.")
-        self.wait = self._histogram("request_queue_time_seconds", "Seconds that an image waited.")
-        self.decode = self._histogram("request_decode_time_seconds", "Share of its batch's decoding of an image.")
 
-    def waited(self, seconds: Sequence[float]) -> None:
-        """Count the waits of the images of a batch."""
-        for value in seconds:
-            self.wait.labels(self._name).observe(value)
+    def waited(self, seconds: float) -> None:
+        """Record how long an image waited."""
+        self._see("request_queue_time_seconds", seconds)
 
     def made(self, statistics: Statistics) -> None:
         """Count a finished image."""
-        name = self._name
-        self.generation_tokens.labels(name).inc(statistics.codes)
-        self.passes.labels(name).inc(statistics.passes)
-        self.accepted.labels(name).inc(sum(statistics.accepted))
-        self.drafts.labels(name).inc(statistics.reached[0] if statistics.reached else 0)
-        self.relaxed.labels(name).inc(statistics.relaxed * statistics.codes)
-        self.variation.labels(name).inc(statistics.total_variation * statistics.codes)
+        self._add("generation_tokens", statistics.codes)
+        self._add("iteration", statistics.passes)
+        self._add("spec_decode_num_accepted_tokens", sum(statistics.accepted))
+        self._add("spec_decode_num_drafts", statistics.reached[0] if statistics.reached else 0)
+        self._add("relaxed_codes", statistics.relaxed * statistics.codes)
+        self._add("total_variation_sum", statistics.total_variation * statistics.codes)
         for depth, count in enumerate(statistics.accepted):
-            self.accepted_at.labels(name, depth).inc(count)
-        self.decode.labels(name).observe(statistics.seconds.get("decode", 0.0))
+            self._add("spec_decode_num_accepted_tokens_per_pos", count, depth)
+        self._see("request_decode_time_seconds", statistics.seconds.get("decode", 0.0))
+
+    def refused(self, status: int) -> None:
+        """Count a request that was answered with an HTTP status from 400."""
+        self._add("request_refused", 1, status)
 
     def answered(self, reason: str, seconds: float, words: int) -> None:
         """Count a finished request; `reason` is stop, abort or error."""
-        self.success.labels(self._name, reason).inc()
-        self.latency.labels(self._name).observe(seconds)
-        self.prompt_tokens.labels(self._name).inc(words)
+        self._add("request_success", 1, reason)
+        self._add("prompt_tokens", words)
+        self._see("e2e_request_latency_seconds", seconds)
 
     def text(self) -> bytes:
         """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"lantern:{name}", text, LABEL, registry=self.registry)
+    def _add(self, name: str, amount: float, *labels: object) -> None:
+        self._counters[name].labels(self._name, *labels).inc(amount)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"lantern:{name}", text, (*LABEL, *labels), registry=self.registry)
-
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"lantern:{name}", text, LABEL, buckets=SECONDS, registry=self.registry)
+    def _see(self, name: str, seconds: float) -> None:
+        self._histograms[name].labels(self._name).observe(seconds)

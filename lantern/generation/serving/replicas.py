@@ -27,18 +27,14 @@ class Replica:
 
     def __init__(self, setup: Setup) -> None:
         self._service = setup.start()
-        while not self._service.ready.wait(0.1):
-            self.check_health()
-            if self._service.fault is not None:
-                raise self._service.fault
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return build_app(self._service)
 
     def check_health(self) -> None:
-        """Raise RuntimeError once the model thread has ended; Ray then starts another replica."""
-        if not self._service.worker.is_alive():
-            raise RuntimeError("the model thread has ended")
+        """Raise RuntimeError once the model thread has ended or hangs; Ray then starts another replica."""
+        if not self._service.worker.is_well(self._service.limits.seconds):
+            raise RuntimeError("the model thread has ended or hangs")
 
 
 @contextmanager

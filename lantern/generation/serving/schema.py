@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 OutputFormat = Literal["png", "jpeg", "webp"]
@@ -11,8 +12,8 @@ MAX_SEED = 2**63 - 1
 class ImageRequest(BaseModel):
     """Body of POST /v1/images/generations.
 
-    The first group of fields is OpenAI's, the second this server's. `quality`, `style`, `background`, `moderation`,
-    `user` and `safety_identifier` are accepted and have no effect. `seed` None is a random seed. A field that is not
+    The first group of fields is OpenAI's, the second this server's. `quality`, `style`, `moderation`, `user` and
+    `safety_identifier` are accepted and have no effect. `seed` None is a random seed. A field that is not
     listed is refused.
     """
 
@@ -26,7 +27,7 @@ class ImageRequest(BaseModel):
     response_format: Literal["b64_json"] | None = None
     output_format: OutputFormat | None = "png"
     output_compression: Annotated[int, Field(ge=0, le=100)] | None = None
-    background: str | None = None
+    background: Literal["auto", "opaque"] | None = None
     moderation: str | None = None
     style: str | None = None
     stream: bool | None = False
@@ -59,6 +60,11 @@ class RefusedError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
     @property
-    def headers(self) -> dict[str, str]:
-        """Retry-After, where trying again can help."""
-        return {} if self.wait is None else {"Retry-After": str(self.wait)}
+    def response(self) -> JSONResponse:
+        """The answer, with Retry-After where trying again can help."""
+        return JSONResponse(self.body, self.status, {} if self.wait is None else {"Retry-After": str(self.wait)})
+
+
+def timed_out() -> RefusedError:
+    """Return the answer to a request that took too long."""
+    return RefusedError(504, "the request took longer than its time limit", code="timeout")

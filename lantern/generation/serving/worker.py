@@ -1,14 +1,19 @@
 """The thread that owns the model: a bounded queue of images, and rows in which images are decoded together."""
 
+import logging
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
+from lantern.core.config import one_line
 from lantern.core.sampling import Sampling
-from lantern.core.types import Condition, Step
+from lantern.core.types import Condition
 from lantern.decoding.rounds import Joint
 from lantern.engines.prepared import WeightCache
 from lantern.generation.generator import (
@@ -19,27 +24,26 @@ from lantern.generation.generator import (
     has_parts,
     is_out_of_memory,
 )
+from lantern.generation.images import Picture
 from lantern.generation.progress import Canvas, partial_pixels
 from lantern.generation.requests import Request
+from lantern.generation.serving.schema import RefusedError, timed_out
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 
+LOG = logging.getLogger(__name__)
 KEPT = 8  # assembled decoders that no picture uses
 CAPTIONS = 64  # prompts whose embeddings are kept
+RETRY_SECONDS = 2
 PATIENCE = 0.01  # seconds of steps between looks at the queue
-
-
-class QueueFullError(Exception):
-    """More images wait than the queue holds."""
 
 
 @dataclass(eq=False)
 class Job:
     """One image of a request.
 
-    `send` is called from the model thread: with ("partial", pixels, index), then ("done", image, None) or ("failed",
-    exception, None). `is_cancelled` is set by the other side; such an image is not started, or
-    leaves its row; a wave of which no image is wanted any more ends.
+    `send` is called with ("partial", pixels, index), then ("done", image, None) or ("failed", exception, None), as a
+    rule from the model thread. An image that is cancelled, by the other side, is not started, or leaves its row.
     """
 
     request: Request
@@ -53,7 +57,7 @@ class Job:
 
     @property
     def kind(self) -> tuple[str | None, Sampling]:
-        """What images of one wave have in common."""
+        """What images have in common that may use one decoder after another."""
         return self.method, self.sampling
 
 
@@ -63,24 +67,20 @@ class Worker(threading.Thread):
     An image joins those under way as soon as a row is free, whatever its method and sampling, and leaves its row when
     its codes are complete, when it is cancelled or when its time is up (`decoding.rounds.Joint`). Noise is that of
     (seed, number), so an image does not depend on what else is decoded, as far as the engine keeps that
-    (`Statistics.promise`). `observe` receives the waits in seconds of images that start.
+    (`Statistics.promise`). `observe` receives the seconds that each image waited.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        batch: int = 4,
-        waiting: int = 64,
-        observe: Callable[[Sequence[float]], None] = lambda waits: None,
-    ) -> None:
+    def __init__(self, model: Model, *, batch: int = 4, waiting: int = 64) -> None:
         super().__init__(name="lantern-model", daemon=True)
-        self.model, self.batch, self.waiting, self.observe = model, batch, waiting, observe
+        self.model, self.batch, self.waiting = model, batch, waiting
+        self.observe: Callable[[float], None] = lambda wait: None
         self._queue: deque[Job] = deque()
         self._changed = threading.Condition()
         self._idle: list[tuple[Any, Generator]] = []  # the latest last
         self._rows: list[Row] = []
-        self._joint, self._is_stopping = self._no_rounds(), False
+        self._joint, self._reason = self._no_rounds(), ""  # why no more images are taken
+        self._stepped = time.monotonic()
+        self.fault: Exception | None = None
         self._captions = Captions()
 
     @property
@@ -103,40 +103,69 @@ class Worker(threading.Thread):
             )
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue the images of a request, all or none; QueueFullError if there is no room or the worker stops."""
+        """Queue the images of a request, all or none; RefusedError if there is no room or the worker stops."""
         with self._changed:
-            if self._is_stopping or len(self._queue) + len(jobs) > self.waiting:
-                raise QueueFullError
+            if self._reason:
+                raise self._stopped()
+            if len(jobs) > self.waiting:
+                raise RefusedError(400, f"n is {len(jobs)}, wanted at most {self.waiting}, the queue", param="n")
+            if len(self._queue) + len(jobs) > self.waiting:
+                raise RefusedError(429, "the queue is full", code="queue_full", wait=RETRY_SECONDS)
             self._queue.extend(jobs)
             self._changed.notify()
 
     def stop(self, seconds: float) -> bool:
         """Take no more images, finish those that are queued within `seconds`, and end; whether all were finished."""
         with self._changed:
-            self._is_stopping = True
+            self._reason = self._reason or "the server stops"
             self._changed.notify()
         self.join(seconds)
         return not self.is_alive()
 
+    def give_up(self, reason: str) -> None:
+        """Take no more images, and end those under way and those that wait with an answer; from any thread."""
+        with self._changed:
+            self._reason = reason
+            lost = [*(row.job for row in self._rows), *self._queue]
+            self._queue.clear()
+            self._changed.notify()
+        for job in lost:
+            job.is_cancelled = True
+            job.send("failed", self._stopped(), None)
+
+    def _stopped(self) -> RefusedError:
+        return RefusedError(503, f"{self._reason}; send the request again", code="server_stopped", wait=RETRY_SECONDS)
+
+    def is_well(self, seconds: float) -> bool:
+        """Return whether the thread runs, and no step under way has taken `seconds`."""
+        return self.is_alive() and not (self._rows and time.monotonic() - self._stepped > seconds)
+
     def run(self) -> None:
-        """Decode until stopped and the queue is empty."""
-        while self._wait():
-            self.step()
+        """Decode until stopped and the queue is empty. An error that ends the thread becomes `fault`."""
+        try:
+            while self._wait():
+                self.step()
+        except Exception as error:  # every image gets an answer, whatever happened
+            self.fault = error
+            LOG.critical("the model thread has ended", exc_info=error)
+            self.give_up(f"the model thread has ended: {one_line(error)}")
 
     def step(self) -> None:
         """Free the rows of images that are not wanted any more, start waiting ones, and take a step of each."""
-        self._rows = [row for row in self._rows if self._is_wanted(row.job)]
+        self._rows, self._stepped = [row for row in self._rows if self._is_wanted(row.job)], time.monotonic()
         self._admit()
         try:
             self._step()
-        except Exception as error:  # any fault of one batch must not end the server
-            self._give_up(error)
+        except Exception as error:  # any other fault of a step must not end the server
+            if is_final(error):
+                raise
+            self._lose(error)
 
     def _wait(self) -> bool:
         """Return True once there is something to do, False to end."""
         with self._changed:
             while not self._queue and not self._rows:
-                if self._is_stopping:
+                if self._reason:
                     return False
                 self._joint = self._no_rounds()  # frees its memory
                 self._changed.wait()
@@ -145,37 +174,35 @@ class Worker(threading.Thread):
     def _is_wanted(self, job: Job) -> bool:
         """Return whether an image is still wanted; its time-out is reported."""
         if job.deadline is not None and time.monotonic() > job.deadline:
-            job.send("failed", TimeoutError("the request took longer than its time limit"), None)
+            job.send("failed", timed_out(), None)
             return False
         return not job.is_cancelled
 
     def _admit(self) -> None:
-        """Start images while rows are free; one that needs a wave waits until all rows are."""
-        while len(self._rows) < self.batch and self._queue:
-            job = self._queue[0]
-            if not self._is_wanted(job):
-                self._take(job)
-                continue
+        """Start images while rows are free."""
+        while len(self._rows) < self.batch and (job := next(iter(list(self._queue)), None)) is not None:
             try:
-                generator = self._decoder(job)
-                waited = time.monotonic() - job.queued
-                self._rows.append(Row(job, generator, self._captions))
-                self._take(job)
-                self.observe([waited])
+                if self._is_wanted(job):
+                    waited = time.monotonic() - job.queued
+                    self._rows.append(Row(job, self._decoder(job), self._captions))
+                    self.observe(waited)
             except Exception as error:
                 if is_out_of_memory(error) and self._rows:
                     self.batch = len(self._rows)
                     return
-                self._take(job)
-                job.send("failed", error, None)
+                self._fail(job, error)
+            with self._changed, suppress(ValueError):  # it was given up
+                self._queue.remove(job)
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        """End an image with an error; an error that is final is raised again."""
+        if is_final(error):
+            raise error
+        job.send("failed", error, None)
 
     def _keep(self, job: Job, generator: Generator) -> None:
         """Keep a decoder that no image uses any more."""
         self._idle = [*self._idle, (job.kind, generator)][-max(KEPT, self.batch) :]
-
-    def _take(self, job: Job) -> None:
-        with self._changed:
-            self._queue.remove(job)
 
     def _step(self) -> None:
         """Take a step of each image, and send those that are complete."""
@@ -187,15 +214,16 @@ class Worker(threading.Thread):
         share = (time.perf_counter() - begun) / len(self._rows)
         for row in self._rows:
             row.seconds["decode"] += share
-            if row.job.partials:
-                row.watch(row.state.step)
-        done = [row for row in self._rows if row.state.is_done()]
-        self._rows = [row for row in self._rows if row not in done]
-        for row in done:
-            row.send_picture(self.batch)
+            row.send_partial()
+        for row in [row for row in self._rows if row.state.is_done()]:
+            try:
+                row.job.send("done", row.picture(self.batch), None)
+            except Exception as error:
+                self._fail(row.job, error)
+            self._rows.remove(row)
             self._keep(row.job, row.generator)
 
-    def _give_up(self, error: Exception) -> None:
+    def _lose(self, error: Exception) -> None:
         """End all images under way with an error; where memory ran out, start fewer of them again."""
         lost, self._rows, self._joint, self._idle = self._rows, [], self._no_rounds(), []
         if is_out_of_memory(error) and len(lost) > 1:
@@ -222,26 +250,36 @@ class Worker(threading.Thread):
         return Generator(self.model, method, job.sampling, size=size)
 
 
+def is_final(error: Exception) -> bool:
+    """Return whether the device answers nothing more after an error, such as an illegal access of a CUDA kernel."""
+    return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
+
+
 class Row:
     """An image that is being decoded, with the decoder that it uses alone."""
 
     def __init__(self, job: Job, generator: Generator, captions: "Captions") -> None:
         self.job, self.generator, begun = job, generator, time.perf_counter()
-        self.watch = Watch(generator, [job])
+        self._codes, self._sent = generator.model.target.config.block_size, 0
+        self._canvas = Canvas(self._codes)
         self.state = generator.begin(captions.added(generator, job.request))
-        self.watch(self.state.step)
+        self.send_partial()
         self.seconds = {"prompt": time.perf_counter() - begun, "decode": 0.0}
 
-    def send_picture(self, together: int) -> None:
-        """Decode the codes to pixels and send the image; `together` is the largest number decoded together."""
-        generation = self.state.result()
+    def send_partial(self) -> None:
+        """Send a partial image if one is due."""
+        if not self.job.partials:
+            return
+        self._canvas.add(self.state.step)
+        due = int(self._canvas.known[0]) * (self.job.partials + 1) // self._codes  # sync
+        if self._sent < (due := min(due, self.job.partials)):
+            self._sent = due
+            self.job.send("partial", partial_pixels(self.generator, self._canvas.codes[0]), due - 1)
+
+    def picture(self, together: int) -> Picture:
+        """Decode the codes to pixels; `together` is the largest number of images decoded together."""
         how: dict[str, Any] = {"seconds": self.seconds, "with_pixels": True, "images": together}
-        try:
-            (picture,) = finish_batch(self.generator, [self.job.request], generation, **how)
-        except Exception as error:
-            self.job.send("failed", error, None)
-        else:
-            self.job.send("done", picture, None)
+        return finish_batch(self.generator, [self.job.request], self.state.result(), **how)[0]
 
 
 class Captions:
@@ -265,28 +303,3 @@ class Captions:
         if len(known) > CAPTIONS:
             known.popitem(last=False)
         return replace(request, condition=known[text])
-
-
-class Watch:
-    """Callback of images that are decoded: sends partial images.
-
-    `done` is the number of finished images, where little memory splits a wave.
-    """
-
-    def __init__(self, generator: Generator, jobs: Sequence[Job]) -> None:
-        self._generator, self._jobs = generator, jobs
-        self._codes = generator.model.target.config.block_size
-        self._canvas, self._sent = Canvas(self._codes), [0] * len(jobs)
-        self._has_partials, self.done = any(job.partials for job in jobs), 0
-
-    def __call__(self, step: Step) -> None:
-        """Look at one pass."""
-        if not self._has_partials:
-            return
-        self._canvas.add(step)
-        for i, known in enumerate(self._canvas.known.tolist()):  # sync
-            job, number = self._jobs[self.done + i], self.done + i
-            due = min(known * (job.partials + 1) // self._codes, job.partials)
-            if self._sent[number] < due:
-                self._sent[number] = due
-                job.send("partial", partial_pixels(self._generator, self._canvas.codes[i]), due - 1)

@@ -1,0 +1,102 @@
+"""The server as a process: a socket, uvicorn, and an end that answers every request."""
+
+import asyncio
+import logging
+import socket
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from lantern.core.config import one_line
+from lantern.core.signals import Stopped
+from lantern.generation.serving.app import Service, Setup, build_app
+
+LOG = logging.getLogger(__name__)
+HEADER_SECONDS = 10.0
+CONNECTIONS = 1024
+GRACE = 5  # seconds to answer the requests that were given up
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket at an address, which does not listen yet. OSError if the address is not available."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise OSError(f"cannot listen at {host}:{port}: {error.strerror or error}; choose another --port") from error
+    return bound
+
+
+class Protocol(H11Protocol):
+    """A connection that is closed if the headers of a request do not arrive in time."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect the headers of the first request."""
+        super().connection_made(transport)
+        self._expected = self.loop.call_later(HEADER_SECONDS, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        """Expect the rest of the headers of a later request."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._expected.cancel()
+        elif self._expected.cancelled():
+            self._expected = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Expect nothing more."""
+        self._expected.cancel()
+        super().connection_lost(exc)
+
+
+class Server(uvicorn.Server):
+    """Serves until a signal or until the worker ends; images under way then have `drain` seconds."""
+
+    def __init__(self, service: Service, drain: float) -> None:
+        options = {"log_config": None, "log_level": "warning", "access_log": False}
+        super().__init__(
+            uvicorn.Config(
+                build_app(service),
+                http=Protocol,
+                limit_concurrency=CONNECTIONS,
+                timeout_graceful_shutdown=int(drain) + GRACE,
+                **options,  # pyright: ignore[reportArgumentType]
+            )
+        )
+        self._service, self.drain = service, drain
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where."""
+        await super().startup(sockets)
+        for one in sockets or []:
+            host, port = one.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            LOG.info("%s is served at http://%s:%d", self._service.model.name, shown, port)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to end."""
+        return await super().on_tick(counter) or not self._service.worker.is_alive()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Finish the images under way; those that take too long are answered with 503."""
+        asyncio.get_running_loop().call_later(self.drain, self._service.worker.give_up, "the server stops")
+        await super().shutdown(sockets)
+
+
+def serve(setup: Setup, bound: socket.socket, drain: float) -> int:
+    """Serve at a socket until SIGINT or SIGTERM; return the exit code. RuntimeError if the worker ends."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger(__package__).setLevel(logging.INFO)
+    service, code = setup.start(), 0
+    try:
+        Server(service, drain).run([bound])
+    except Stopped as stopped:
+        LOG.info("%s", stopped)
+        code = stopped.code
+    service.worker.stop(GRACE)
+    if (fault := service.worker.fault) is not None:
+        raise RuntimeError(f"the model thread has ended: {one_line(fault)}") from fault
+    return code
