@@ -6,6 +6,7 @@ import torch
 
 from lantern.core.sampling import Sampling
 from lantern.core.types import Cost, Generation, Step, Verdict
+from lantern.decoding.loop import NO_SCORES
 from lantern.generation.acceptance_map import (
     MARK,
     SHADES,
@@ -51,7 +52,7 @@ def step(start: int, count: int, relaxed: list[float] | None = None, length: int
             cost=Cost(torch.tensor([relaxed]), torch.zeros(1, len(relaxed) + 1)),
         )
     ends = torch.tensor([start]), torch.tensor([count])
-    return Step(0, *ends, torch.zeros(1, count, dtype=torch.long), verdict=verdict)
+    return Step(0, *ends, torch.zeros(1, count, dtype=torch.long), NO_SCORES, verdict=verdict)
 
 
 # reading

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lantern.core.types import Step
+from lantern.decoding.loop import NO_SCORES
 from lantern.generation.progress import Canvas, Progress, describe_progress
 
 
@@ -25,7 +26,7 @@ def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
 
 def step(index: int, start: list[int], counts: list[int]) -> Step:
     places = torch.tensor(start), torch.tensor(counts)
-    return Step(index, *places, torch.zeros(len(start), max(max(counts), 1), dtype=torch.long))
+    return Step(index, *places, torch.zeros(len(start), max(max(counts), 1), dtype=torch.long), NO_SCORES)
 
 
 def run(progress: Any, images: int, *, passes: int = 4) -> None:
