@@ -64,7 +64,7 @@ def test_a_window_that_nobody_chose_suits_the_engine(
     folder: Path, slope: float, suits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {n: 1.0 + slope * (n - 1) for n in NODES}
-    monkeypatch.setattr("lantern.engines.pass_times.pass_times", lambda engine, target: times)
+    monkeypatch.setattr("lantern.generation.generator.pass_times", lambda engine, target: times)
     eager = replace(load_model(folder), generation={"method": "gumbel-jacobi"})
     fused = replace(eager, engine=CpuEngine())
     usual, reported = METHODS["gumbel-jacobi"].settings["window"], list[str]()
