@@ -212,7 +212,7 @@ def choose_method(
         method = _resolve_auto(model, sampling or model.sampling(), batch, report or _warn_once)
     elif not isinstance(name, Method) and "window" not in (settings or {}):
         own, method = method, suited(model, method)
-        if method != own:
+        if method.settings != own.settings:
             (report or LOG.info)(f"window {method.settings['window']}, chosen by the times of passes on this machine")
     return method.with_options(**settings or {})
 
