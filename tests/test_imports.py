@@ -64,6 +64,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lantern.methods": ("lantern.drafters.parts",),
     "lantern.models": (
         *CORE,
+        "lantern.methods",
         "lantern.engines",
         "lantern.decoding",
         "lantern.verifiers",

@@ -54,6 +54,7 @@ from lantern.drafters.eagle.eagle1 import Eagle, EagleConfig
 from lantern.drafters.parts import ADD_ONS
 from lantern.engines.engine import EAGER, Engine
 from lantern.engines.engine import engine as make_engine
+from lantern.methods import find
 from lantern.models.llamagen.text import TextEncoder, named_emoji
 from lantern.models.llamagen.transformer import Transformer, TransformerConfig
 from lantern.models.llamagen.vqvae import VQVAE, VQConfig, to_uint8
@@ -97,6 +98,7 @@ class Defaults(Sampling):
         super().__post_init__()
         if self.scale < 1:
             raise ValueError(f"scale is {self.scale}, wanted at least 1")
+        find(self.method)
 
 
 @dataclass(frozen=True)
