@@ -27,7 +27,8 @@ class Numbers:
 
     def full(self, value: bool | int) -> Any:
         """Return the same number for all images."""
-        return value if self.is_one else torch.full_like(self._images, value, dtype=torch.tensor(value).dtype)
+        dtype = torch.bool if isinstance(value, bool) else torch.long
+        return value if self.is_one else torch.full_like(self._images, value, dtype=dtype)
 
     def read(self, values: Shaped[Tensor, "b 1"]) -> Any:
         """Return the values of a tensor."""
