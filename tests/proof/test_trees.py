@@ -44,7 +44,8 @@ class Given(NoDrafts):
     """Drafts the tree that it is given."""
 
     def __init__(self, nodes: int) -> None:
-        self.max_nodes, self.tree = nodes, None
+        self.max_nodes = nodes
+        self.tree: DraftTree | None = None
 
     def propose(self) -> DraftTree:
         assert self.tree is not None
@@ -64,6 +65,7 @@ def state_with(codes: Int[Tensor, "b n"], known: Int[Tensor, " b"], sampling: Sa
 
 def score(state: State, tree: DraftTree) -> Float[Tensor, "b r n v"]:
     """Return the logits of a tree's nodes."""
+    assert isinstance(state.drafter, Given)
     state.drafter.tree = tree
     return state.draft().scores(TARGET).logits.unflatten(0, (len(tree.tokens), -1))
 
