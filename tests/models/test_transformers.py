@@ -184,6 +184,8 @@ def sequential(name: str, condition: Condition, image: int, row: int, codes: lis
 class Given(NoDrafts):
     """Drafts the trees that it is given."""
 
+    tree: DraftTree
+
     def __init__(self, nodes: int, depth: int) -> None:
         self.max_nodes, self.depth = nodes, depth
 

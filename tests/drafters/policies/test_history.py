@@ -3,6 +3,7 @@
 import torch
 
 from lantern.core.types import DraftTree, Step, TreeShape, Verdict
+from lantern.decoding.loop import NO_SCORES
 from lantern.drafters.policies.history import PRIOR, empty_map, neighbours, outcome, updated_map
 
 SIDE, CODES = 4, 16
@@ -21,7 +22,7 @@ def chain_step(length: int, counts: int | None = None) -> Step:
     path = torch.tensor([[1, 2]]) * (torch.arange(2) < length)
     kept = torch.tensor([length + 1 if counts is None else counts])
     verdict = Verdict(path, torch.tensor([length]), torch.zeros(1, dtype=torch.long))
-    return Step(1, torch.tensor([3]), kept, torch.zeros(1, 3, dtype=torch.long), None, tree, verdict)
+    return Step(1, torch.tensor([3]), kept, torch.zeros(1, 3, dtype=torch.long), NO_SCORES, tree, verdict)
 
 
 def test_neighbours_are_the_left_upper_and_upper_right_codes() -> None:

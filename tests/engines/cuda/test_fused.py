@@ -80,7 +80,7 @@ def test_a_fused_pass_gives_logits_features_tapped_layers_and_the_cache() -> Non
 
 def decoded(name: str, dtype: torch.dtype) -> tuple[Tensor, dict[int, Tensor]]:
     scored, target = Scored(), target_in(dtype)
-    how = {"engine": GraphEngine(rows=16, products="fused")} | SMALL.get(name, {})
+    how: dict[str, Any] = {"engine": GraphEngine(rows=16, products="fused")} | SMALL.get(name, {})
     decoder = tiny_decoder(name, target, Sampling(guidance=3.0), **how)
     assert isinstance(decoder.target, FusedTarget)
     return decoder.generate(CONDITION, keys=KEYS, callback=scored).codes, scored.logits

@@ -96,9 +96,9 @@ def test_codes_are_those_of_the_eager_engine_in_fp32() -> None:
     assert "not on a GPU" in (GraphEngine().remark(target) or "")
     forced = torch.full((1, CODES), -1)
     forced[:, :4] = torch.tensor([7, 30, 2, 11])  # read by torch, in one pass
-    for how in ({}, {"forced": forced}):
-        expected = eager.generate(CONDITION, keys=KEYS, **how).codes
-        assert torch.equal(graph.generate(CONDITION, keys=KEYS, **how).codes, expected)
+    for given in (None, forced):
+        expected = eager.generate(CONDITION, keys=KEYS, forced=given).codes
+        assert torch.equal(graph.generate(CONDITION, keys=KEYS, forced=given).codes, expected)
 
 
 @pytest.mark.parametrize("name", ["zipar", "pjd"])

@@ -74,17 +74,6 @@ def test_only_gumbel_match_promises_plain_codes(model: Model, name: str, is_prom
     assert lineup.contenders[1].is_identical == is_promised
 
 
-def test_reproducible_engines_promise_it_in_bf16_too(model: Model) -> None:
-    half = {"plain": [Variant("eager", "bf16")], "others": [Variant("eager", "bf16")]}
-    for is_promised in (False, True):
-        stable = Stable(model, reproducible=is_promised)
-        entries = [
-            Entry(one, [1.0], [Made(torch.zeros(1, 16, dtype=torch.long), 16, 0.0, 0.0)])
-            for one in line_up(stable, ["eagle1"], half, model.sampling()).contenders
-        ]
-        assert [one["must_be_identical"] for one in identity(entries)] == [is_promised]
-
-
 # the whole
 
 
