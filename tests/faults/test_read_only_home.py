@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from lantern.engines.cpu import build as building
+from lantern.models.folder import PROFILE_NAME
+from tests.eval.tiny_metrics import save_pictures
 
 ROOT = Path(__file__).resolve().parents[2]
 # Runs one command and reports, as the last line of stdout, all that Python makes, renames to or opens to write.
@@ -100,3 +102,36 @@ def test_the_library_is_built_in_a_private_temporary_folder(home: Path, tmp_path
 def test_the_doctor_finds_no_fault(home: Path, tmp_path: Path) -> None:
     code, out, errors = run(home, tmp_path, "doctor")
     assert "engine auto" in out and code == (1 if "broken" in out else 0) and len(errors) <= 1
+
+
+def test_a_profile_without_a_place_is_refused_before_the_measurement(home: Path, folder: Path, tmp_path: Path) -> None:
+    words = ("tune", "--model", str(folder), "--images", "1", "--methods", "scd", "--quiet", "--engine", "eager")
+    code, out, [error] = run(home, tmp_path, *words, package=str(folder))
+    assert (code, out) == (2, "") and f"{home}/.cache/lantern/profiles" in error and "(out)" in error
+    assert run(home, tmp_path, *words, "--out", "p.json", package=str(folder))[::2] == (0, [])
+    assert (tmp_path / "work" / "p.json").is_file() and not (folder / PROFILE_NAME).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        "methods bounded-window",
+        "completion bash",
+        "convert MODEL written --dtype bf16",
+        "assemble MODEL --guidance 2",
+        "bench --model MODEL --methods gumbel-jacobi --variants eager --baseline eager --images 1",
+        "reproduce emoji --limit 1 --metrics --quiet",
+        "eval pictures --reference others --metrics psnr --draws 10",
+        "leaderboard --model MODEL --methods eagle1 --engine eager --baseline eager --images 1 --out board.jsonl",
+        "train drafter --target MODEL --data missing --out trained",
+    ],
+    ids=lambda words: words.split()[0],
+)
+def test_other_commands_write_nothing_there(words: str, home: Path, folder: Path, tmp_path: Path) -> None:
+    for seed, name in enumerate(("pictures", "others")):
+        save_pictures(tmp_path / "work" / name, 3, seed=seed)
+    own = shutil.copytree(folder, tmp_path / "work" / "own")
+    given = {"MODEL": str(own)}
+    code, _, errors = run(home, tmp_path, *(given.get(word, word) for word in words.split()))
+    assert code == (2 if "missing" in words else 0), errors
