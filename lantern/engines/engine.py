@@ -110,21 +110,21 @@ class Engine(ABC):
 
     def as_dict(self) -> dict[str, Any]:
         """Return name and settings for reports, which `engine(**settings)` takes."""
-        return {"choice": self.name} | asdict(self)
+        return {"name": self.name} | asdict(self)
 
     def changed(self, **changes: Any) -> Self:
         """Return the engine with some of its settings changed."""
         return replace(self, **changes)
 
 
-def engine(choice: "str | Engine", **settings: Any) -> Engine:
+def engine(name: "str | Engine", **settings: Any) -> Engine:
     """Return the engine of a name, with settings; an Engine is returned as it is. ValueError for an unknown name."""
-    if isinstance(choice, Engine):
-        return choice
-    if choice not in ENGINES:
-        raise ValueError(f"engine is {str(choice)[:40]!r}, expected one of {', '.join(ENGINES)}")
-    module, name = ENGINES[choice].split(":")
-    return getattr(import_module(module), name)(**settings)
+    if isinstance(name, Engine):
+        return name
+    if name not in ENGINES:
+        raise ValueError(f"engine is {str(name)[:40]!r}, expected one of {', '.join(ENGINES)}")
+    module, kind = ENGINES[name].split(":")
+    return getattr(import_module(module), kind)(**settings)
 
 
 @dataclass(frozen=True)

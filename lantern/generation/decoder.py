@@ -134,6 +134,8 @@ def build_decoder(
         driver = method.made.driver
         front = None if driver is None else driver.named
         return Decoder(method, engine.prepare(target), sampling, None, None, prompts, engine, front)
+    from lantern.decoding.loop import check_modes
+
     while True:
         prepared = engine.prepare(target)
         give = {
@@ -145,6 +147,7 @@ def build_decoder(
             "codebook": codebook,
         }
         drafter, verifier = build(method, give, greedy=sampling.is_greedy)
+        check_modes(drafter, verifier)
         reason = engine.why_not(target, drafter)
         if reason is None:
             return Decoder(method, prepared, sampling, drafter, verifier, prompts, engine)

@@ -51,7 +51,7 @@ def test_options_are_those_of_the_method(completions) -> None:  # type: ignore[n
 
 def test_names_are_completed(completions) -> None:  # type: ignore[no-untyped-def]
     assert completions("lantern-generate --method ") >= set(METHODS)
-    assert completions("lantern-generate --engine c") == {"compile", "cpu"}
+    assert completions("lantern-generate --engine c") == {"cpu"}
     assert completions("lantern methods bounded-") == {name for name in METHODS if name.startswith("bounded-")}
     assert completions("lantern train ") >= set(STAGES)
     assert completions("lantern train drafter --config drafter-e") >= {"drafter-eagle1", "drafter-eagle3"}

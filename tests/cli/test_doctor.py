@@ -83,7 +83,7 @@ def test_an_engine_that_is_not_there_is_absent(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "CHECKS", (doctor._engines,))
-    monkeypatch.setattr(GraphEngine, "available", lambda *_, **__: "no CUDA device")
+    monkeypatch.setattr(GraphEngine, "why_not", lambda *_, **__: "no CUDA device")
     assert main(["doctor"]) == 0
     assert "absent  engine graph: no CUDA device" in capsys.readouterr().out.splitlines()
     assert all(doctor._packages_of(extra) for extra in doctor.EXTRAS)

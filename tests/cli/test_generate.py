@@ -250,7 +250,7 @@ def test_rounded_weights_are_reported(model: str, capsys: Capture) -> None:
 def test_the_window_of_the_machine_is_reported_unless_one_is_given(
     model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lantern.generation.generator.suited", lambda method, *_: method.with_options(window=3))
+    monkeypatch.setattr("lantern.generation.generator.suited", lambda _, method: method.with_options(window=3))
     note = "window 3, chosen by the times of passes on this machine"
     assert made(model, "--method", "gumbel-jacobi", "--out", "a.png") == 0
     assert note in capsys.readouterr().err

@@ -25,7 +25,7 @@ def test_a_method_is_described_with_its_settings_and_needs(capsys: Capture) -> N
     assert "--lambda" in out and "arxiv.org/abs/2502.06352" in out and "drafter: lantern-emoji has it" in out
     assert main(["methods", "medusa", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["add_ons"][0]["folder"] == "parts/medusa" and not found["add_ons"][0]["present"]
+    assert found["add_ons"][0]["folder"] == "parts/medusa" and found["add_ons"][0]["present"]
     assert found["settings"][0]["flag"] == "--tree" and found["page"] == "docs/methods/medusa.md"
 
 

@@ -93,7 +93,6 @@ def test_a_shape_of_seven_billion_parameters_needs_its_config_only(
     assert "janus: 6.52 billion parameters, 4 rows of 4 codes" in out and "12.2 GiB for the target" in out
     assert "ok      engine auto: eager (cpu is not available: the cpu engine runs LlamaGen's layers, not this" in out
     for name, words in (
-        ("compile", "available"),
         ("graph", "CUDA graphs need a CUDA device" if find_spec("triton") is None else "available, but the kernels"),
         ("cpu", "runs LlamaGen's"),
     ):

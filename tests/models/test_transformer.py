@@ -31,9 +31,7 @@ def decode(target: Transformer, vectors: dict, sampling: Sampling) -> tuple[Gene
     seen: list[Tensor] = []
 
     def remember(step: Step) -> None:
-        assert step.scores is not None
-        logits = step.scores.logits.unflatten(0, (2, sampling.rows))
-        seen.append(sampling.guide(logits, step.start[:, None]))
+        seen.append(sampling.guide(step.scores.logits, step.start[:, None]))
 
     condition = Condition(embeddings=vectors["caption"], mask=vectors["emb_masks"].bool())
     keys = [(0, 0), (0, 1)]

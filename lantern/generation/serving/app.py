@@ -30,8 +30,9 @@ from lantern.core.sampling import Sampling
 from lantern.engines.engine import Engine
 from lantern.generation.images import Picture, enlarge, to_image
 from lantern.generation.requests import MAX_SEED, check_requests, requests, with_warnings
+from lantern.generation.serving.errors import RefusedError, timed_out
 from lantern.generation.serving.metrics import Metrics
-from lantern.generation.serving.schema import ImageRequest, RefusedError, timed_out
+from lantern.generation.serving.schema import ImageRequest
 from lantern.generation.serving.worker import Job, Worker
 from lantern.models.folder import Model, load_model
 

@@ -1,8 +1,7 @@
 """Bodies of requests, answers and errors, in the form of OpenAI's image API."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 OutputFormat = Literal["png", "jpeg", "webp"]
@@ -42,29 +41,3 @@ class ImageRequest(BaseModel):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-
-
-class RefusedError(Exception):
-    """A request that is answered with an error in OpenAI's form; `status` is the HTTP status."""
-
-    def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, wait: int | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code, self.wait = status, param, code, wait
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """The error as OpenAI's clients read it."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
-
-    @property
-    def response(self) -> JSONResponse:
-        """The answer, with Retry-After where trying again can help."""
-        return JSONResponse(self.body, self.status, {} if self.wait is None else {"Retry-After": str(self.wait)})
-
-
-def timed_out() -> RefusedError:
-    """Return the answer to a request that took too long."""
-    return RefusedError(504, "the request took longer than its time limit", code="timeout")

@@ -27,7 +27,7 @@ from lantern.generation.generator import (
 from lantern.generation.images import Picture
 from lantern.generation.progress import Canvas, partial_pixels
 from lantern.generation.requests import Request
-from lantern.generation.serving.schema import RefusedError, timed_out
+from lantern.generation.serving.errors import RefusedError, timed_out
 from lantern.models.folder import Model
 from lantern.models.llamagen.text import TextEncoder
 
