@@ -87,9 +87,7 @@ class OnCuda:
 
     def __init__(self, target: Any) -> None:
         self.config = target.config
-        self.tok_embeddings = SimpleNamespace(
-            weight=SimpleNamespace(device=SimpleNamespace(type="cuda"), dtype=torch.float32)
-        )
+        self.tok_embeddings = SimpleNamespace(weight=SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32))
 
 
 def test_a_gpu_takes_targets() -> None:
