@@ -31,7 +31,7 @@ class LanternLoad(io.ComfyNode):
             inputs=[
                 io.String.Input("model", default="lantern-emoji", tooltip="Name, folder or hub id."),
                 io.Combo.Input("dtype", options=["auto", "fp32", "bf16", "fp16"], default="auto"),
-                io.Combo.Input("engine", options=["auto", "eager", "compile", "graph", "cpu"], default="auto"),
+                io.Combo.Input("engine", options=["auto", "eager", "wide", "graph", "cpu"], default="auto"),
             ],
             outputs=[LanternModel.Output(display_name="model")],
         )
