@@ -309,7 +309,7 @@ def add_engine(group: Any, *, weights: str = "--weights", default: str = "auto")
         "--engine",
         choices=tuple(ENGINES),
         help="how passes are run: eager (by torch), wide (attention in fp64: rounds the same in any tree), graph (one "
-        "CUDA graph per step), cpu (C++, built by pip install or at first use, with g++: several times as fast as eager, "
+        "CUDA graph per step), cpu (C++, built by pip install or at first use by g++: several times as fast as eager, "
         "and exact methods give plain decoding's codes in bf16 too); auto: the fastest of them that is ready "
         f"(default {default})",
     )

@@ -176,7 +176,7 @@ class LanternPipeline(DiffusionPipeline):
 
     `method` is how codes are decoded: "plain", "eagle1", "lantern", "lantern++" or another method of the registry, or
     "auto", the one that `lantern tune` found fastest here. `engine` is how passes are run: a
-    name or an Engine of `lantern.engines`, such as "eager" or "compile" (then call `pipe.warmup()`). `generation` holds
+    name or an Engine of `lantern.engines`, such as "eager" or "graph" (then call `pipe.warmup()`). `generation` holds
     defaults of calls, registered in `pipe.config`: fields of `Sampling`, "method" and "scale". None: those of the
     model that `from_pretrained` loaded `transformer` with; for another transformer those of `Sampling` (guidance 3,
     temperature 1), method "auto" and scale 1.

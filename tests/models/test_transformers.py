@@ -377,21 +377,6 @@ def test_decoders_of_chameleon_are_found_and_checked(tmp_path: Path) -> None:
         read_decoder(tmp_path, config)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")  # of what the compiler itself imports
-@pytest.mark.parametrize(
-    ("name", "method"), [("janus", "plain"), ("chameleon", "plain"), ("emu3", "plain"), ("emu3", "gumbel-jacobi")]
-)
-def test_compiled_passes_give_the_same_codes(name: str, method: str) -> None:
-    """Emu3's passes have a newline for each node, whether or not the node ends a row."""
-    sampling = Sampling(guidance=CASES[name].guidance)
-    compiled = make_engine("compile", compiles_steps=False)
-    chosen = METHODS[method].with_options(**({} if method == "plain" else {"window": 6}))
-    built = build_decoder(chosen, parts(name).target, sampling=sampling, engine=compiled)
-    found = built.generate(condition_of(name), keys=[(3, 0), (3, 1)]).codes
-    assert torch.equal(found, plain_codes(name, sampling))
-
-
 def test_sizes_that_a_model_cannot_make_are_refused() -> None:
     with pytest.raises(ValueError, match="the size is 30x24, wanted multiples of 8"):
         tiny.assemble("emu3", model("emu3"), None, (24, 30))
