@@ -1,10 +1,11 @@
 """Hook of MkDocs: builds the site from the documents where they are.
 
-Pages link to each other, to pictures and to result files by paths relative to the repository, as a reader of the
-repository needs it. The hook copies the documents and every file that one of them links to into a folder with the same
-layout and makes it the source of the site. Links to folders and to source code become plain text.
+Pages link to each other, to pictures and to result files by paths relative to the repository, as its reader needs it.
+The hook copies pages into a flat folder and adjusts their links. Pictures and result files that they link to go to
+`files/`; links to folders and to source code become plain text.
 """
 
+import os
 import re
 import shutil
 import tempfile
@@ -13,52 +14,66 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
-SHOWN = {".md", ".png", ".svg", ".json", ".html"}
+SHOWN = {".png", ".svg", ".json"}
+# Pages that are not in docs/, and what a link to README shows instead.
+PAGES = {
+    "README.md": "index.md",
+    "ARCHITECTURE.md": "architecture.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+    "assets/lantern-emoji/README.md": "model-card.md",
+}
 
 
 def on_config(config: Any) -> Any:
-    """Copy the documents and what they link to; expand folders of the navigation."""
+    """Copy the pages, the theme and what pages link to; make the copies the source of the site."""
     source = Path(tempfile.mkdtemp(prefix="lantern-docs-"))
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "assets/lantern-emoji/README.md"]
+    shutil.copytree(ROOT / "docs" / "theme", source / "theme")
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in PAGES if name != "README.md")]
     for page in pages:
-        linked = (target(page, found[3]) for found in LINK.finditer(page.read_text(encoding="utf-8")))
-        for path in (page, *(path for path in linked if path is not None)):
-            (source / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, source / path.relative_to(ROOT))
+        (source / place(page)).write_text(with_links(page, source), encoding="utf-8")
     config.docs_dir = str(source)
-    config.nav = [expanded(entry, source) for entry in config.nav]
     return config
 
 
-def expanded(entry: Any, source: Path) -> Any:
-    """Return an entry of the navigation, a folder replaced by its pages."""
-    if not isinstance(entry, dict):
-        return entry
-    ((title, place),) = entry.items()
-    if isinstance(place, str) and (source / place).is_dir():
-        place = [path.relative_to(source).as_posix() for path in sorted((source / place).glob("*.md"))]
-    return {title: place}
+def place(path: Path) -> str:
+    """Return where a file of the repository is in the site."""
+    name = path.relative_to(ROOT).as_posix()
+    if path.parent == ROOT / "docs" and path.suffix == ".md":
+        return path.name
+    return PAGES.get(name, f"files/{name}")
 
 
-def target(page: Path, link: str) -> Path | None:
-    """Return the file of the repository that a link leads to, None if it leads elsewhere or to no shown kind."""
-    path = (page.parent / link.split("#")[0]).resolve()
-    shown = (
-        path.is_file() and path.is_relative_to(ROOT) and (path.suffix in SHOWN or path.name in ("LICENSE", "NOTICE"))
-    )
-    return path if shown else None
+def with_links(page: Path, source: Path) -> str:
+    """Return the text of a page with the links of the site; copy the files that it links to."""
+
+    def changed(found: re.Match[str]) -> str:
+        mark, text, link = found.groups()
+        if "://" in link or link.startswith(("#", "mailto:")):
+            return found[0]
+        name, _, anchor = link.partition("#")
+        path = Path(os.path.normpath(page.parent / name))
+        if not path.is_file() or (path.suffix not in SHOWN and not is_page(path)):
+            return text
+        copy = source / place(path)
+        if not is_page(path):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        return f"{mark}[{text}]({place(path)}{'#' if anchor else ''}{anchor})"
+
+    return LINK.sub(changed, page.read_text(encoding="utf-8").removeprefix(front_matter(page)))
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Replace links to folders and source files by their text."""
-    original = ROOT / page.file.src_uri
+def is_page(path: Path) -> bool:
+    """Return whether a file is a page of the site."""
+    return place(path) in PAGES.values() or (path.parent == ROOT / "docs" and path.suffix == ".md")
 
-    def kept(found: re.Match[str]) -> str:
-        link = found[3]
-        is_elsewhere = "://" in link or link.startswith(("#", "mailto:"))
-        return found[0] if is_elsewhere or target(original, link) is not None else found[2]
 
-    return LINK.sub(kept, markdown)
+def front_matter(page: Path) -> str:
+    """Return the metadata at the head of a model card, which MkDocs would read as its own."""
+    found = re.match(r"---\n.*?\n---\n", page.read_text(encoding="utf-8"), re.S)
+    return found[0] if found else ""
 
 
 def on_post_build(config: Any) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -138,10 +137,3 @@ def test_a_process_that_computes_ends_with_the_code_of_its_signal(number: int, c
         running.send_signal(number)
         _, errors = running.communicate(timeout=60)
     assert running.returncode == code and errors.startswith("lantern: error: ") and len(errors.splitlines()) == 1
-
-
-def test_the_document_lists_the_codes() -> None:
-    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    table = text.split("## Exit codes")[1].split("\n## ")[0]
-    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)] == [0, 1, 2, 129, 130, 143]
-    assert set(re.findall(r"^\| `lantern (\w+)`", table, re.M)) <= set(SUMMARIES)
