@@ -1,8 +1,8 @@
 """Hook of MkDocs: builds the site from the documents where they are.
 
 Pages link to each other, to pictures and to result files by paths relative to the repository, as its reader needs it.
-The hook copies pages into a flat folder and adjusts their links. Pictures and result files that they link to go to
-`files/`; links to folders and to source code become plain text.
+The hook copies pages into a folder with the layout of docs/ and adjusts their links. Pictures and result files that
+they link to go to `files/`; links to folders and to source code become plain text.
 """
 
 import os
@@ -30,8 +30,9 @@ def on_config(config: Any) -> Any:
     """Copy the pages, the theme and what pages link to; make the copies the source of the site."""
     source = Path(tempfile.mkdtemp(prefix="lantern-docs-"))
     shutil.copytree(ROOT / "docs" / "theme", source / "theme")
-    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / name for name in PAGES if name != "README.md")]
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in PAGES if name != "README.md")]
     for page in pages:
+        (source / place(page)).parent.mkdir(parents=True, exist_ok=True)
         (source / place(page)).write_text(with_links(page, source), encoding="utf-8")
     config.docs_dir = str(source)
     return config
@@ -40,8 +41,8 @@ def on_config(config: Any) -> Any:
 def place(path: Path) -> str:
     """Return where a file of the repository is in the site."""
     name = path.relative_to(ROOT).as_posix()
-    if path.parent == ROOT / "docs" and path.suffix == ".md":
-        return path.name
+    if name.startswith("docs/") and path.suffix == ".md":
+        return name.removeprefix("docs/")
     return PAGES.get(name, f"files/{name}")
 
 
@@ -60,14 +61,15 @@ def with_links(page: Path, source: Path) -> str:
         if not is_page(path):
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
-        return f"{mark}[{text}]({place(path)}{'#' if anchor else ''}{anchor})"
+        link = os.path.relpath(place(path), Path(place(page)).parent)
+        return f"{mark}[{text}]({link}{'#' if anchor else ''}{anchor})"
 
     return LINK.sub(changed, page.read_text(encoding="utf-8").removeprefix(front_matter(page)))
 
 
 def is_page(path: Path) -> bool:
     """Return whether a file is a page of the site."""
-    return place(path) in PAGES.values() or (path.parent == ROOT / "docs" and path.suffix == ".md")
+    return place(path) in PAGES.values() or (path.is_relative_to(ROOT / "docs") and path.suffix == ".md")
 
 
 def front_matter(page: Path) -> str:
