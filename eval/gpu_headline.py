@@ -53,7 +53,7 @@ CRASHED = 3
 SECTIONS = {
     "machine": 20,
     "plain": 100,
-    "passes": 40,
+    "pass_times": 40,
     "drafted": 90,
     "exact": 60,
     "embedded": 80,
@@ -341,7 +341,7 @@ class Bench:
         figures = {"ms_per_step": rounded(median(ms)), "ms_per_token": rounded(median(ms)), "tokens_per_step": 1.0}
         return figures | {"compile_seconds": rounded(spent)}
 
-    def passes(self) -> None:
+    def pass_times(self) -> None:
         """T(n): milliseconds of a pass over n nodes after half of the image, as a graph, without what surrounds it."""
         for kind in PRODUCTS if self.is_cuda else PRODUCTS[:1]:
             prepared = GraphEngine(products=kind).prepare(self.model()[0])
@@ -351,7 +351,7 @@ class Bench:
                 return rounded(graph_ms(passes_of(prepared, self.sampling.rows, [nodes])[nodes]))
 
             for nodes in self.sizes.nodes:
-                self.measure("passes", f"{kind} {nodes}", partial(of, nodes))
+                self.measure("pass_times", f"{kind} {nodes}", partial(of, nodes))
 
     def drafted(self) -> None:
         """Milliseconds a token of drafted methods with their own draft and walk, at scripted tokens a step.

@@ -113,7 +113,7 @@ def race_figures(entries: Sequence[Entry], batch: int, copy_gbps: float, rows: i
 
     def of(entry: Entry) -> dict[str, Any]:
         # a batch takes as many steps as its images take on average
-        spent = entry.spread.median / max(median(made.steps for made in entry.made), 1.0)
+        spent = entry.spread.median / max(median(made.steps_per_image for made in entry.made), 1.0)
         bound = roofline(entry.contender, rows=rows, copy_gbps=copy_gbps, step_seconds=spent)
         return entry.as_dict(batch) | bound
 

@@ -157,7 +157,7 @@ class Made:
     relaxed: float
 
     @property
-    def steps(self) -> float:
+    def steps_per_image(self) -> float:
         """Passes per image."""
         return self.passes / max(len(self.codes), 1)
 

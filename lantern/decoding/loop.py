@@ -327,20 +327,20 @@ def run(
     rounds: Callable[[float], None] | None = None,
     *,
     callback: Callback | None = None,
-    keep_steps: bool = False,
+    keep_history: bool = False,
 ) -> Generation:
     """Take the rounds of a generation that has begun, and return the finished grids.
 
     `rounds` takes one or more of them (`lantern.decoding.rounds`), by default those of torch. `callback` is called with
-    every step. With `keep_steps` the result holds all steps, without their scores.
+    every step. With `keep_history` the result holds all steps, without their scores.
     """
-    steps, is_watched = list[Step](), callback is not None or keep_steps
+    steps, is_watched = list[Step](), callback is not None or keep_history
 
     def report() -> None:
         step = state.step
         if callback is not None:
             callback(step)
-        if keep_steps:
+        if keep_history:
             steps.append(kept(step))
 
     if is_watched:
@@ -352,7 +352,7 @@ def run(
             rounds(0.0 if is_watched else PATIENCE)
         if is_watched:
             report()
-    return replace(state.result(), steps=steps)
+    return replace(state.result(), history=steps)
 
 
 def kept(step: Step) -> Step:

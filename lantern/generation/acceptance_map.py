@@ -88,7 +88,7 @@ class AcceptanceMap:
 
 
 def read_map(steps: Sequence[Step], image: int, codes: int, *, columns: int | None = None) -> AcceptanceMap:
-    """Return the map of one image of a generation made with `keep_steps=True`; a square grid unless `columns` is given.
+    """Return the map of one image of a generation with `keep_history=True`; a square grid unless `columns` is given.
 
         start 5, counts 3, verdict of length 2:     cells 5 and 6 are accepted drafts, 7 is the target's own code
 
@@ -110,7 +110,7 @@ def read_map(steps: Sequence[Step], image: int, codes: int, *, columns: int | No
         chances = step.verdict.cost.relaxed[image, :drafts].float().cpu()
         relaxed += [(start + j, round(float(p), 3)) for j, p in enumerate(chances) if p > 0]
     if sum(runs) != codes:
-        raise ValueError(f"steps make {sum(runs)} of {codes} codes: generate with keep_steps=True and give all steps")
+        raise ValueError(f"steps make {sum(runs)} of {codes} codes: generate with keep_history=True and give all steps")
     return AcceptanceMap(tuple(runs), tuple(relaxed), columns or isqrt(codes))
 
 

@@ -63,8 +63,8 @@ def model_card(
         "",
         "## Method",
         "",
-        "Codes are decoded speculatively: a drafter or a window proposes codes, one pass of the model scores them, and"
-        " a verifier keeps those that its rule accepts.",
+        "Codes are decoded speculatively: a drafter or a window proposes codes, one pass of the model scores them,"
+        " and a verifier keeps those that its rule accepts.",
         methods,
         "",
         *(["| default of a call | value |", "|---|---|", *defaults, ""] if defaults else []),

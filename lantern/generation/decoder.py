@@ -62,7 +62,7 @@ class Decoder:
         condition: "Condition",
         *,
         callback: "Callback | None" = None,
-        keep_steps: bool = False,
+        keep_history: bool = False,
         **how: Any,
     ) -> "Generation":
         """Decode a batch; the arguments are those of `decoding.loop.run` and `begin`."""
@@ -71,7 +71,7 @@ class Decoder:
 
         state = self.begin(condition, **how)
         with on_device(self.target.tok_embeddings.weight.device):
-            return run(state, self.engine.drive([state]), callback=callback, keep_steps=keep_steps)
+            return run(state, self.engine.drive([state]), callback=callback, keep_history=keep_history)
 
     def _state(self, is_joined: bool) -> "State":
         """Return the state of a generation; an engine that keeps it has one for all."""

@@ -473,8 +473,8 @@ def check_codes_per_pass(values: Any, *, source: str | Path) -> dict[int, float]
         is_window = str(window).isdecimal() and int(window) >= 2
         if not is_window or not isinstance(codes, int | float) or not 1 <= codes <= int(window):
             raise ValueError(
-                f'{source}: "{WINDOWS_KEY}" holds {str(window)[:20]!r}: {str(codes)[:20]}, wanted a window of at least '
-                "2 codes and the mean number that it commits, from 1 to all"
+                f'{source}: "{WINDOWS_KEY}" holds {str(window)[:20]!r}: {str(codes)[:20]}, wanted a window of at least'
+                " 2 codes and the mean number that it commits, from 1 to all"
             )
     return {int(window): float(codes) for window, codes in values.items()}
 

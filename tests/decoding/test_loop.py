@@ -94,7 +94,7 @@ def test_trees_deeper_than_the_grid_are_cut(block_size: int) -> None:
 
 def test_statistics_are_consistent() -> None:
     seen = list[Step]()
-    made = decode(tree="mc_sim_7b_63", callback=seen.append, keep_steps=True, is_timed=True)
+    made = decode(tree="mc_sim_7b_63", callback=seen.append, keep_history=True, is_timed=True)
     counts = torch.stack([step.counts for step in seen])
     assert (counts.sum(0) == 16).all()
     assert torch.equal((counts > 0).sum(0), made.passes)
@@ -103,7 +103,7 @@ def test_statistics_are_consistent() -> None:
     assert (made.accepted <= made.reached).all()
     assert torch.equal(made.step_compression, 16 / made.passes.float())
     assert set(made.seconds) == {"prefill", "propose", "score", "walk"}
-    assert len(made.steps) == len(seen) and made.steps[0].scores is None
+    assert len(made.history) == len(seen) and made.history[0].scores is None
     written = torch.zeros(4, 24, dtype=torch.long)
     for step in seen:
         for image in range(4):

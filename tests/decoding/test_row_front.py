@@ -21,7 +21,7 @@ def decode(
     lead: int, drafts: int = 0, sampling: Sampling = SAMPLING, *, measured: bool = True, **how: Any
 ) -> Generation:
     state = RowFront(TARGET, sampling, lead=lead, drafts=drafts, measured=measured)
-    return run(begin(state, CONDITION, keys=KEYS, **how), keep_steps=True)
+    return run(begin(state, CONDITION, keys=KEYS, **how), keep_history=True)
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
@@ -93,8 +93,8 @@ def test_without_pricing_the_cost_is_not_a_number_and_codes_are_the_same() -> No
 def test_steps_report_each_code_once_in_raster_order() -> None:
     made = decode(1, 1)
     seen = torch.full_like(made.codes, -1)
-    assert [step.index for step in made.steps] == list(range(len(made.steps)))
-    for step in made.steps:
+    assert [step.index for step in made.history] == list(range(len(made.history)))
+    for step in made.history:
         for i, (first, count) in enumerate(zip(step.start.tolist(), step.counts.tolist(), strict=True)):
             assert (seen[i, first : first + count] == -1).all()
             seen[i, first : first + count] = step.codes[i, :count]

@@ -78,12 +78,12 @@ def check_paths(
             for node, way in ways(tree).items():
                 if length + len(way) > codes.shape[1]:
                     continue
-                inputs, tokens = features[image : image + 1, :length], codes[image : image + 1, :length]
-                out = run(inputs, tokens, 0)
+                inputs, read = features[image : image + 1, :length], codes[image : image + 1, :length]
+                out = run(inputs, read, 0)
                 for step, above in enumerate(way, 1):
                     inputs = torch.cat([inputs, out[:, -1:]], 1)
-                    tokens = torch.cat([tokens, tree.tokens[image, above].view(1, 1)], 1)
-                    out = run(inputs, tokens, step)
+                    read = torch.cat([read, tree.tokens[image, above].view(1, 1)], 1)
+                    out = run(inputs, read, step)
                 expected = drafter.sampling.filtered(logits(out[:, -1:]))
                 assert (expected.flatten() - tree.log_q[image, node]).abs().max() < 1e-4
                 checked += 1

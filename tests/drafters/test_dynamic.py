@@ -28,7 +28,7 @@ RATES = (0.43, 0.17, 0.08, 0.05, 0.03, 0.02, 0.013, 0.007)
 
 def made(name: str, *, temperature: float = 1.0, **options: Any) -> Generation:
     parts = tiny_decoder(name, sampling=Sampling(guidance=3, temperature=temperature), **options)
-    return parts.generate(CONDITION, keys=KEYS, keep_steps=True)
+    return parts.generate(CONDITION, keys=KEYS, keep_history=True)
 
 
 def growth_of(name: str) -> Call:
@@ -38,7 +38,7 @@ def growth_of(name: str) -> Call:
 
 
 def drafted(generation: Generation) -> Iterator[Step]:
-    for step in generation.steps:
+    for step in generation.history:
         if step.tree is not None:
             yield step
 
@@ -116,7 +116,7 @@ def growing(policy: Any, growth: Growth, mode: DraftMode = "gumbel") -> GrowingD
 @pytest.mark.parametrize(("nodes", "depth"), [(8, 2), (15, 4), (5, 5)])
 def test_constant_probabilities_grow_the_best_static_tree(nodes: int, depth: int) -> None:
     drafter = growing(Constant(RATES), Growth(nodes=nodes, width=8, depth=depth))
-    run = replace(tiny_decoder("eagle1"), drafter=drafter).generate(CONDITION, keys=KEYS, keep_steps=True)
+    run = replace(tiny_decoder("eagle1"), drafter=drafter).generate(CONDITION, keys=KEYS, keep_history=True)
     first = next(drafted(run)).tree
     assert first is not None
     expected = worth(grown(nodes, depth, RATES).choices)

@@ -41,14 +41,14 @@ def test_drafts_follow_the_teacher_forced_pass(form: str, guidance: float) -> No
                 continue
             for node, path in ways(tree).items():
                 inputs = features[image, :, : prefix + length]
-                tokens = torch.cat([torch.zeros(prefix, dtype=torch.long), codes[image, :length]])
+                read = torch.cat([torch.zeros(prefix, dtype=torch.long), codes[image, :length]])
                 for step in range(len(path) + 1):
-                    positions = torch.arange(len(tokens)).expand(rows, -1)
+                    positions = torch.arange(len(read)).expand(rows, -1)
                     scales = sampling.scales(positions)
-                    out = module(inputs, tokens.expand(rows, -1), positions, scales=scales)
+                    out = module(inputs, read.expand(rows, -1), positions, scales=scales)
                     if step < len(path):
                         inputs = torch.cat([inputs, out[:, -1:]], 1)
-                        tokens = torch.cat([tokens, tree.tokens[image, path[step] : path[step] + 1]])
+                        read = torch.cat([read, tree.tokens[image, path[step] : path[step] + 1]])
                 logits = TARGET.head(out[:, -1:])
                 place = torch.tensor([[length + len(path)]])
                 expected = sampling.filtered(logits) if rows == 1 else sampling.log_probs(logits[None], place)

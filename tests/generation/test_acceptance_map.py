@@ -39,7 +39,7 @@ def generation(method: str, images: int = 1) -> Generation:
         codebook=codebook,
     )
     keys = [(0, number) for number in range(images)]
-    return parts.generate(tiny_condition((4, 2)[:images]), keys=keys, keep_steps=True)
+    return parts.generate(tiny_condition((4, 2)[:images]), keys=keys, keep_history=True)
 
 
 def step(start: int, count: int, relaxed: list[float] | None = None, length: int | None = None) -> Step:
@@ -59,7 +59,7 @@ def step(start: int, count: int, relaxed: list[float] | None = None, length: int
 
 
 def test_plain_decoding_has_runs_of_one() -> None:
-    found = read_map(generation("plain").steps, 0, 16)
+    found = read_map(generation("plain").history, 0, 16)
     assert found.runs == (1,) * 16 and found.relaxed == () and found.share(2) == 0.0
 
 
@@ -67,13 +67,13 @@ def test_plain_decoding_has_runs_of_one() -> None:
 def test_runs_fill_every_picture_of_a_batch(method: str) -> None:
     made = generation(method, images=2)
     for image in range(2):
-        found = read_map(made.steps, image, 16)
+        found = read_map(made.history, image, 16)
         assert found.cells == 16 and len(found.runs) == int(made.passes[image]) and found.columns == 4
 
 
 def test_relaxed_cells_match_the_generation_count() -> None:
     made = generation("lantern")
-    found = read_map(made.steps, 0, 16)
+    found = read_map(made.history, 0, 16)
     assert found.marked and sum(p for _, p in found.relaxed) == pytest.approx(float(made.relaxed[0]), abs=0.01)
 
 
@@ -89,7 +89,7 @@ def test_drafts_past_the_end_are_ignored() -> None:
 
 
 def test_steps_of_half_a_picture_are_rejected() -> None:
-    with pytest.raises(ValueError, match="keep_steps=True"):
+    with pytest.raises(ValueError, match="keep_history=True"):
         read_map([step(0, 1)], 0, 4)
     with pytest.raises(ValueError, match="expected 1"):
         read_map([step(0, 1), step(2, 2)], 0, 4)

@@ -208,9 +208,9 @@ def test_logits_of_a_tree_are_those_of_its_paths(name: str, known: list[int]) ->
     state = State(target, Sampling(), drafter, GumbelVerifier())
     state.start(begun, condition, Stopwatch(torch.device("cpu"), is_on=False))
 
-    def score(counts: list[int], tokens: torch.Tensor, shape: TreeShape) -> torch.Tensor:
+    def score(counts: list[int], nodes: torch.Tensor, shape: TreeShape) -> torch.Tensor:
         state.held.known = torch.tensor(counts)
-        drafter.tree = DraftTree(tokens, shape, "point")
+        drafter.tree = DraftTree(nodes, shape, "point")
         return state.draft().scores(target).logits.unflatten(0, (2, 2))
 
     for place in range(1, max(known)):  # an image that has enough codes repeats its last step

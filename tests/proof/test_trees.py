@@ -100,11 +100,9 @@ def scored(draft: Draft) -> tuple[State, DraftTree, Float[Tensor, "b r n v"]]:
     """Return a generation with a tree below the last code of each image, the tree, and the logits of its nodes."""
     trees, codes, known, sampling = draft
     state = state_with(codes, known, sampling)
-    tokens = torch.randint(
-        CODES, (len(codes), len(trees[0])), generator=torch.Generator().manual_seed(int(codes.sum()))
-    )
-    tokens[:, 0] = codes.gather(1, known[:, None] - 1)[:, 0]
-    tree = DraftTree(tokens, shape_of(trees), "point")
+    nodes = torch.randint(CODES, (len(codes), len(trees[0])), generator=torch.Generator().manual_seed(int(codes.sum())))
+    nodes[:, 0] = codes.gather(1, known[:, None] - 1)[:, 0]
+    tree = DraftTree(nodes, shape_of(trees), "point")
     return state, tree, score(state, tree)
 
 

@@ -49,8 +49,8 @@ def walk(
     """Walk GRID^2 images with the same window, whose root is code 0 and whose first code has number 7."""
     noise, runs = Gridded(), GRID * GRID
     shape = chain(len(codes)).shape()
-    tokens = torch.tensor([0, *codes]).expand(runs, -1)
-    tree = DraftTree(tokens, shape, "jacobi", q.log().expand(runs, -1, -1))
+    nodes = torch.tensor([0, *codes]).expand(runs, -1)
+    tree = DraftTree(nodes, shape, "jacobi", q.log().expand(runs, -1, -1))
     positions = (7 + shape.depths).expand(runs, -1)
     verifier: Any = CouplingVerifier(redraw, rule)  # type: ignore[arg-type]
     return verifier.verify(tree, GivenRows(p.log().expand(runs, -1, -1), positions, noise), noise), noise

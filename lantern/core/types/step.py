@@ -50,7 +50,7 @@ class Generation:
     accepted only because of a relaxation. `total_variation` is the sum of its total variation over codes,
     `total_variation_max` the maximum over codes, and `latent_distance` the sum of moved mass times L2 distance (None
     without code vectors). `excess` is the sum over codes of what their total variation exceeds the rule's bound by,
-    None for rules without one. `steps` is filled only with `keep_steps`, `seconds` by phase only if timed.
+    None for rules without one. `history` is filled only with `keep_history`, `seconds` by phase only if timed.
     `is_finite`: whether the logits that the codes were sampled from were finite.
     """
 
@@ -64,7 +64,7 @@ class Generation:
     is_finite: Bool[Tensor, " b"]
     latent_distance: Float[Tensor, " b"] | None = None
     excess: Float[Tensor, " b"] | None = None
-    steps: list[Step] = field(default_factory=list)
+    history: list[Step] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -221,15 +221,15 @@ def measure_window(setup: Setup, method: Method, *, batches: int) -> Run:
     """Decode some batches to the end; `seconds` are those of a median step."""
     generator = setup.generator(method)
     passes = codes = 0
-    moved, steps = 0.0, []
+    moved, seconds = 0.0, []
     for requested in setup.batches()[:batches]:
         clock = StepClock(setup, limit=setup.codes + 1)
         generation = generator.decode(generator.condition(requested), requested, clock)
-        steps += clock.step[min(WARM_UP, len(clock.step) // 2) :]
+        seconds += clock.step[min(WARM_UP, len(clock.step) // 2) :]
         passes, codes = passes + int(generation.passes.sum()), codes + generation.codes.numel()
         moved += float(generation.total_variation.sum())
     tau = codes / max(passes, 1)
-    return Run(median(steps) / tau / setup.batch, tau, moved / codes)
+    return Run(median(seconds) / tau / setup.batch, tau, moved / codes)
 
 
 def run_interleaved(setup: Setup, methods: Sequence[Method], *, batches: int) -> list[Run]:

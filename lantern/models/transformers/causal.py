@@ -39,5 +39,5 @@ def causal_target(model: Any, tokenizer: Any | None, codes: int, *, family: str,
         raise ValueError("the tokenizer is needed: codes follow its tokens")
     if (most := words.weight.shape[0]) < first + codes:
         raise ValueError(f"the vocabulary has {most} tokens, wanted {first} of the tokenizer and {codes} codes")
-    tokens = torch.arange(first, first + codes)
-    return vocabulary_target(model.model, words, model.get_output_embeddings(), tokens, family=family, raster=raster)
+    numbers = torch.arange(first, first + codes)
+    return vocabulary_target(model.model, words, model.get_output_embeddings(), numbers, family=family, raster=raster)

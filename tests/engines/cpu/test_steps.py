@@ -75,10 +75,10 @@ def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, mon
         assert step.scores is not None
         into.append((step, step.scores.logits.clone()))
 
-    expected = by_the_loop(parts, monkeypatch, callback=lambda step: watch(seen[0], step), keep_steps=True)
-    found = parts.generate(CONDITION, keys=KEYS, callback=lambda step: watch(seen[1], step), keep_steps=True)
-    assert torch.equal(found.codes, expected.codes) and len(found.steps) == len(expected.steps)
-    for (a, logits), (b, same), c in zip(*seen, found.steps, strict=True):
+    expected = by_the_loop(parts, monkeypatch, callback=lambda step: watch(seen[0], step), keep_history=True)
+    found = parts.generate(CONDITION, keys=KEYS, callback=lambda step: watch(seen[1], step), keep_history=True)
+    assert torch.equal(found.codes, expected.codes) and len(found.history) == len(expected.history)
+    for (a, logits), (b, same), c in zip(*seen, found.history, strict=True):
         assert a.index == b.index == c.index and torch.equal(a.start, b.start) and torch.equal(a.counts, b.counts)
         for image, count in enumerate(a.counts.tolist()):
             if count == 0:
@@ -93,7 +93,7 @@ def test_callbacks_see_the_steps_of_the_loop(options: dict[str, Any] | None, mon
         assert (a.verdict is None) == (b.verdict is None)
 
 
-@pytest.mark.parametrize("watching", [{}, {"keep_steps": True}], ids=str)
+@pytest.mark.parametrize("watching", [{}, {"keep_history": True}], ids=str)
 def test_a_window_that_commits_too_few_codes_is_given_up(watching: dict[str, Any]) -> None:
     sampling, target = Sampling(guidance=1.0), tiny_target(**SHAPE)  # random weights: drafts are seldom right
     kept, given_up = (parts_of(target, sampling, {"window": 4, "least": least}) for least in (1.0, 3.0))

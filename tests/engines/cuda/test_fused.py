@@ -51,9 +51,9 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: torch.dtype) ->
         fused.single(x[60 - count :].contiguous(), weight, out, None, rows=count, live=count)
         made.append(out[-1])
     # The interpreter multiplies with NumPy, which may sum in another order for another number of rows.
-    tolerance = {"rtol": 0.0, "atol": 0.0 if torch.device(DEVICE).type == "cuda" else 1e-5}
+    atol = 0.0 if torch.device(DEVICE).type == "cuda" else 1e-5
     for other in made[1:]:
-        torch.testing.assert_close(other, made[0], **tolerance)
+        torch.testing.assert_close(other, made[0], rtol=0.0, atol=atol)
 
 
 def pass_of(target: Any, nodes: int = 3) -> Any:

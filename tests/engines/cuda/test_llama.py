@@ -28,8 +28,8 @@ short_blocks = test_target.short_blocks
 slot_order = test_target.slot_order
 CODES, KEYS = 9, [(9, 0)]
 # prompts of 6 and 3 tokens
-TOKENS = torch.tensor([[[1, 12, 9, 10, 7, 4], [0, 0, 0, 1, 2, 4]]])
-CONDITION = Condition(tokens=TOKENS, mask=TOKENS > 0)
+PROMPT = torch.tensor([[[1, 12, 9, 10, 7, 4], [0, 0, 0, 1, 2, 4]]])
+CONDITION = Condition(tokens=PROMPT, mask=PROMPT > 0)
 SMALL: dict[str, dict[str, Any]] = {
     "gumbel-jacobi": {"window": 3},
     "sjd-pac": {"window": 3, "width": 2, "levels": 1},
@@ -133,7 +133,7 @@ def test_logits_in_a_tree_are_bit_for_bit_those_of_plain_decoding(name: str) -> 
 
 @pytest.mark.slow
 def test_images_of_a_batch_have_prompts_of_their_own() -> None:
-    tokens = torch.cat([TOKENS, torch.tensor([[[0, 0, 1, 13, 9, 4], [0, 0, 0, 1, 2, 4]]])])
+    tokens = torch.cat([PROMPT, torch.tensor([[[0, 0, 1, 13, 9, 4], [0, 0, 0, 1, 2, 4]]])])
     condition, keys = Condition(tokens=tokens, mask=tokens > 0), [(9, 0), (9, 1)]
     target, sampling = target_in(torch.bfloat16), Sampling(guidance=3.0)
     plain, drafted = (decoder_of(name, target, sampling) for name in ("plain", "gumbel-jacobi"))

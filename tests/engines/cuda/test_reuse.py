@@ -93,8 +93,8 @@ def test_reported_steps_are_not_overwritten_by_the_next_replay(name: str) -> Non
     reported: list[list[Step]] = [[], []]
     kept = [
         decoder_of(name, target, is_graphed=is_graphed)
-        .generate(condition, keys=keys, keep_steps=True, callback=reported[is_graphed].append)
-        .steps
+        .generate(condition, keys=keys, keep_history=True, callback=reported[is_graphed].append)
+        .history
         for is_graphed in (False, True)
     ]
     assert Rehearsed.replayed > 1

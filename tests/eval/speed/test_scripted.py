@@ -39,9 +39,9 @@ def test_a_scripted_verifier_gives_the_requested_tau(tau: float, images: int) ->
     drafter = EagleDrafter(tiny_eagle(target), target, tree=tree, mode="gumbel", sampling=sampling)
     parts = Decoder(METHODS["eagle1"], target, sampling, drafter, verifier)
     keys = [(0, number) for number in range(images)]
-    made = parts.generate(tiny_condition((4,) * images), keys=keys, keep_steps=True)
+    made = parts.generate(tiny_condition((4,) * images), keys=keys, keep_history=True)
     assert (made.passes - 1).tolist() == [len(counts)] * images
-    assert [int(step.counts[0]) for step in made.steps[1:-1]] == counts[:-1]
+    assert [int(step.counts[0]) for step in made.history[1:-1]] == counts[:-1]
     assert isinstance(verifier, Verifier)
 
 
