@@ -363,11 +363,11 @@ def vertical(m: Parts, tree: str = TREE, share: float = BESIDE):
 def fr_spec(
     m: Parts,
     tree: str = TREE,
-    codes: int = opt(512, 1, None, "number of most frequent codes that the head scores"),
+    vocabulary: int = opt(512, 1, None, "number of most frequent codes that the head scores"),
     near: int = opt(0, 0, None, "codes near the left and upper codes that it scores as well, of each"),
 ):
     """FR-Spec: EAGLE-1 with a head over frequent codes and those near the neighbours"""
-    how = dict(codes=codes, near=near, tree=named(tree), mode="gumbel", sampling=m.sampling)
+    how = dict(vocabulary=vocabulary, near=near, tree=named(tree), mode="gumbel", sampling=m.sampling)
     return FrSpec(m.drafter, m.target, m.part("fr-spec"), m.neighbours(near) if near else None, **how), Gumbel()
 
 

@@ -25,7 +25,7 @@ def test_head_over_all_codes_equals_eagle(form: str, near: int) -> None:
     how: dict[str, Any] = {"sampling": WARM, "form": form, "tree": "narrow_10"}
     drafted, eagles = (
         stepped(decoder)
-        for decoder in (tiny_decoder("fr-spec", codes=24, near=near, **how), tiny_decoder("eagle1", **how))
+        for decoder in (tiny_decoder("fr-spec", vocabulary=24, near=near, **how), tiny_decoder("eagle1", **how))
     )
     assert torch.equal(drafted[0].codes, eagles[0].codes)
     for mine, eagle in zip(drafted[1], eagles[1], strict=True):
@@ -37,15 +37,15 @@ def test_head_over_all_codes_equals_eagle(form: str, near: int) -> None:
 def test_draft_vocabulary_does_not_change_the_picture(form: str, filters: dict[str, Any]) -> None:
     sampling = Sampling(guidance=3, **filters)
     expected = plain_codes(sampling=sampling)
-    for codes, near in ((6, 0), (6, 3), (1, 9)):
-        tree = "narrow_10" if codes > 1 else "chain_3"
-        parts = tiny_decoder("fr-spec", sampling=sampling, form=form, codes=codes, near=near, tree=tree)
+    for size, near in ((6, 0), (6, 3), (1, 9)):
+        tree = "narrow_10" if size > 1 else "chain_3"
+        parts = tiny_decoder("fr-spec", sampling=sampling, form=form, vocabulary=size, near=near, tree=tree)
         assert torch.equal(parts.generate(CONDITION, keys=KEYS).codes, expected)
 
 
 def test_drafts_are_frequent_codes_or_near_the_neighbours() -> None:
     frequent = set(RANKING[:4].tolist())
-    how: dict[str, Any] = {"sampling": WARM, "codes": 4, "tree": "narrow_10"}
+    how: dict[str, Any] = {"sampling": WARM, "vocabulary": 4, "tree": "narrow_10"}
     _, steps = stepped(tiny_decoder("fr-spec", near=0, **how))
     assert all(set(step.tree.tokens[:, 1:].flatten().tolist()) <= frequent for step in steps)
     made, steps = stepped(tiny_decoder("fr-spec", near=3, **how))

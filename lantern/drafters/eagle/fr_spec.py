@@ -3,7 +3,7 @@
 The paper (arXiv:2502.14856) keeps the rows of the head for the most frequent words. Codes of images are used more
 evenly, but the next code is often close, in the codebook, to the codes at the left and above. So S is a union:
 
-    S(context) = the `codes` most frequent codes + the `near` nearest codes of the left and of the upper code,
+    S(context) = the `vocabulary` most frequent codes + the `near` nearest codes of the left and of the upper code,
                  themselves included
 
 q has its support in S. Verification covers all codes, so the image stays that of plain decoding. At most p(S) of the
@@ -169,9 +169,16 @@ class GrowingFrSpecDrafter(GrowingDrafter):
 
 
 def fr_spec(
-    module: Any, target: Any, table: FrequencyTable, neighbours: Tensor | None, *, codes: int, near: int, **how: Any
+    module: Any,
+    target: Any,
+    table: FrequencyTable,
+    neighbours: Tensor | None,
+    *,
+    vocabulary: int,
+    near: int,
+    **how: Any,
 ) -> FrSpecDrafter:
-    """Return EAGLE-1's trees over the `codes` most frequent codes and `near` ones around each neighbour.
+    """Return EAGLE-1's trees over the `vocabulary` most frequent codes and `near` ones around each neighbour.
 
     ValueError for a table of another codebook, for `near` out of range, and for a head without rows.
     """
@@ -182,7 +189,7 @@ def fr_spec(
     around = torch.zeros(len(ranking), 0, dtype=torch.long, device=ranking.device)
     if neighbours is not None:
         around = nearest(neighbours.to(ranking.device), near)
-    return FrSpecDrafter(module, target, frequent=ranking[:codes], around=around, **how)
+    return FrSpecDrafter(module, target, frequent=ranking[:vocabulary], around=around, **how)
 
 
 def growing_fr_spec(
